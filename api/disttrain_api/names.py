@@ -1,0 +1,169 @@
+"""Every name that crosses a border: group, labels, environment variables, files, reasons, exit codes.
+
+A name lives here once; operator, trainer and CLI import it. Nothing else belongs in this module.
+"""
+
+from enum import IntEnum, StrEnum
+
+GROUP = "disttrain.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DistTrainingJob"
+PLURAL = "disttrainingjobs"
+SINGULAR = "disttrainingjob"
+SHORT_NAME = "dtj"
+
+# A Service may not start with a digit and the longest child name must fit 63 characters:
+# job (40) + "-" + 5 hex + "-worker-" + 4 digits + "-a" + 3 digits = 63.
+MAX_JOB_NAME_LENGTH = 40
+MAX_REPLICAS = 10_000
+
+CONTAINER = "trainer"
+MASTER_PORT = 29500
+DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
+DEFAULT_GRACE_SECONDS = 60
+
+# Where a pod finds what the operator gives it.
+CONFIG_DIR = "/etc/disttrain"
+CONFIG_FILE = "job.json"
+TOKEN_FILE = "token"
+STORAGE_DIR = "/checkpoints"
+SCRATCH_DIR = "/scratch"
+TERMINATION_LOG = "/dev/termination-log"
+
+
+class Role(StrEnum):
+    """What a pod is to its job."""
+
+    WORKER = "worker"
+    PS = "ps"
+
+
+class Label:
+    """Labels on every child; the informer selects by MANAGED_BY."""
+
+    MANAGED_BY = "app.kubernetes.io/managed-by"
+    MANAGER = "disttrain"
+    JOB = f"{GROUP}/job-name"
+    JOB_UID = f"{GROUP}/job-uid"
+    ROLE = f"{GROUP}/role"
+    INDEX = f"{GROUP}/index"
+    ATTEMPT = f"{GROUP}/attempt"
+
+
+class Env:
+    """Environment variables of a pod (P) and of a rank, set by the agent (R)."""
+
+    # torchrun's own names.
+    MASTER_ADDR = "MASTER_ADDR"  # P
+    MASTER_PORT = "MASTER_PORT"  # P
+    WORLD_SIZE = "WORLD_SIZE"  # P
+    NODE_RANK = "NODE_RANK"  # P
+    GROUP_RANK = "GROUP_RANK"  # P
+    LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # P
+    RANK = "RANK"  # R; P only where a pod is one rank
+    LOCAL_RANK = "LOCAL_RANK"  # R; P only where a pod is one rank
+    # torchrun's settings, so that an image with its own `torchrun` needs no arguments.
+    PET_NNODES = "PET_NNODES"
+    PET_NPROC_PER_NODE = "PET_NPROC_PER_NODE"
+    PET_NODE_RANK = "PET_NODE_RANK"
+    PET_MASTER_ADDR = "PET_MASTER_ADDR"
+    PET_MASTER_PORT = "PET_MASTER_PORT"
+    PET_RDZV_ID = "PET_RDZV_ID"
+    # ours
+    JOB_NAME = "DISTTRAIN_JOB_NAME"
+    JOB_NAMESPACE = "DISTTRAIN_JOB_NAMESPACE"
+    JOB_UID = "DISTTRAIN_JOB_UID"
+    ATTEMPT = "DISTTRAIN_ATTEMPT"
+    ROLE = "DISTTRAIN_ROLE"
+    ROLE_INDEX = "DISTTRAIN_ROLE_INDEX"
+    CONFIG = "DISTTRAIN_CONFIG"  # path of job.json; absent where the template has a command of its own
+    STORAGE = "DISTTRAIN_STORAGE"  # folder that outlives the pod; absent without `storage`
+    SCRATCH = "DISTTRAIN_SCRATCH"  # folder that dies with the pod
+    PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
+    GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
+    TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
+    REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
+
+
+class ExitCode(IntEnum):
+    """Exit codes of our own trainer and agent. Codes of other programs mean nothing to us but zero or not.
+
+    `PERMANENT` below are final at once: a restart would meet the same wall.
+    """
+
+    DONE = 0
+    INVALID_CONFIGURATION = 80
+    DATA_NOT_FOUND = 81
+    ENTRYPOINT_NOT_IMPORTABLE = 82
+    CHECKPOINT_MISMATCH = 83
+    STORAGE_NOT_SHARED = 84
+    STORAGE_FULL = 85
+    FENCED = 86
+    PORT_IN_USE = 90
+    PEER_LOST = 91
+    NON_FINITE_LOSS = 92
+    STOPPED = 143  # SIGTERM obeyed: a checkpoint was written where storage allows it
+
+
+PERMANENT = frozenset(
+    {
+        ExitCode.INVALID_CONFIGURATION,
+        ExitCode.DATA_NOT_FOUND,
+        ExitCode.ENTRYPOINT_NOT_IMPORTABLE,
+        ExitCode.CHECKPOINT_MISMATCH,
+        ExitCode.STORAGE_NOT_SHARED,
+        ExitCode.STORAGE_FULL,
+    }
+)
+
+
+def permanent_reason(code: int) -> str | None:
+    """UpperCamelCase reason of a permanent exit code of the trainer, None for every other number."""
+    try:
+        exit_code = ExitCode(code)
+    except ValueError:
+        return None
+    return exit_reason(exit_code) if exit_code in PERMANENT else None
+
+
+def exit_reason(code: ExitCode) -> str:
+    """`ExitCode.DATA_NOT_FOUND` -> "DataNotFound"."""
+    return "".join(word.capitalize() for word in code.name.split("_"))
+
+
+class Reason(StrEnum):
+    """Reasons on conditions and Events (besides `exit_reason` and the kubelet's own waiting reasons)."""
+
+    PENDING = "Pending"
+    INVALID_SPEC = "InvalidSpec"
+    CREATING_PODS = "CreatingPods"
+    WAITING_FOR_PODS = "WaitingForPods"
+    WAITING_FOR_OLD_PODS = "WaitingForOldPods"
+    ALL_PODS_RUNNING = "AllPodsRunning"
+    UNSCHEDULABLE = "Unschedulable"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    FORBIDDEN = "Forbidden"
+    INVALID_POD = "InvalidPod"
+    NAME_CONFLICT = "NameConflict"
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CREATE_FAILED = "CreateFailed"
+    NOT_SUSPENDED = "NotSuspended"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    GANG_RESTARTED = "GangRestarted"
+    NOT_RESTARTING = "NotRestarting"
+    RANK_FAILED = "RankFailed"
+    POD_FAILED = "PodFailed"
+    POD_LOST = "PodLost"
+    EVICTED = "Evicted"
+    OOM_KILLED = "OOMKilled"
+    RESTARTS_EXHAUSTED = "RestartsExhausted"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+    ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
+    WORKERS_SUCCEEDED = "WorkersSucceeded"
+    NOT_FINISHED = "NotFinished"
+    STORAGE = "StorageGiven"
+    NO_STORAGE = "NoStorage"
+    TTL_EXPIRED = "TTLExpired"

@@ -1,0 +1,43 @@
+"""`spec.parallelism`: how the work is cut over the ranks. Names are torchtitan's."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+
+Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class DataParallelMode(StrEnum):
+    """How data-parallel replicas are kept equal."""
+
+    ALL_REDUCE = "AllReduce"
+    PARAMETER_SERVER = "ParameterServer"
+
+
+class DataParallel(ApiModel):
+    """How data-parallel replicas are kept equal."""
+
+    mode: DataParallelMode = DataParallelMode.ALL_REDUCE
+    """AllReduce sums gradients over all replicas in every step. ParameterServer is refused until the servers' program exists."""
+
+
+class Parallelism(ApiModel):
+    """Degrees of the mesh. The product of all degrees but the expert one must equal the world size."""
+
+    data_parallel_replicate_degree: Degree | None = None
+    """Copies of the model, each on its own part of the batch. Absent: what the other degrees leave of the world size."""
+    data_parallel_shard_degree: Degree | None = None
+    """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
+    context_parallel_degree: Degree | None = None
+    """Ranks that share one sequence. Absent: 1."""
+    tensor_parallel_degree: Degree | None = None
+    """Ranks that share each layer. Absent: 1."""
+    pipeline_parallel_degree: Degree | None = None
+    """Stages that the layers are cut into. Absent: 1."""
+    expert_parallel_degree: Degree | None = None
+    """Ranks that the experts are spread over, carved out of shard x context x tensor. Absent: 1."""
+    data_parallel: DataParallel = DataParallel()
+    """How data-parallel replicas are kept equal."""

@@ -1,0 +1,145 @@
+"""`spec` of a DistTrainingJob, and the job as a user writes it."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from disttrain_api.base import ApiModel
+from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND, MAX_REPLICAS
+from disttrain_api.parallelism import Parallelism
+from disttrain_api.training import Training
+
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+# The API server checks templates against the real PodTemplateSpec schema; here they are plain JSON.
+PodTemplate = dict[str, JsonValue]
+
+
+class RestartPolicy(StrEnum):
+    """What a failed rank means."""
+
+    GANG = "Gang"
+    NEVER = "Never"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job has finished."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class PodSecurity(StrEnum):
+    """Whether the operator fills in a security context."""
+
+    RESTRICTED = "Restricted"
+    TEMPLATE = "Template"
+
+
+class AccessMode(StrEnum):
+    """Access modes of a claim that a job can use."""
+
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+
+
+class Workers(ApiModel):
+    """The pods that train."""
+
+    replicas: Replicas = 1
+    """Number of worker pods."""
+    processes_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Ranks per pod. Absent: gpusPerPod, else 1."""
+    gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """GPUs of each pod; the only way to ask for them. Absent: none."""
+    gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = DEFAULT_GPU_RESOURCE
+    """Resource name that gpusPerPod asks for."""
+    template: PodTemplate = {}
+    """A PodTemplateSpec, all of it optional. The operator fills a container `trainer` with its default image."""
+
+
+class ParameterServers(ApiModel):
+    """Pods of role ps, addressed in DISTTRAIN_PS_ADDRESSES; they end when the workers do."""
+
+    replicas: Replicas = 1
+    """Number of server pods."""
+    template: PodTemplate = {}
+    """A PodTemplateSpec with a container `trainer` that has a command."""
+
+
+class Storage(ApiModel):
+    """Where checkpoints outlive pods, mounted at /checkpoints in every pod: `claimName` or `size`, exactly one of the two."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """An existing PersistentVolumeClaim of the job's namespace."""
+    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=32)] | None = None
+    """Size of a claim that the operator creates for the job."""
+    storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Class of the created claim. Absent: the cluster's default."""
+    access_mode: AccessMode | None = None
+    """Access mode of the created claim. Absent: ReadWriteMany. ReadWriteOnce is refused with more than one pod."""
+    retain: bool | None = None
+    """Whether the created claim outlives the job. Absent: true."""
+
+
+class RunPolicy(ApiModel):
+    """How the job lives and ends."""
+
+    suspend: bool = False
+    """True stops the pods after a checkpoint; false starts them again from it."""
+    restart_policy: RestartPolicy = RestartPolicy.GANG
+    """Gang recreates all pods when a rank fails; Never fails the job."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Gang restarts without a new checkpoint between them before the job fails."""
+    start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1800
+    """Time from the creation of an attempt's pods until all of them run, before the job fails."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Time from the start (or the last resume) before the job fails. Absent: no limit."""
+    ttl_seconds_after_finished: Seconds | None = None
+    """Time after the end before the job is deleted. Absent: it is kept."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted when the job has finished: those still Running, All, or None."""
+    pod_security: PodSecurity = PodSecurity.RESTRICTED
+    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the pods as
+    the template has them, which an image that must run as root needs."""
+
+
+class JobSpec(ApiModel):
+    """What to train, on how many pods, cut up how, and how the job lives."""
+
+    workers: Workers
+    """The pods that train."""
+    parameter_servers: ParameterServers | None = None
+    """Pods of role ps."""
+    parallelism: Parallelism = Parallelism()
+    """How the work is cut over the ranks."""
+    training: Training | None = None
+    """What the trainer image runs. Absent when the template has a command of its own."""
+    storage: Storage | None = None
+    """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
+    run_policy: RunPolicy = RunPolicy()
+    """How the job lives and ends."""
+
+
+class Metadata(ApiModel):
+    """The part of metadata that a manifest may hold."""
+
+    model_config = {**ApiModel.model_config, "extra": "ignore"}
+
+    name: str
+    namespace: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class DistTrainingJob(ApiModel):
+    """A manifest as a user writes it."""
+
+    api_version: Literal["disttrain.io/v1alpha1"] = API_VERSION  # type: ignore[assignment]
+    kind: Literal["DistTrainingJob"] = KIND  # type: ignore[assignment]
+    metadata: Metadata
+    spec: JobSpec
+    status: dict[str, Any] | None = None

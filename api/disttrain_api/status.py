@@ -1,0 +1,178 @@
+"""`status` of a DistTrainingJob. Conditions are the truth; `phase` is one word for people and read by no code."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
+class ConditionType(StrEnum):
+    """All of them are set at the first status write."""
+
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    RESTARTING = "Restarting"
+    CHECKPOINTS_DURABLE = "CheckpointsDurable"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    FINISHED = "Finished"
+
+
+class Phase(StrEnum):
+    """Derived from the conditions, for the eye."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(ApiModel):
+    """A Kubernetes condition."""
+
+    type: ConditionType
+    """Running, Suspended, Restarting, CheckpointsDurable, Complete, Failed or Finished."""
+    status: Annotated[str, Field(pattern="^(True|False|Unknown)$")]
+    """True, False or Unknown."""
+    reason: str
+    """One word for programs."""
+    message: str
+    """A sentence for people."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    observed_generation: int
+    """The generation of the job that this was derived from."""
+
+
+class ReplicaStatus(ApiModel):
+    """Counts of the current attempt's pods of one role."""
+
+    role: str
+    """worker or ps."""
+    active: int = 0
+    """Pods that exist and have not ended."""
+    ready: int = 0
+    """Pods whose trainer container runs."""
+    succeeded: int = 0
+    """Pods that ended with exit code 0."""
+    failed: int = 0
+    """Pods that ended otherwise."""
+
+
+class Metric(ApiModel):
+    """A named figure of the last evaluation."""
+
+    name: str
+    """For example accuracy or loss."""
+    value: float
+    """Its value."""
+
+
+class Progress(ApiModel):
+    """The last progress that the ranks reported."""
+
+    step: int
+    """Optimizer steps done."""
+    total_steps: int
+    """Optimizer steps to do."""
+    loss: float | None = None
+    """Training loss of the last logged step, averaged over all ranks."""
+    samples_per_second: float | None = None
+    """Samples of all ranks per second since training began or resumed."""
+    metrics: list[Metric] = []
+    """Figures of the last evaluation on held-out data."""
+    update_time: Time
+    """When the operator learned it."""
+
+
+class CheckpointStatus(ApiModel):
+    """The last complete checkpoint."""
+
+    step: int
+    """Its step."""
+    path: str
+    """Its folder, as the pods see it."""
+    time: Time
+    """When it was complete."""
+
+
+class Verdict(ApiModel):
+    """Why an attempt ended: the first cause, not the last symptom."""
+
+    reason: str
+    """One word for programs, for example OOMKilled or RankFailed."""
+    message: str
+    """A sentence for people."""
+    role: str | None = None
+    """Role of the pod that failed first."""
+    rank: int | None = None
+    """Global rank that failed first."""
+    pod: str | None = None
+    """Its pod."""
+    node: str | None = None
+    """Its node."""
+    exit_code: int | None = None
+    """Its exit code."""
+    signal: int | None = None
+    """The signal that ended it."""
+
+
+class Attempt(ApiModel):
+    """One life of the gang."""
+
+    number: int
+    """1 for the first."""
+    start_time: Time
+    """When the operator began to create its pods."""
+    running_time: Time | None = None
+    """When all its pods ran."""
+    end_time: Time | None = None
+    """When it ended."""
+    verdict: Verdict | None = None
+    """Why it ended."""
+
+
+class JobStatus(ApiModel):
+    """What the operator observed and decided."""
+
+    conditions: list[Condition] = []
+    """The truth; wait for `Finished`, which is True at either end."""
+    phase: Phase | None = None
+    """One word for people: Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
+    observed_generation: int | None = None
+    """The generation of the job that this status was derived from."""
+    attempt: int = 0
+    """Number of the current attempt; 0 before the first."""
+    restarts: int = 0
+    """Gang restarts so far; resuming from suspension is none."""
+    restarts_since_checkpoint: int = 0
+    """Gang restarts since the last new checkpoint; `maxRestarts` bounds them."""
+    mesh: str | None = None
+    """Degrees of the mesh, for example "pp2 x dp8"."""
+    world_size: int | None = None
+    """Number of ranks."""
+    start_time: Time | None = None
+    """When the job started or last resumed; `activeDeadlineSeconds` counts from it."""
+    completion_time: Time | None = None
+    """When the job finished."""
+    replicas: int | None = None
+    """Worker pods that exist and have not ended; read by the scale subresource."""
+    selector: str | None = None
+    """Label selector of the worker pods; read by the scale subresource."""
+    ready: str | None = None
+    """Worker pods that run / wanted, for example "3/4"."""
+    replica_statuses: list[ReplicaStatus] = []
+    """Counts per role."""
+    progress: Progress | None = None
+    """The last progress that the ranks reported."""
+    checkpoint: CheckpointStatus | None = None
+    """The last complete checkpoint."""
+    attempts: list[Attempt] = []
+    """The last ten attempts."""

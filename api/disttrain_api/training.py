@@ -1,0 +1,189 @@
+"""`spec.training`: what the trainer image trains, on what, and how."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+
+Entrypoint = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=253)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class ModelName(StrEnum):
+    """Built-in models."""
+
+    MLP = "mlp"
+    RESNET = "resnet"
+    GPT = "gpt"
+
+
+class DataName(StrEnum):
+    """Built-in data sets."""
+
+    DIGITS = "digits"
+    TEXT = "text"
+    SYNTHETIC = "synthetic"
+
+
+class OptimizerName(StrEnum):
+    """Optimizers of torch.optim."""
+
+    SGD = "SGD"
+    ADAM = "Adam"
+    ADAMW = "AdamW"
+
+
+class LrScheduleName(StrEnum):
+    """Shape of the learning rate after the warm-up."""
+
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+
+
+class LossName(StrEnum):
+    """Losses of torch.nn.functional."""
+
+    CROSS_ENTROPY = "CrossEntropy"
+    MEAN_SQUARED_ERROR = "MeanSquaredError"
+
+
+class Precision(StrEnum):
+    """Number format of the forward and backward pass; parameters stay FP32."""
+
+    FP32 = "FP32"
+    BF16 = "BF16"
+    FP16 = "FP16"
+
+
+class Model(ApiModel):
+    """The model: a built-in `name` or an `entrypoint`, exactly one of the two."""
+
+    name: ModelName | None = None
+    """A built-in model."""
+    entrypoint: Entrypoint | None = None
+    """`package.module:function`; called with the config as keyword arguments, returns a torch.nn.Module."""
+    config: dict[str, Any] = {}
+    """Arguments of the model. Those of the built-in ones are checked; docs/reference.md lists them."""
+
+
+class Data(ApiModel):
+    """The data: a built-in `name` or an `entrypoint`, exactly one of the two."""
+
+    name: DataName | None = None
+    """A built-in data set."""
+    entrypoint: Entrypoint | None = None
+    """`package.module:function`; called with the config as keyword arguments, returns (training, held-out) map-style datasets."""
+    config: dict[str, Any] = {}
+    """Arguments of the data set. Those of the built-in ones are checked; docs/reference.md lists them."""
+
+
+class Optimizer(ApiModel):
+    """The optimizer."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    """SGD, Adam or AdamW."""
+    learning_rate: PositiveNumber = 0.001
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Decoupled for AdamW, added to the gradient for the others."""
+    momentum: Fraction | None = None
+    """SGD only. Absent: 0."""
+    nesterov: bool | None = None
+    """SGD only; needs momentum. Absent: false."""
+    beta1: Fraction | None = None
+    """Adam and AdamW only. Absent: 0.9."""
+    beta2: Fraction | None = None
+    """Adam and AdamW only. Absent: 0.999."""
+    epsilon: PositiveNumber | None = None
+    """Adam and AdamW only. Absent: 1e-8."""
+
+
+class LrSchedule(ApiModel):
+    """Learning rate over the steps: a linear warm-up, then the named shape."""
+
+    name: LrScheduleName = LrScheduleName.CONSTANT
+    """Constant, Linear or Cosine; the latter two fall to `minimumRatio` of the peak at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Steps in which the rate rises linearly to the peak."""
+    minimum_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Linear and Cosine only: last rate / peak rate. Absent: 0."""
+
+
+class Loss(ApiModel):
+    """The training loss, averaged over samples (over tokens for text)."""
+
+    name: LossName = LossName.CROSS_ENTROPY
+    """CrossEntropy or MeanSquaredError."""
+    label_smoothing: Fraction | None = None
+    """CrossEntropy only. Absent: 0."""
+
+
+class Checkpoint(ApiModel):
+    """When checkpoints are written, and which are kept. Needs `storage`."""
+
+    interval: Count = 100
+    """Steps between two checkpoints. One is also written at the end and on SIGTERM."""
+    keep_latest: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Checkpoints kept; older ones are deleted after a newer one is complete."""
+    folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=253)] | None = None
+    """Folder below the storage. Absent: one of this job's own, so a job made again under the same name starts at step 0.
+    Name the folder of another job to continue from its latest checkpoint."""
+
+
+class Evaluation(ApiModel):
+    """Evaluation on the held-out part of the data; always done once after the last step."""
+
+    interval: Count | None = None
+    """Steps between two evaluations. Absent: only after the last step."""
+    batch_size: Count | None = None
+    """Samples per rank and forward pass. Absent: microBatchSize."""
+
+
+class Logging(ApiModel):
+    """What the ranks print."""
+
+    interval: Count = 10
+    """Steps between two lines."""
+
+
+class Training(ApiModel):
+    """What the trainer image runs. Absent when the template has a command of its own.
+
+    globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree; one of them may be absent.
+    """
+
+    model: Model
+    """The model."""
+    data: Data
+    """The data."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""
+    lr_schedule: LrSchedule = LrSchedule()
+    """Learning rate over the steps."""
+    loss: Loss = Loss()
+    """The training loss."""
+    steps: Count
+    """Optimizer steps: global batches consumed by all workers together."""
+    micro_batch_size: Count | None = None
+    """Samples per rank in one forward and backward pass."""
+    global_batch_size: Count | None = None
+    """Samples of all ranks in one optimizer step."""
+    gradient_accumulation_steps: Count | None = None
+    """Forward and backward passes per optimizer step. Absent: what the two batch sizes leave, else 1."""
+    max_gradient_norm: PositiveNumber | None = None
+    """Gradients are scaled down to this norm. Absent: no clipping."""
+    precision: Precision = Precision.FP32
+    """FP32; BF16 and FP16 run the forward pass under autocast, FP16 with a loss scaler."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of initialisation, data order and dropout."""
+    checkpoint: Checkpoint | None = None
+    """Absent: with `storage` the defaults, without it no checkpoints."""
+    evaluation: Evaluation = Evaluation()
+    """Evaluation on the held-out part."""
+    logging: Logging = Logging()
+    """What the ranks print."""
