@@ -14,5 +14,8 @@ class ApiModel(BaseModel):
         extra="forbid",
         frozen=True,
         alias_generator=to_camel,
+        # Python code builds models by field name; manifests are read by alias alone (manifest.py).
+        validate_by_name=True,
+        validate_by_alias=True,
         use_attribute_docstrings=True,
     )

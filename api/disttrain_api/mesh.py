@@ -1,0 +1,94 @@
+"""All arithmetic between degrees, world size, ranks and coordinates. Nothing else in the project computes a rank.
+
+Order of the axes, outermost first: pipeline, replicate, shard, context, tensor (torchtitan's order), so that the ranks
+that talk most are neighbours. Experts are carved out of shard x context x tensor and are no axis of their own.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from disttrain_api.errors import LayoutError
+from disttrain_api.parallelism import Parallelism
+
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+_SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "context": "cp", "tensor": "tp"}
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees along each axis; their product is the world size."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @classmethod
+    def of(cls, parallelism: Parallelism, world_size: int) -> "Mesh":
+        """The mesh of `parallelism` over `world_size` ranks.
+
+        An absent replicate degree is what the other degrees leave of the world size.
+        Raises LayoutError, with the numbers, where the product cannot equal the world size.
+        """
+        others = {
+            "pipeline": parallelism.pipeline_parallel_degree or 1,
+            "shard": parallelism.data_parallel_shard_degree or 1,
+            "context": parallelism.context_parallel_degree or 1,
+            "tensor": parallelism.tensor_parallel_degree or 1,
+        }
+        rest = prod(others.values())
+        replicate = parallelism.data_parallel_replicate_degree
+        if replicate is None:
+            if world_size % rest:
+                raise LayoutError(f"world size {world_size} must be a multiple of the product of the degrees, which is {rest}")
+            replicate = world_size // rest
+        if replicate * rest != world_size:
+            raise LayoutError(
+                f"world size {world_size} must equal the product of the degrees, which is {replicate * rest}"
+            )
+        return cls(replicate=replicate, **others)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Degrees in the order of AXES."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return prod(self.degrees)
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of different parts that a global batch is cut into."""
+        return self.replicate * self.shard
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Index along each axis of a global rank."""
+        if not 0 <= rank < self.world_size:
+            raise LayoutError(f"rank {rank} is not in a world of {self.world_size} ranks")
+        indices: dict[str, int] = {}
+        for axis in reversed(AXES):
+            rank, indices[axis] = divmod(rank, getattr(self, axis))
+        return {axis: indices[axis] for axis in AXES}
+
+    def rank(self, **indices: int) -> int:
+        """Global rank at the given index of each axis; an axis left out has index 0."""
+        rank = 0
+        for axis in AXES:
+            rank = rank * getattr(self, axis) + indices.get(axis, 0)
+        return rank
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that differ along `axis` only."""
+        grouped: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            key = tuple(index for name, index in self.coordinates(rank).items() if name != axis)
+            grouped.setdefault(key, []).append(rank)
+        return tuple(tuple(ranks) for ranks in grouped.values())
+
+    def describe(self) -> str:
+        """For the MESH column: "pp2 x dp8"; "dp1" for a single rank."""
+        parts = [f"{_SHORT[axis]}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " x ".join(parts) or "dp1"
