@@ -1,0 +1,33 @@
+"""From the pod's environment to its exit code."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from disttrain_api.names import ExitCode, exit_reason
+from disttrain_api.report import RankFailure
+from disttrain_trainer.agent.environment import PodError, check_config, read_environment, termination_log
+from disttrain_trainer.agent.output import say
+from disttrain_trainer.agent.reports import TerminationMessage
+from disttrain_trainer.agent.supervise import Supervisor
+
+TRAINER = (sys.executable, "-m", "disttrain_trainer.train")
+
+
+def main(command: Sequence[str] = ()) -> int:
+    """Run `command` (default: the trainer) once per rank of this pod; returns the pod's exit code."""
+    last_words = TerminationMessage(termination_log(os.environ))
+    try:
+        pod = read_environment()
+        check_config(pod.config)
+    except PodError as problem:
+        code = ExitCode.INVALID_CONFIGURATION
+        say(str(problem))
+        last_words.write(None, RankFailure(rank=0, exit_code=code, reason=exit_reason(code), message=str(problem)))
+        return code
+
+    async def life() -> int:
+        return await Supervisor(pod, command or TRAINER, last_words).run()
+
+    return asyncio.run(life())

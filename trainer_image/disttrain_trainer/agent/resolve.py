@@ -1,0 +1,65 @@
+"""Waiting until the master's name has an address."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+
+# The name appears when worker 0 has an address; it may have been looked up before, and cluster DNS remembers for up to
+# 30 s that it was missing. The job's start deadline normally ends the wait long before this limit does.
+LIMIT_SECONDS = 3600.0
+_RETRY_SECONDS = 1.0
+_SAY_EVERY_SECONDS = 30.0
+
+Lookup = Callable[[str], object]
+
+
+def look_up(host: str) -> object:
+    """Raises OSError where the name has no address."""
+    return socket.getaddrinfo(host, None)
+
+
+async def wait_for_address(
+    host: str, say: Callable[[str], None], *, lookup: Lookup = look_up, limit: float = LIMIT_SECONDS
+) -> bool:
+    """True as soon as `host` has an address, False when it still has none after `limit` seconds."""
+    loop = asyncio.get_running_loop()
+    began, said = loop.time(), None
+    while True:
+        error = await _try(host, lookup)
+        waited = loop.time() - began
+        if error is None:
+            if said is not None:
+                say(f"{host} has an address after {waited:.0f} s")
+            return True
+        if waited >= limit:
+            say(f"{host} has no address after {waited:.0f} s ({error}): giving up")
+            return False
+        if said is None or waited - said >= _SAY_EVERY_SECONDS:
+            say(f"waiting for the address of {host} ({error})")
+            said = waited
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _try(host: str, lookup: Lookup) -> Exception | None:
+    """One look-up, in a thread of its own that nobody waits for: the C library's cannot be interrupted."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Exception | None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if not answer.done():
+            answer.set_result(error)
+
+    def work() -> None:
+        error: Exception | None = None
+        try:
+            lookup(host)
+        except (OSError, ValueError) as found:  # ValueError: not a name at all
+            error = found
+        try:
+            loop.call_soon_threadsafe(settle, error)
+        except RuntimeError:
+            return  # the agent was told to stop and its loop has ended
+
+    threading.Thread(target=work, daemon=True).start()
+    return await answer
