@@ -1,0 +1,43 @@
+"""What a decision asks the shell to do. Plain values: no manifest, no request; each says why."""
+
+from dataclasses import dataclass
+
+from disttrain_api.names import Role
+
+
+@dataclass(frozen=True)
+class CreateSupport:
+    """Create the Service, the Secret and the claim that the pods of an attempt need, where they are missing."""
+
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Create one pod of the gang."""
+
+    role: Role
+    index: int
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete exactly this pod; `uid` is a precondition. `grace_seconds` None: the pod's own grace period."""
+
+    name: str
+    uid: str
+    grace_seconds: int | None
+    why: str
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete the job itself; its uid is a precondition."""
+
+    why: str
+
+
+Action = CreateSupport | CreatePod | DeletePod | DeleteJob

@@ -1,0 +1,157 @@
+"""A move -> the whole status: conditions, phase, counts, columns. Derived in one place, never remembered."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from disttrain_api.errors import LayoutError
+from disttrain_api.names import Reason, Role
+from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.ledger import restarting
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.progress import newest_checkpoint, progress
+from disttrain_operator.plan.environment import job_mesh, world_size
+from disttrain_operator.plan.identity import worker_selector
+
+_PHASES = {
+    State.STARTING: Phase.STARTING,
+    State.RESTARTING: Phase.RESTARTING,
+    State.RUNNING: Phase.RUNNING,
+    State.SUSPENDING: Phase.SUSPENDED,
+    State.SUSPENDED: Phase.SUSPENDED,
+    State.COMPLETE: Phase.SUCCEEDED,
+    State.FAILED: Phase.FAILED,
+}
+
+
+def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
+    """The condition of that type."""
+    return next((entry for entry in status.conditions if entry.type == type_), None)
+
+
+def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus:
+    """The whole status that the move leads to."""
+    changes: dict[str, object] = {
+        "conditions": list(_conditions(job, move, now)),
+        "phase": _PHASES[move.state],
+        "observed_generation": job.generation,
+        "progress": progress(job.status, observed, now),
+        "checkpoint": newest_checkpoint(job.status, observed),
+        "selector": worker_selector(job.uid),
+    }
+    if job.spec is not None:
+        changes["world_size"] = world_size(job.spec)
+        changes["mesh"] = _mesh(job)
+    if not _said(job.status, move):
+        changes |= _counts(job, observed, move.ledger.attempt)
+    return move.ledger.model_copy(update=changes)
+
+
+def _said(status: JobStatus, move: Move) -> bool:
+    """Counts alone are no news: a job of N pods would else cost N writes whenever its pods come or go."""
+    running = condition(status, ConditionType.RUNNING)
+    return running is not None and (running.reason, running.message) == (move.reason, move.message)
+
+
+def settle_counts(status: JobStatus, observed: Observed) -> JobStatus:
+    """The status of a finished job once none of its pods is alive: none is active, what they came to stays."""
+    if not status.replicas and not any(count.active for count in status.replica_statuses):
+        return status
+    if any(pod.alive for pod in observed.pods):
+        return status
+    counts = [count.model_copy(update={"active": 0, "ready": 0}) for count in status.replica_statuses]
+    return status.model_copy(update={"replica_statuses": counts, "replicas": 0})
+
+
+def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
+    state = move.state
+    word, sentence = move.reason, move.message
+    durable = job.spec is not None and job.spec.storage is not None
+    not_finished = (Reason.NOT_FINISHED, "the job has not finished")
+    answers = {
+        ConditionType.RUNNING: (state is State.RUNNING, word, sentence),
+        ConditionType.SUSPENDED: (
+            state is State.SUSPENDED,
+            *(
+                (word, sentence)
+                if state in (State.SUSPENDED, State.SUSPENDING)
+                else (Reason.NOT_SUSPENDED, "the job is not suspended")
+            ),
+        ),
+        ConditionType.RESTARTING: (state is State.RESTARTING, *_restarting(move)),
+        ConditionType.CHECKPOINTS_DURABLE: (
+            durable,
+            *(
+                (Reason.STORAGE, "checkpoints outlive the pods")
+                if durable
+                else (Reason.NO_STORAGE, "spec.storage is absent: a restart begins at step 0")
+            ),
+        ),
+        ConditionType.COMPLETE: (
+            state is State.COMPLETE,
+            *((word, sentence) if state is State.COMPLETE else not_finished),
+        ),
+        ConditionType.FAILED: (state is State.FAILED, *((word, sentence) if state is State.FAILED else not_finished)),
+        ConditionType.FINISHED: (
+            state in (State.COMPLETE, State.FAILED),
+            *((word, sentence) if state in (State.COMPLETE, State.FAILED) else not_finished),
+        ),
+    }
+    for type_, (holds, reason, message) in answers.items():
+        yield _condition(job, type_, holds, reason, message, now)
+
+
+def _restarting(move: Move) -> tuple[str, str]:
+    if move.state is not State.RESTARTING:
+        return Reason.NOT_RESTARTING, "the job is not restarting"
+    verdict = move.ledger.attempts[-2].verdict if restarting(move.ledger) else None
+    return (Reason.GANG_RESTARTED, verdict.message) if verdict else (move.reason, move.message)
+
+
+def _condition(job: Job, type_: ConditionType, holds: bool, reason: str, message: str, now: datetime) -> Condition:
+    status = "True" if holds else "False"
+    old = condition(job.status, type_)
+    same = old is not None and old.status == status
+    return Condition(
+        type=type_,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=old.last_transition_time if old is not None and same else timestamp(now),
+        observed_generation=job.generation,
+    )
+
+
+def _mesh(job: Job) -> str | None:
+    assert job.spec is not None
+    try:
+        return job_mesh(job.spec).describe()
+    except LayoutError:
+        return None
+
+
+def _counts(job: Job, observed: Observed, attempt: int) -> dict[str, object]:
+    if job.spec is None:
+        return {}
+    wanted = {Role.WORKER: job.spec.workers.replicas}
+    if job.spec.parameter_servers is not None:
+        wanted[Role.PS] = job.spec.parameter_servers.replicas
+    counts = [_count(observed, role, attempt) for role in wanted]
+    worker = counts[0]
+    return {
+        "replica_statuses": counts,
+        "replicas": worker.active,
+        "ready": f"{worker.ready}/{wanted[Role.WORKER]}",
+    }
+
+
+def _count(observed: Observed, role: Role, attempt: int) -> ReplicaStatus:
+    pods = [pod for pod in observed.pods if pod.role is role and pod.attempt == attempt and not pod.gone]
+    return ReplicaStatus(
+        role=role,
+        active=sum(pod.alive for pod in pods),
+        ready=sum(pod.alive and pod.started for pod in pods),
+        succeeded=sum(pod.succeeded for pod in pods),
+        failed=sum(pod.failed for pod in pods),
+    )

@@ -1,0 +1,66 @@
+"""The order in which policies win. Everything the operator ever does to a job is decided here.
+
+snapshot (job, observed, now)  ->  first policy with an answer: a Move  ->  Decision with the whole status
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import ConditionType
+from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
+from disttrain_operator.decide.conditions import condition, derive
+from disttrain_operator.decide.decision import Decision, Event, Move
+from disttrain_operator.decide.finished import after_the_end, is_finished
+from disttrain_operator.decide.invalid_spec import invalid_spec
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.restart_policy import restart_policy
+from disttrain_operator.decide.startup import begin, running, start_deadline, startup
+from disttrain_operator.decide.success_policy import success_policy
+from disttrain_operator.decide.suspend import suspend
+
+Policy = Callable[[Job, Observed, datetime], Move | None]
+
+# The first answer wins: ends before stops, stops before restarts, restarts before starts.
+POLICIES: tuple[Policy, ...] = (
+    invalid_spec,
+    success_policy,
+    active_deadline,
+    suspend,
+    restart_policy,
+    begin,
+    start_deadline,
+    startup,
+    running,
+)
+
+
+def decide(job: Job, observed: Observed, now: datetime) -> Decision:
+    """What is to be done for the job, and why. Pure: the same arguments give the same answer."""
+    if job.deleting:
+        return Decision("Deleting", "the job is being deleted; its children go with it")
+    if is_finished(job):
+        return after_the_end(job, observed, now)
+    if job.spec is None and job.status.attempt:
+        # Another version of the operator began this job: better to leave it to its pods than to end it.
+        return Decision(Reason.INVALID_SPEC, f"left alone: {'; '.join(job.problems)}")
+    move = next(move for policy in POLICIES if (move := policy(job, observed, now)) is not None)
+    return Decision(
+        reason=move.reason,
+        message=move.message,
+        status=derive(job, observed, move, now),
+        actions=move.actions,
+        events=_events(job, move),
+        look_again_at=_earliest(move.look_again_at, active_deadline_at(job)),
+    )
+
+
+def _events(job: Job, move: Move) -> tuple[Event, ...]:
+    """The move's Event, unless the status already says the same."""
+    running = condition(job.status, ConditionType.RUNNING)
+    said = running is not None and running.reason == move.reason and job.status.attempt == move.ledger.attempt
+    return (move.event,) if move.event is not None and not said else ()
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,64 @@
+"""What a policy answers (Move), and what `decide` makes of it (Decision)."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from disttrain_api.status import JobStatus
+from disttrain_operator.decide.actions import Action
+
+
+class State(StrEnum):
+    """Where a job stands. Conditions and phase are derived from it in conditions.py."""
+
+    STARTING = "Starting"
+    RESTARTING = "Restarting"
+    RUNNING = "Running"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event on the job; posted after the status that it speaks of is written."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a policy wants: where the job stands then, why, and what is to be done.
+
+    `ledger` is the status with the numbers that only policies change (attempt, restarts, attempts, times); everything
+    else in it is derived afterwards. Events are posted only when the state or its reason changes.
+    """
+
+    state: State
+    reason: str
+    message: str
+    ledger: JobStatus
+    actions: tuple[Action, ...] = ()
+    event: Event | None = None
+    look_again_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, why, and when to look again.
+
+    The shell writes `status` first, if its meaning changed, and only then executes the actions: attempt and restart
+    count stand in the status before a pod of the old gang is deleted or one of the new gang is created. Events go out
+    after a status write that succeeded, and only with it.
+    """
+
+    reason: str
+    message: str
+    status: JobStatus | None = None
+    """The whole new status; None: leave it alone."""
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    look_again_at: datetime | None = None

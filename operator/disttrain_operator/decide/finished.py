@@ -1,0 +1,32 @@
+"""A finished job: its pods are cleaned up, and after its time to live it is deleted. It never starts again."""
+
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import ConditionType
+from disttrain_operator.decide.actions import Action, DeleteJob
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.conditions import condition, settle_counts
+from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.finish import clean_pods
+from disttrain_operator.decide.observed import Job, Observed
+
+
+def is_finished(job: Job) -> bool:
+    """Whether the job has come to either end."""
+    finished = condition(job.status, ConditionType.FINISHED)
+    return finished is not None and finished.status == "True"
+
+
+def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
+    """What remains to be done for a finished job. Of its status only the counts still change."""
+    status = settle_counts(job.status, observed)
+    actions: tuple[Action, ...] = clean_pods(job.spec, observed)
+    ttl = job.spec.run_policy.ttl_seconds_after_finished if job.spec is not None else None
+    if ttl is None or job.status.completion_time is None:
+        return Decision("Finished", "the job has finished", status, actions)
+    expires = after(job.status.completion_time, ttl)
+    if now < expires:
+        return Decision("Finished", f"the job is deleted at {expires}", status, actions, look_again_at=expires)
+    sentence = f"ttlSecondsAfterFinished ({ttl}) have passed since the job finished"
+    return Decision(Reason.TTL_EXPIRED, sentence, status, (*actions, DeleteJob(sentence)))

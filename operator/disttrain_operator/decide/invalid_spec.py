@@ -1,0 +1,16 @@
+"""A spec that admission could not refuse and that cannot run."""
+
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import Verdict
+from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.observed import Job, Observed
+
+
+def invalid_spec(job: Job, observed: Observed, now: datetime) -> Move | None:
+    """Fail the job with all that is wrong in its spec, before its first attempt."""
+    if not job.problems or job.status.attempt:
+        return None
+    return finish(job.status, now, State.FAILED, Verdict(reason=Reason.INVALID_SPEC, message="; ".join(job.problems)))

@@ -1,0 +1,219 @@
+"""Raw objects of the API server -> frozen facts. Nothing that decides reads a raw dict."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from disttrain_api.names import CONTAINER, Label, Role
+from disttrain_api.report import PodReport, decode_pod_report
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import JobStatus
+from disttrain_api.validate import spec_problems
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A DistTrainingJob. `spec` is None where it cannot be read; `problems` then say why."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    resource_version: str
+    deleting: bool
+    spec: JobSpec | None
+    status: JobStatus
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a pod has not started: a container's waiting state or the scheduler's word."""
+
+    reason: str
+    message: str
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a pod's trainer container ended, or the pod as a whole (`code` None)."""
+
+    code: int | None
+    signal: int | None
+    reason: str
+    message: str
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """One pod of the job, of any attempt."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    attempt: int
+    node: str | None = None
+    started: bool = False
+    """Its trainer container runs or has ended."""
+    deleting: bool = False
+    gone: bool = False
+    """Deleted from the API server; these are its last known facts."""
+    waiting: Waiting | None = None
+    exit: Exit | None = None
+    report: PodReport | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.exit is not None and self.exit.code == 0
+
+    @property
+    def failed(self) -> bool:
+        return self.exit is not None and self.exit.code != 0
+
+    @property
+    def alive(self) -> bool:
+        """It may still run a process."""
+        return self.exit is None and not self.gone
+
+
+@dataclass(frozen=True)
+class CreateProblem:
+    """A child that the API server refused; the shell keeps trying."""
+
+    kind: str
+    name: str
+    code: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that a decision may know besides the job and the time."""
+
+    pods: tuple[PodFacts, ...] = ()
+    problems: tuple[CreateProblem, ...] = ()
+    services: frozenset[str] = field(default_factory=frozenset)
+    """Names of the job's Services."""
+
+
+def job_facts(raw: Raw) -> Job:
+    """The facts of a raw DistTrainingJob. A spec that cannot be read is a fact, too, never an exception."""
+    metadata = raw["metadata"]
+    spec: JobSpec | None = None
+    try:
+        spec = JobSpec.model_validate(raw.get("spec"), by_alias=True, by_name=False)
+        problems = tuple(str(problem) for problem in spec_problems(spec))
+    except ValidationError as error:
+        problems = tuple(
+            f"spec.{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+        )
+    return Job(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        resource_version=metadata.get("resourceVersion", ""),
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        status=_status(raw.get("status") or {}),
+        problems=problems,
+    )
+
+
+def _status(raw: Raw) -> JobStatus:
+    # Our own words; a field of another version of the operator must not stop this one.
+    known = {field.alias for field in JobStatus.model_fields.values()}
+    return JobStatus.model_validate({key: value for key, value in raw.items() if key in known}, extra="ignore")
+
+
+def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
+    """The facts of a raw pod, None where its labels are not ours."""
+    metadata = raw["metadata"]
+    labels = metadata.get("labels") or {}
+    try:
+        role, index, attempt = Role(labels[Label.ROLE]), int(labels[Label.INDEX]), int(labels[Label.ATTEMPT])
+    except (KeyError, ValueError):
+        return None
+    status: Raw = raw.get("status") or {}
+    container = _trainer_status(status)
+    exit_ = _exit(status, container)
+    return PodFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=role,
+        index=index,
+        attempt=attempt,
+        node=(raw.get("spec") or {}).get("nodeName"),
+        started=exit_ is not None or "running" in container.get("state", {}),
+        deleting="deletionTimestamp" in metadata,
+        gone=gone,
+        waiting=None if exit_ else _waiting(status, container),
+        exit=exit_,
+        report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
+    )
+
+
+def observe(
+    pods: Iterable[Raw],
+    gone_pods: Iterable[Raw] = (),
+    problems: Iterable[CreateProblem] = (),
+    services: Iterable[str] = (),
+) -> Observed:
+    """Everything that a decision may know, from raw objects."""
+    facts = [pod_facts(raw) for raw in pods] + [pod_facts(raw, gone=True) for raw in gone_pods]
+    known = sorted(
+        (pod for pod in facts if pod is not None), key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)
+    )
+    return Observed(pods=tuple(known), problems=tuple(problems), services=frozenset(services))
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """A Kubernetes timestamp as an aware datetime."""
+    return datetime.fromisoformat(text).astimezone(UTC) if text else None
+
+
+def _trainer_status(status: Raw) -> Raw:
+    containers = status.get("containerStatuses") or []
+    return next((container for container in containers if container.get("name") == CONTAINER), {})
+
+
+def _exit(status: Raw, container: Raw) -> Exit | None:
+    terminated = container.get("state", {}).get("terminated")
+    # A pod that the kubelet or the node controller ended (eviction, lost node) may say nothing of its container.
+    pod_reason = status.get("reason") if status.get("phase") == "Failed" else None
+    if terminated:
+        code = terminated.get("exitCode", 0)
+        signal = terminated.get("signal") or (code - 128 if 128 < code < 160 else None)
+        return Exit(
+            code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
+            signal=signal,
+            reason=pod_reason or terminated.get("reason", ""),
+            message=terminated.get("message") or status.get("message") or "",
+            finished_at=parse_time(terminated.get("finishedAt")),
+        )
+    if status.get("phase") == "Failed":
+        return Exit(None, None, status.get("reason", "PodFailed"), status.get("message", ""), None)
+    if status.get("phase") == "Succeeded":
+        return Exit(0, None, "Completed", "", None)
+    return None
+
+
+def _waiting(status: Raw, container: Raw) -> Waiting | None:
+    init_containers = status.get("initContainerStatuses") or []
+    for entry in (*init_containers, container):
+        waiting = entry.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return Waiting(waiting["reason"], waiting.get("message", ""), entry.get("image", ""))
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+    return None

@@ -1,0 +1,62 @@
+"""Why a gang does not run yet: one reason, one sentence, and what to do."""
+
+from disttrain_api.names import Reason
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.observed import CreateProblem, PodFacts
+
+# The kubelet alternates between these two; one word for both keeps the status quiet.
+_SAME = {"ErrImagePull": "ImagePullBackOff"}
+
+_ADVICE = {
+    "ImagePullBackOff": "check the image's name and tag, and the pull secret",
+    "InvalidImageName": "correct the image's name",
+    "ErrImageNeverPull": "the image is not on the node and imagePullPolicy is Never: load it there or allow pulling",
+    "CreateContainerConfigError": "an image that must run as root needs runPolicy.podSecurity: Template; "
+    "otherwise check the Secrets and ConfigMaps that the template names",
+    "CreateContainerError": "check the container's command and mounts",
+    "RunContainerError": "check the container's command and mounts",
+    "CrashLoopBackOff": "an init container or sidecar keeps failing: read its log",
+    Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
+    Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
+    Reason.FORBIDDEN: "let the template meet the namespace's rules, or change them",
+    Reason.INVALID_POD: "correct the pod template",
+    Reason.NAME_CONFLICT: "delete the foreign object or give the job another name",
+}
+
+
+USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS})
+
+
+def why_not_running(gang: Gang) -> tuple[str, str]:
+    """(reason, sentence) of a gang that does not run yet. The sentences hold no count that changes while pods come and
+    go: each change of the status is a request."""
+    if any(pod.alive for pod in gang.old):
+        return Reason.WAITING_FOR_OLD_PODS, f"waiting for pods older than attempt {gang.attempt} to end"
+    return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run")
+
+
+def why_waiting(gang: Gang) -> tuple[str, str] | None:
+    """(reason, sentence) of what keeps the gang from running; None where nothing unusual does."""
+    if gang.observed.problems:
+        return _of_problem(gang.observed.problems[0], len(gang.observed.problems))
+    waiting = [pod for pod in gang.unstarted if pod.waiting is not None]
+    return _of_pod(waiting[0], len(waiting)) if waiting else None
+
+
+def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
+    others = f" (and {count - 1} more)" if count > 1 else ""
+    return problem.reason, _advise(problem.reason, f"{problem.kind} {problem.name}{others}: {problem.message}")
+
+
+def _of_pod(pod: PodFacts, count: int) -> tuple[str, str]:
+    assert pod.waiting is not None
+    reason = _SAME.get(pod.waiting.reason, pod.waiting.reason)
+    others = f" (and {count - 1} more)" if count > 1 else ""
+    # The kubelet's sentence on pulling changes with every try; the image does not.
+    detail = f'cannot pull image "{pod.waiting.image}"' if reason == "ImagePullBackOff" else pod.waiting.message.strip()
+    return reason, _advise(reason, f"pod {pod.name}{others}: {detail[:500]}" if detail else f"pod {pod.name}{others}")
+
+
+def _advise(reason: str, sentence: str) -> str:
+    advice = _ADVICE.get(reason)
+    return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence

@@ -1,0 +1,115 @@
+"""What an attempt of a job consists of: Service, Secret, perhaps a claim, and its pods."""
+
+import json
+from functools import cached_property
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Role
+from disttrain_api.spec import AccessMode, JobSpec
+from disttrain_operator.plan.identity import child_name, claim_name, job_labels
+from disttrain_operator.plan.pods import Manifest, RolePlan, owner_reference
+from disttrain_operator.plan.site import Loopback, PlannedJob, PodDefaults, Site
+
+__all__ = ["GangPlan", "Loopback", "PodDefaults", "Site", "claim", "pod", "secret", "service"]
+
+
+class GangPlan:
+    """One attempt of a job at a site."""
+
+    def __init__(self, job: PlannedJob, attempt: int, site: Site) -> None:
+        self._job, self._spec, self._attempt, self._site = job, _spec(job), attempt, site
+
+    @cached_property
+    def _workers(self) -> RolePlan:
+        return RolePlan(self._job, self._spec, Role.WORKER, self._attempt, self._site)
+
+    @cached_property
+    def _servers(self) -> RolePlan:
+        return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site)
+
+    def pod(self, role: Role, index: int) -> Manifest:
+        """Manifest of one pod of the gang."""
+        return (self._servers if role is Role.PS else self._workers).pod(index)
+
+
+def pod(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> Manifest:
+    """Manifest of one pod; GangPlan is cheaper for many."""
+    return GangPlan(job, attempt, site).pod(role, index)
+
+
+def service(job: PlannedJob, site: Site) -> Manifest:
+    """Headless, and with addresses before readiness: ranks find each other while they start."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, child_name(job.name, job.uid)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": job_labels(job.name, job.uid),
+            "ports": [{"name": "master", "port": MASTER_PORT}],
+        },
+    }
+
+
+def secret(job: PlannedJob, site: Site) -> Manifest:
+    """The job's configuration and token. Immutable: kubelets need not watch it."""
+    data = {TOKEN_FILE: site.token}
+    config = job_config(job)
+    if config is not None:
+        data[CONFIG_FILE] = json.dumps(config.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, child_name(job.name, job.uid)),
+        "immutable": True,
+        "stringData": data,
+    }
+
+
+def job_config(job: PlannedJob) -> JobConfig | None:
+    """What every rank reads; None where the template has a command of its own."""
+    spec = _spec(job)
+    if spec.training is None:
+        return None
+    checkpoint = spec.training.checkpoint
+    return JobConfig(
+        name=job.name,
+        namespace=job.namespace,
+        uid=job.uid,
+        parallelism=spec.parallelism,
+        training=spec.training,
+        checkpoint_folder=(checkpoint and checkpoint.folder) or child_name(job.name, job.uid),
+    )
+
+
+def claim(job: PlannedJob) -> Manifest | None:
+    """The claim that the operator creates; None where the job names one or has no storage."""
+    storage = _spec(job).storage
+    if storage is None or storage.size is None:
+        return None
+    metadata = _metadata(job, claim_name(job.name, job.uid))
+    if storage.retain is not False:
+        del metadata["ownerReferences"]
+    spec: Manifest = {
+        "accessModes": [(storage.access_mode or AccessMode.READ_WRITE_MANY).value],
+        "resources": {"requests": {"storage": storage.size}},
+    }
+    if storage.storage_class_name is not None:
+        spec["storageClassName"] = storage.storage_class_name
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def _metadata(job: PlannedJob, name: str) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": job_labels(job.name, job.uid),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _spec(job: PlannedJob) -> JobSpec:
+    if job.spec is None:
+        raise ValueError(f"job {job.namespace}/{job.name} has no readable spec: nothing can be planned for it")
+    return job.spec

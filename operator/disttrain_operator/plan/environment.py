@@ -1,0 +1,89 @@
+"""The environment of a pod: torchrun's names, torchrun's settings, ours."""
+
+from disttrain_api.mesh import Mesh
+from disttrain_api.names import CONFIG_FILE, MASTER_PORT, PS_PORT, Env, Role
+from disttrain_api.spec import JobSpec
+from disttrain_operator.plan.identity import child_name, pod_name
+from disttrain_operator.plan.site import PlannedJob, Site
+
+
+def ranks_per_pod(spec: JobSpec) -> int:
+    """Ranks in each worker pod."""
+    return spec.workers.processes_per_pod or spec.workers.gpus_per_pod or 1
+
+
+def world_size(spec: JobSpec) -> int:
+    """Ranks of the job."""
+    return spec.workers.replicas * ranks_per_pod(spec)
+
+
+def job_mesh(spec: JobSpec) -> Mesh:
+    """The mesh of the job. Raises LayoutError where the degrees do not fit the world size."""
+    return Mesh.of(spec.parallelism, world_size(spec))
+
+
+def address(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> tuple[str, int]:
+    """Host and port of a pod."""
+    if site.loopback is not None:
+        return "127.0.0.1", site.loopback.ps_ports[index] if role is Role.PS else site.loopback.master_port
+    host = f"{pod_name(job.name, job.uid, role, index, attempt)}.{child_name(job.name, job.uid)}"
+    return host, PS_PORT if role is Role.PS else MASTER_PORT
+
+
+def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site) -> dict[str, str]:
+    """What all pods of a role share."""
+    host, port = address(job, Role.WORKER, 0, attempt, site)
+    environment = {
+        Env.MASTER_ADDR: host,
+        Env.MASTER_PORT: str(port),
+        Env.WORLD_SIZE: str(world_size(spec)),
+        Env.JOB_NAME: job.name,
+        Env.JOB_NAMESPACE: job.namespace,
+        Env.JOB_UID: job.uid,
+        Env.ATTEMPT: str(attempt),
+        Env.ROLE: role.value,
+        Env.SCRATCH: site.scratch_dir,
+    }
+    if spec.training is not None:
+        environment[Env.CONFIG] = f"{site.config_dir}/{CONFIG_FILE}"
+    if spec.storage is not None:
+        environment[Env.STORAGE] = site.storage_dir
+    if spec.parameter_servers is not None:
+        servers = (address(job, Role.PS, index, attempt, site) for index in range(spec.parameter_servers.replicas))
+        environment[Env.PS_ADDRESSES] = ",".join(f"{host}:{port}" for host, port in servers)
+    if role is Role.WORKER:
+        environment |= {
+            Env.LOCAL_WORLD_SIZE: str(ranks_per_pod(spec)),
+            Env.PET_NNODES: str(spec.workers.replicas),
+            Env.PET_NPROC_PER_NODE: str(ranks_per_pod(spec)),
+            Env.PET_MASTER_ADDR: host,
+            Env.PET_MASTER_PORT: str(port),
+            # torchrun's own default is the word "none", with which jobs collide.
+            Env.PET_RDZV_ID: f"{job.uid}-{attempt}",
+        }
+    return environment
+
+
+def pod_environment(spec: JobSpec, role: Role, index: int) -> dict[str, str]:
+    """What differs between the pods of a role."""
+    environment = {Env.ROLE_INDEX: str(index)}
+    if role is Role.WORKER:
+        environment |= {Env.NODE_RANK: str(index), Env.GROUP_RANK: str(index), Env.PET_NODE_RANK: str(index)}
+        if ranks_per_pod(spec) == 1:
+            # Only here: elsewhere a RANK on the pod would be the node's, which programs mistake for the process's.
+            environment |= {Env.RANK: str(index), Env.LOCAL_RANK: "0"}
+    return environment
+
+
+def scratch_environment(site: Site) -> dict[str, str]:
+    """Home and cache folders that an arbitrary uid can write; a template may set others."""
+    scratch = site.scratch_dir
+    return {
+        "HOME": scratch,
+        # getpass.getuser() raises for a uid without a passwd entry unless one of its variables is set.
+        "USER": "disttrain",
+        "XDG_CACHE_HOME": f"{scratch}/cache",
+        "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/torchinductor",
+        "TRITON_CACHE_DIR": f"{scratch}/triton",
+        "PYTHONUNBUFFERED": "1",
+    }

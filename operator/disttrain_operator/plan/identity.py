@@ -1,0 +1,36 @@
+"""Names of a job's children. Each holds five hex digits of the job's uid; a pod's also the attempt.
+
+So no address ever leads to a dying pod, and a job deleted and made again meets no namesake.
+"""
+
+from disttrain_api.names import Label, Role
+
+
+def child_name(job_name: str, uid: str) -> str:
+    """Name of the job's Service and Secret, and the stem of all others."""
+    return f"{job_name}-{uid.replace('-', '')[:5]}"
+
+
+def claim_name(job_name: str, uid: str) -> str:
+    """Name of the claim that the operator creates."""
+    return f"{child_name(job_name, uid)}-checkpoints"
+
+
+def pod_name(job_name: str, uid: str, role: Role, index: int, attempt: int) -> str:
+    """Name and hostname of a pod; at most 63 characters for the longest job name."""
+    return f"{child_name(job_name, uid)}-{role}-{index}-a{attempt}"
+
+
+def job_labels(job_name: str, uid: str) -> dict[str, str]:
+    """Labels of every child of the job."""
+    return {Label.MANAGED_BY: Label.MANAGER, Label.JOB: job_name, Label.JOB_UID: uid}
+
+
+def pod_labels(job_name: str, uid: str, role: Role, index: int, attempt: int) -> dict[str, str]:
+    """Labels of a pod."""
+    return job_labels(job_name, uid) | {Label.ROLE: role.value, Label.INDEX: str(index), Label.ATTEMPT: str(attempt)}
+
+
+def worker_selector(uid: str) -> str:
+    """Label selector of the job's worker pods, for the scale subresource."""
+    return f"{Label.JOB_UID}={uid},{Label.ROLE}={Role.WORKER.value}"

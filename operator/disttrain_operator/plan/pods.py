@@ -1,0 +1,166 @@
+"""Pod template + identity -> pod manifest."""
+
+import copy
+from typing import Any
+
+from disttrain_api.names import API_VERSION, CONTAINER, KIND, TERMINATION_LOG, Env, Role
+from disttrain_api.spec import JobSpec, PodSecurity, PodTemplate
+from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
+from disttrain_operator.plan.identity import child_name, claim_name, pod_labels, pod_name
+from disttrain_operator.plan.site import PlannedJob, Site
+
+Manifest = dict[str, Any]
+
+_AGENT_COMMAND = ["python3", "-m", "disttrain_trainer.agent"]
+
+
+def owner_reference(job: PlannedJob) -> Manifest:
+    """Without blockOwnerDeletion: that would need the right to update finalizers."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+
+
+class RolePlan:
+    """The pods of one role in one attempt. The shared part is built once; each pod then costs a few dict copies."""
+
+    def __init__(self, job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site) -> None:
+        self._job, self._spec, self._role, self._attempt = job, spec, role, attempt
+        template = spec.workers.template
+        if role is Role.PS and spec.parameter_servers is not None:
+            template = spec.parameter_servers.template
+        self._metadata: Manifest = _part(template, "metadata")
+        self._pod_spec: Manifest = _part(template, "spec")
+        self._pod_spec["containers"] = _with_trainer(self._pod_spec.get("containers") or [])
+        _fill_pod(self._pod_spec, job, spec, site)
+        _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
+        self._fill_environment(site)
+
+    def _fill_environment(self, site: Site) -> None:
+        trainer = self._pod_spec["containers"][0]
+        given = {entry["name"] for entry in trainer.get("env") or []}
+        defaults = {name: value for name, value in scratch_environment(site).items() if name not in given}
+        contract = common_environment(self._job, self._spec, self._role, self._attempt, site)
+        contract[Env.GRACE_SECONDS] = str(self._pod_spec["terminationGracePeriodSeconds"])
+        # The contract stands first: a template's own variables may then refer to it with $(NAME).
+        self._environment = [{"name": name, "value": value} for name, value in (contract | defaults).items()]
+        self._environment += trainer.get("env") or []
+
+    def pod(self, index: int) -> Manifest:
+        """Manifest of the pod with this index in its role."""
+        job = self._job
+        name = pod_name(job.name, job.uid, self._role, index, self._attempt)
+        own = [{"name": key, "value": value} for key, value in pod_environment(self._spec, self._role, index).items()]
+        trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
+        labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
+        metadata = {
+            **self._metadata,
+            "name": name,
+            "namespace": job.namespace,
+            "labels": labels,
+            "ownerReferences": [owner_reference(job)],
+        }
+        containers = [trainer, *self._pod_spec["containers"][1:]]
+        spec = {**self._pod_spec, "hostname": name, "containers": containers}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _part(template: PodTemplate, key: str) -> Manifest:
+    """A copy of the template's metadata or spec, which the API server's schema has made mappings."""
+    part = template.get(key)
+    return copy.deepcopy(dict(part)) if isinstance(part, dict) else {}
+
+
+def _with_trainer(containers: list[Manifest]) -> list[Manifest]:
+    """The containers with the trainer first, added where the template has none."""
+    trainer = next((container for container in containers if container.get("name") == CONTAINER), {"name": CONTAINER})
+    return [trainer, *(container for container in containers if container.get("name") != CONTAINER)]
+
+
+def _fill_pod(pod_spec: Manifest, job: PlannedJob, spec: JobSpec, site: Site) -> None:
+    defaults = site.defaults
+    pod_spec["restartPolicy"] = "Never"
+    pod_spec["subdomain"] = child_name(job.name, job.uid)
+    pod_spec.setdefault("terminationGracePeriodSeconds", defaults.grace_seconds)
+    pod_spec.setdefault("automountServiceAccountToken", False)
+    pod_spec.setdefault("enableServiceLinks", False)
+    _fill_tolerations(pod_spec, defaults.node_lost_seconds)
+    if spec.run_policy.pod_security is PodSecurity.RESTRICTED:
+        _restrict(pod_spec, defaults.user_id)
+    volumes: list[Manifest] = [
+        {"name": "disttrain-config", "secret": {"secretName": child_name(job.name, job.uid), "defaultMode": 0o444}},
+        {"name": "disttrain-scratch", "emptyDir": {}},
+        {"name": "disttrain-shm", "emptyDir": _shm(defaults.shm_size_limit)},
+    ]
+    if spec.storage is not None:
+        claim = spec.storage.claim_name or claim_name(job.name, job.uid)
+        volumes.append({"name": "disttrain-storage", "persistentVolumeClaim": {"claimName": claim}})
+    pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *volumes]
+
+
+def _fill_tolerations(pod_spec: Manifest, seconds: int) -> None:
+    tolerations = list(pod_spec.get("tolerations") or [])
+    given = {toleration.get("key") for toleration in tolerations}
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        # A toleration without a key tolerates every taint.
+        if key not in given and None not in given:
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
+    pod_spec["tolerations"] = tolerations
+
+
+def _restrict(pod_spec: Manifest, user_id: int) -> None:
+    """What the restricted Pod Security Standard asks for; single fields of the template win."""
+    pod_spec["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": user_id,
+        "runAsGroup": user_id,
+        "fsGroup": user_id,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **(pod_spec.get("securityContext") or {}),
+    }
+    for container in (*(pod_spec.get("initContainers") or []), *pod_spec["containers"]):
+        container["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            **(container.get("securityContext") or {}),
+        }
+
+
+def _shm(size_limit: str | None) -> Manifest:
+    # The runtime's own /dev/shm has 64 MB; NCCL and data loaders need more.
+    return {"medium": "Memory"} | ({"sizeLimit": size_limit} if size_limit else {})
+
+
+def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> None:
+    trainer.setdefault("image", site.trainer_image)
+    if site.defaults.image_pull_policy:
+        trainer.setdefault("imagePullPolicy", site.defaults.image_pull_policy)
+    if spec.training is not None and role is Role.WORKER:
+        trainer["command"] = _AGENT_COMMAND
+    trainer.setdefault("terminationMessagePath", TERMINATION_LOG)
+    # A program that writes no termination message leaves the end of its log there.
+    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    if role is Role.WORKER and spec.workers.gpus_per_pod:
+        resources = trainer["resources"] = dict(trainer.get("resources") or {})
+        resources["limits"] = {
+            **(resources.get("limits") or {}),
+            spec.workers.gpu_resource: str(spec.workers.gpus_per_pod),
+        }
+    mounts = list(trainer.get("volumeMounts") or [])
+    given = {mount.get("mountPath") for mount in mounts}
+    for name, path in _mounts(spec, site):
+        if path not in given:
+            mounts.append(
+                {"name": name, "mountPath": path} | ({"readOnly": True} if name == "disttrain-config" else {})
+            )
+    trainer["volumeMounts"] = mounts
+
+
+def _mounts(spec: JobSpec, site: Site) -> list[tuple[str, str]]:
+    mounts = [
+        ("disttrain-config", site.config_dir),
+        ("disttrain-scratch", site.scratch_dir),
+        ("disttrain-shm", "/dev/shm"),
+    ]
+    if spec.storage is not None:
+        mounts.append(("disttrain-storage", site.storage_dir))
+    return mounts

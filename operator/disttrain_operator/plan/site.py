@@ -1,0 +1,54 @@
+"""Where a gang runs: what a cluster or a laptop gives to the pods of every job."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from disttrain_api.names import CONFIG_DIR, DEFAULT_GRACE_SECONDS, SCRATCH_DIR, STORAGE_DIR
+from disttrain_api.spec import JobSpec
+
+
+class PlannedJob(Protocol):
+    """What planning needs to know of a job."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def spec(self) -> JobSpec | None: ...
+
+
+@dataclass(frozen=True)
+class PodDefaults:
+    """What every pod gets unless its template says otherwise. The chart's values end here."""
+
+    image_pull_policy: str | None = None
+    shm_size_limit: str | None = None
+    """Size limit of the memory-backed /dev/shm; None: what the pod's memory limit leaves."""
+    user_id: int = 65532
+    grace_seconds: int = DEFAULT_GRACE_SECONDS
+    node_lost_seconds: int = 30
+    """How long a pod stays on a node that is not ready or unreachable; Kubernetes' own default is 300."""
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Addresses of a gang whose pods are processes of this machine."""
+
+    master_port: int
+    ps_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a gang runs. `loopback` None: a cluster, where every pod has an address of its own."""
+
+    trainer_image: str
+    token: str
+    config_dir: str = CONFIG_DIR
+    storage_dir: str = STORAGE_DIR
+    scratch_dir: str = SCRATCH_DIR
+    loopback: Loopback | None = None
+    defaults: PodDefaults = field(default_factory=PodDefaults)

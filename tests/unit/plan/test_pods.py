@@ -1,0 +1,227 @@
+"""What an attempt's objects look like."""
+
+import json
+from typing import Any
+
+import pytest
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.names import Role
+from disttrain_operator.plan.desired import GangPlan, Loopback, PodDefaults, Site, claim, pod, secret, service
+from disttrain_operator.plan.identity import pod_name
+from tests.builders import UID, a_job
+
+SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str]:
+    """The trainer's environment; a name that stands twice fails the test."""
+    entries = manifest["spec"]["containers"][0]["env"]
+    names = [entry["name"] for entry in entries]
+    assert len(names) == len(set(names))
+    return {entry["name"]: entry["value"] for entry in entries}
+
+
+def command_template(**container: Any) -> dict[str, Any]:
+    return {
+        "spec": {"containers": [{"name": "trainer", "image": "mine:1", "command": ["torchrun", "x.py"], **container}]}
+    }
+
+
+def test_a_worker_of_several_ranks_gets_torchruns_settings_but_no_rank_of_its_own() -> None:
+    job = a_job(workers={"replicas": 4, "processesPerPod": 8})
+    found = environment(pod(job, Role.WORKER, 3, 2, SITE))
+    assert found["WORLD_SIZE"] == "32"
+    assert found["LOCAL_WORLD_SIZE"] == "8"
+    assert found["NODE_RANK"] == found["GROUP_RANK"] == found["PET_NODE_RANK"] == "3"
+    assert found["PET_NNODES"] == "4"
+    assert found["PET_NPROC_PER_NODE"] == "8"
+    assert found["MASTER_ADDR"] == found["PET_MASTER_ADDR"] == "digits-3f9a1-worker-0-a2.digits-3f9a1"
+    assert found["MASTER_PORT"] == found["PET_MASTER_PORT"] == "29500"
+    assert found["PET_RDZV_ID"] == f"{UID}-2"
+    assert "RANK" not in found
+    assert "LOCAL_RANK" not in found
+
+
+def test_a_worker_of_one_rank_has_it_in_its_environment() -> None:
+    found = environment(pod(a_job(), Role.WORKER, 1, 1, SITE))
+    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("1", "0", "2")
+
+
+def test_the_master_has_the_name_that_its_peers_are_told() -> None:
+    job = a_job()
+    master = pod(job, Role.WORKER, 0, 1, SITE)
+    told = environment(pod(job, Role.WORKER, 1, 1, SITE))["MASTER_ADDR"]
+    assert told == f"{master['spec']['hostname']}.{master['spec']['subdomain']}"
+    assert master["spec"]["subdomain"] == service(job, SITE)["metadata"]["name"]
+    selector = service(job, SITE)["spec"]["selector"]
+    assert selector.items() <= master["metadata"]["labels"].items()
+
+
+def test_no_name_is_longer_than_a_hostname_may_be() -> None:
+    assert len(pod_name("x" * 40, UID, Role.WORKER, 9999, 999)) <= 63
+
+
+def test_gpus_become_a_limit_and_one_rank_each() -> None:
+    job = a_job(workers={"gpusPerPod": 4, "gpuResource": "amd.com/gpu"})
+    manifest = pod(job, Role.WORKER, 0, 1, SITE)
+    assert manifest["spec"]["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "4"}
+    assert environment(manifest)["LOCAL_WORLD_SIZE"] == "4"
+
+
+def test_parameter_servers_are_addressed_in_every_pod_and_are_no_nodes() -> None:
+    template = command_template()
+    job = a_job(training=None, workers={"template": template}, parameterServers={"replicas": 2, "template": template})
+    plan = GangPlan(job, 1, SITE)
+    expected = "digits-3f9a1-ps-0-a1.digits-3f9a1:29600,digits-3f9a1-ps-1-a1.digits-3f9a1:29600"
+    worker, server = environment(plan.pod(Role.WORKER, 0)), environment(plan.pod(Role.PS, 1))
+    assert worker["DISTTRAIN_PS_ADDRESSES"] == server["DISTTRAIN_PS_ADDRESSES"] == expected
+    assert (server["DISTTRAIN_ROLE"], server["DISTTRAIN_ROLE_INDEX"]) == ("ps", "1")
+    assert "NODE_RANK" not in server
+    assert "PET_NODE_RANK" not in server
+
+
+def test_a_template_with_a_command_keeps_it_and_gets_no_configuration() -> None:
+    job = a_job(training=None, workers={"template": command_template()})
+    manifest = pod(job, Role.WORKER, 0, 1, SITE)
+    assert manifest["spec"]["containers"][0]["command"] == ["torchrun", "x.py"]
+    assert manifest["spec"]["containers"][0]["image"] == "mine:1"
+    assert "DISTTRAIN_CONFIG" not in environment(manifest)
+    assert set(secret(job, SITE)["stringData"]) == {"token"}
+
+
+def test_a_job_that_trains_runs_the_agent_of_the_default_image() -> None:
+    container = pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
+    assert container["image"] == "disttrain/trainer:test"
+    assert container["command"] == ["python3", "-m", "disttrain_trainer.agent"]
+
+
+def test_pod_defaults_are_those_of_the_restricted_standard() -> None:
+    spec = pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 65532
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["restartPolicy"] == "Never"
+    assert {"name": "disttrain-shm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    assert [toleration["tolerationSeconds"] for toleration in spec["tolerations"]] == [30, 30]
+
+
+def test_what_a_template_says_wins_over_the_defaults() -> None:
+    template = {
+        "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
+        "spec": {
+            "securityContext": {"runAsUser": 1000},
+            "terminationGracePeriodSeconds": 300,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {"name": "sidecar", "image": "s:1"},
+                {
+                    "name": "trainer",
+                    "env": [{"name": "HOME", "value": "/home/me"}],
+                    "volumeMounts": [{"name": "fast", "mountPath": "/dev/shm"}],
+                },
+            ],
+            "volumes": [{"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+        },
+    }
+    manifest = pod(a_job(workers={"template": template}), Role.WORKER, 0, 1, SITE)
+    spec = manifest["spec"]
+    assert manifest["metadata"]["labels"]["team"] == "vision"
+    assert manifest["metadata"]["annotations"] == {"note": "x"}
+    assert [container["name"] for container in spec["containers"]] == ["trainer", "sidecar"]
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert spec["securityContext"]["fsGroup"] == 65532
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert environment(manifest)["HOME"] == "/home/me"
+    assert environment(manifest)["DISTTRAIN_GRACE_SECONDS"] == "300"
+    mounts = [mount["name"] for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    assert mounts == ["fast"]
+
+
+def test_pod_security_template_leaves_the_security_context_alone() -> None:
+    spec = pod(a_job(runPolicy={"podSecurity": "Template"}), Role.WORKER, 0, 1, SITE)["spec"]
+    assert "securityContext" not in spec
+    assert "securityContext" not in spec["containers"][0]
+
+
+def test_planning_a_pod_changes_neither_the_job_nor_its_siblings() -> None:
+    job = a_job(workers={"template": {"spec": {"containers": [{"name": "trainer", "env": []}]}}})
+    assert job.spec is not None
+    before = json.dumps(job.spec.workers.template)
+    plan = GangPlan(job, 1, SITE)
+    first = json.dumps(plan.pod(Role.WORKER, 0))
+    plan.pod(Role.WORKER, 1)
+    assert json.dumps(plan.pod(Role.WORKER, 0)) == first
+    assert json.dumps(job.spec.workers.template) == before
+
+
+def test_every_child_is_owned_by_the_job_without_blocking_its_deletion() -> None:
+    job = a_job(storage={"size": "1Gi", "retain": False})
+    for manifest in (service(job, SITE), secret(job, SITE), claim(job), pod(job, Role.WORKER, 0, 1, SITE)):
+        assert manifest is not None
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (UID, True)
+        assert "blockOwnerDeletion" not in owner
+
+
+def test_a_created_claim_outlives_the_job_unless_told_otherwise() -> None:
+    manifest = claim(a_job(storage={"size": "10Gi", "storageClassName": "fast"}))
+    assert manifest is not None
+    assert "ownerReferences" not in manifest["metadata"]
+    assert manifest["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "10Gi"}},
+        "storageClassName": "fast",
+    }
+
+
+@pytest.mark.parametrize(
+    ("storage", "name"),
+    [({"claimName": "mine"}, "mine"), ({"size": "1Gi"}, "digits-3f9a1-checkpoints")],
+)
+def test_storage_is_mounted_in_every_pod(storage: dict[str, str], name: str) -> None:
+    job = a_job(storage=storage)
+    manifest = pod(job, Role.WORKER, 1, 1, SITE)
+    volume = next(volume for volume in manifest["spec"]["volumes"] if volume["name"] == "disttrain-storage")
+    assert volume["persistentVolumeClaim"] == {"claimName": name}
+    assert environment(manifest)["DISTTRAIN_STORAGE"] == "/checkpoints"
+    assert (claim(job) is None) == ("claimName" in storage)
+
+
+def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
+    job = a_job(storage={"size": "1Gi"}, training={"checkpoint": {"folder": "shared-run"}})
+    manifest = secret(job, SITE)
+    assert manifest["immutable"] is True
+    config = JobConfig.model_validate_json(manifest["stringData"]["job.json"])
+    assert config.checkpoint_folder == "shared-run"
+    assert job.spec is not None
+    assert config.training == job.spec.training
+    assert manifest["stringData"]["token"] == "a-token"
+
+
+def test_checkpoints_of_a_job_made_again_lie_in_a_folder_of_their_own() -> None:
+    config = JobConfig.model_validate_json(secret(a_job(), SITE)["stringData"]["job.json"])
+    assert config.checkpoint_folder == "digits-3f9a1"
+
+
+def test_on_loopback_every_address_is_a_port_of_this_machine() -> None:
+    template = command_template()
+    job = a_job(training=None, workers={"template": template}, parameterServers={"replicas": 1, "template": template})
+    site = Site("x", "t", storage_dir="/tmp/run/storage", loopback=Loopback(4000, (4001,)))
+    found = environment(pod(job, Role.WORKER, 1, 1, site))
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "4000")
+    assert found["DISTTRAIN_PS_ADDRESSES"] == "127.0.0.1:4001"
+
+
+def test_the_charts_values_reach_every_pod() -> None:
+    defaults = PodDefaults(image_pull_policy="Always", shm_size_limit="2Gi", user_id=1234, grace_seconds=99)
+    spec = pod(a_job(), Role.WORKER, 0, 1, Site("x", "t", defaults=defaults))["spec"]
+    assert spec["containers"][0]["imagePullPolicy"] == "Always"
+    assert spec["securityContext"]["runAsUser"] == 1234
+    assert spec["terminationGracePeriodSeconds"] == 99
+    assert {"name": "disttrain-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in spec["volumes"]
