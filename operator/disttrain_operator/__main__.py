@@ -1,0 +1,159 @@
+"""The operator's process: `disttrain-operator`, or `python -m disttrain_operator`.
+
+kopf, informers ──► caches ──► queue of jobs ──► workers: snapshot, decide, execute ──► API server
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from disttrain_api.names import Label
+from disttrain_operator.decide.observed import Job
+from disttrain_operator.execute import Executor
+from disttrain_operator.handlers import KopfThread
+from disttrain_operator.health import Health
+from disttrain_operator.kube.auth import find_access
+from disttrain_operator.kube.cache import Raw
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.errors import AccessError
+from disttrain_operator.kube.informer import Informer
+from disttrain_operator.logs import set_up_logging
+from disttrain_operator.plan.site import Site
+from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
+from disttrain_operator.queue import WorkQueue
+from disttrain_operator.reconcile import Reconciler
+from disttrain_operator.settings import Settings, read_settings
+from disttrain_operator.snapshot import Key, World, core_collection, job_collection
+
+logger = logging.getLogger("disttrain_operator")
+
+SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
+STOP_SECONDS = 2.0
+
+
+class Operator:
+    """All parts of the process, wired."""
+
+    def __init__(self, settings: Settings, client: Client, token_key: bytes) -> None:
+        self._settings, self._client, self._token_key = settings, client, token_key
+        self._site = Site(trainer_image=settings.trainer_image, token="", defaults=settings.pods)
+        self._world, self._queue = World(), WorkQueue[Key]()
+        namespace = settings.namespace
+        self._jobs = Informer(client, job_collection(namespace), self._world.jobs)
+        self._children = [
+            Informer(client, core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
+            Informer(client, core_collection("services", namespace), self._world.services, selector=SELECTOR),
+        ]
+        self.health = Health([self._jobs, *self._children])
+        executor = Executor(client, self._world, self._site_of)
+        self._reconciler = Reconciler(client, self._world, executor, self._queue)
+        self._kopf: KopfThread | None = None
+        self._world.jobs.on_change = self._job_changed
+        self._world.pods.on_change = self._child_changed
+        self._world.services.on_change = self._child_changed
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.health.serve(self._settings.health_address, self._settings.health_port)
+        logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
+        try:
+            await wait_for_jobs(self._client, self._settings.namespace)
+            say_missing(await missing_rights(self._client, self._settings.namespace))
+            async with asyncio.TaskGroup() as tasks:
+                # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
+                tasks.create_task(self._jobs.run())
+                await self._jobs.wait_synced()
+                for informer in self._children:
+                    tasks.create_task(informer.run())
+                for informer in self._children:
+                    await informer.wait_synced()
+                self._kopf = KopfThread(self._client.access, self._settings.namespace, self._job_event)
+                for _ in range(self._settings.workers):
+                    tasks.create_task(self._reconciler.work())
+                logger.info("ready: %d jobs, %d pods", len(self._world.jobs), len(self._world.pods))
+        finally:
+            if self._kopf is not None:
+                self._kopf.stop()
+            await self.health.close()
+            if self._kopf is not None:
+                self._kopf.join(STOP_SECONDS)
+
+    def _site_of(self, job: Job) -> Site:
+        token = hmac.new(self._token_key, job.uid.encode(), hashlib.sha256).hexdigest()
+        return replace(self._site, token=token)
+
+    def _job_event(self, kind: str | None, raw: Raw) -> None:
+        """What kopf saw."""
+        if kind == "DELETED":
+            self._world.jobs.observe_deleted(raw)
+        else:
+            self._world.jobs.observe(raw)
+
+    def _job_changed(self, uid: str, raw: Raw) -> None:
+        self._queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
+
+    def _child_changed(self, uid: str, raw: Raw) -> None:
+        key = self._world.key_of(uid)
+        if key is not None:
+            self._queue.add(key)
+        if self._world.problems and self._world.pods.get(raw["metadata"]["uid"]) is None:
+            # What was freed may be what others were refused.
+            for refused in self._world.refused_in(raw["metadata"]["namespace"]):
+                self._queue.add(refused)
+
+
+def token_key(settings: Settings) -> bytes:
+    """The key that the tokens of all jobs are derived from."""
+    if settings.token_key_file is not None:
+        return settings.token_key_file.read_bytes().strip()
+    logger.info("no --token-key-file: tokens of jobs are made with a random key of this process")
+    return secrets.token_bytes(32)
+
+
+async def serve(settings: Settings) -> None:
+    """The whole life of the process: until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    client = Client(find_access(settings.kubeconfig, settings.context), max_in_flight=settings.max_in_flight)
+    working = asyncio.create_task(Operator(settings, client, token_key(settings)).run())
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            logger.info("stopping")
+            working.cancel()
+        await asyncio.gather(working, return_exceptions=not working.done())
+    finally:
+        stopped.cancel()
+        await client.close()
+
+
+def main() -> None:
+    """Console script."""
+    settings = read_settings(sys.argv[1:])
+    set_up_logging(settings.log_level, json_lines=settings.json_logs)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(settings))
+    except (AccessError, OSError) as error:
+        logger.error("cannot start: %s", error)
+        raise SystemExit(1) from None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None  # slower, not different
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""One child of a job: a POST, and what its refusal means.
+
+A name that is taken is looked at: our own object is as good as created (a repeated POST, or a cache that lags); a
+foreign one that terminates is waited for; a foreign one that stays is a conflict that somebody has to solve.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from disttrain_api.names import Label, Reason
+from disttrain_operator.decide.observed import CreateProblem, Job
+from disttrain_operator.kube.client import Client, Raw
+from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble
+from disttrain_operator.snapshot import core_collection
+
+_PLURALS = {
+    "Pod": "pods",
+    "Service": "services",
+    "Secret": "secrets",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+}
+# The operator may not read Secrets. The name holds the job's uid: whoever made it meant this job.
+_UNREADABLE = frozenset({"Secret"})
+
+_TRIES = 5
+_RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Made:
+    """The object, as the API server has it; None where it may not be read, or its namespace is going away."""
+
+    raw: Raw | None
+
+
+async def create_child(client: Client, job: Job, manifest: Raw) -> Made | CreateProblem:
+    """Create the child, or find it. Raises Unavailable where nobody answers."""
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    collection = core_collection(_PLURALS[kind], job.namespace)
+    for _ in range(_TRIES):
+        try:
+            return Made(await client.create(collection, manifest))
+        except Conflict as error:
+            refusal = error
+            if error.already_exists:
+                found = await _taken(client, job, kind, name, collection, error)
+                if found is not None:
+                    return found
+            # Else it vanished meanwhile, or many pods were counted against one quota at the same time.
+            await asyncio.sleep(_RETRY_SECONDS)
+        except NotFound:
+            return Made(None)  # the namespace is gone, and the job with it
+        except Forbidden as error:
+            if error.is_namespace_terminating:
+                return Made(None)
+            return _problem(kind, name, Reason.QUOTA_EXCEEDED if error.is_quota else Reason.FORBIDDEN, error)
+        except Invalid as error:
+            return _problem(kind, name, Reason.INVALID_POD if kind == "Pod" else Reason.CREATE_FAILED, error)
+        except (ApiError, ServerTrouble) as error:
+            return _problem(kind, name, Reason.CREATE_FAILED, error)
+    return _problem(kind, name, Reason.CREATE_FAILED, refusal)
+
+
+async def _taken(
+    client: Client, job: Job, kind: str, name: str, collection: str, error: Conflict
+) -> Made | CreateProblem | None:
+    """What a taken name means; None where it is free again."""
+    if kind in _UNREADABLE:
+        return Made(None)
+    try:
+        found = await client.get(f"{collection}/{name}")
+    except NotFound:
+        return None
+    except Forbidden as refusal:
+        return _problem(kind, name, Reason.FORBIDDEN, refusal)
+    if is_own(found, job):
+        return Made(found)
+    if "deletionTimestamp" in found["metadata"]:
+        message = "a terminating object that is not the job's holds the name"
+        return CreateProblem(kind, name, error.code, Reason.WAITING_FOR_OLD_PODS, message)
+    return CreateProblem(kind, name, error.code, Reason.NAME_CONFLICT, "an object that is not the job's holds the name")
+
+
+def is_own(raw: Raw, job: Job) -> bool:
+    """Whether the object belongs to the job. A claim that outlives its job has no owner, but the label."""
+    metadata = raw["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    if not owners:
+        return bool((metadata.get("labels") or {}).get(Label.JOB_UID) == job.uid)
+    return any(owner.get("uid") == job.uid for owner in owners)
+
+
+def _problem(kind: str, name: str, reason: Reason, error: ApiError | ServerTrouble) -> CreateProblem:
+    return CreateProblem(kind, name, error.code, reason, error.message)

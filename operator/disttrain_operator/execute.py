@@ -1,0 +1,167 @@
+"""Actions -> requests, side by side. The only module that asks for creations and deletions.
+
+All of a gang goes out at once, at most `max_in_flight` requests at a time. One pod is held back until Service, Secret
+and claim are there: so a gang that is complete has all it needs, and a process that is killed half-way finds a pod
+missing and comes here again. What the API server refuses becomes a CreateProblem that the next decision sees; it stays
+until the child is created or no longer wanted. Every request may be repeated: names are fixed, deletes carry a uid.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+
+from disttrain_api.names import Reason, Role
+from disttrain_operator.children import create_child
+from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.observed import CreateProblem, Job
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.client import Client, Raw
+from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+from disttrain_operator.plan.desired import GangPlan, Site, claim, secret, service
+from disttrain_operator.plan.identity import child_name, pod_name
+from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
+
+Work = Callable[[], Awaitable[object]]
+
+# Refusals that say nothing of the next pod of the same template.
+_OF_ONE_NAME = (Reason.NAME_CONFLICT, Reason.WAITING_FOR_OLD_PODS)
+
+
+class Executor:
+    """Does what decisions ask for, and keeps in `world` what came of it."""
+
+    def __init__(self, client: Client, world: World, site_of: Callable[[Job], Site]) -> None:
+        self.client, self.world, self._site_of = client, world, site_of
+        self._supported: dict[str, int] = {}
+
+    async def execute(self, job: Job, actions: Sequence[Action]) -> bool:
+        """Returns whether everything wanted is there now. Raises a KubeError where nobody answers."""
+        round_ = _Round(self.client, self.world, job, self._site_of(job), self._supported.get(job.uid))
+        try:
+            await round_.run(actions)
+        finally:
+            if round_.problems:
+                self.world.problems[job.uid] = round_.problems
+            else:
+                self.world.problems.pop(job.uid, None)
+        if round_.supported is not None:
+            self._supported[job.uid] = round_.supported
+        return not round_.problems
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._supported.pop(uid, None)
+
+
+class _Round:
+    """One job's actions of one decision."""
+
+    def __init__(self, client: Client, world: World, job: Job, site: Site, supported: int | None) -> None:
+        self._client, self._world, self._job, self._site = client, world, job, site
+        self.supported = supported
+        """The attempt whose Secret and claim are known to be there. They are not watched."""
+        self._known = world.problems.get(job.uid, {})
+        self.problems: dict[ChildKey, CreateProblem] = {}
+        self._refused: set[Role] = set()
+        self._plans: dict[int, GangPlan] = {}
+
+    async def run(self, actions: Sequence[Action]) -> None:
+        attempt = next((action.attempt for action in actions if isinstance(action, CreateSupport)), None)
+        support = [] if attempt is None else list(self._support(attempt))
+        others = [work for action in actions for work in self._other(action)]
+        first, then = self._in_order([action for action in actions if isinstance(action, CreatePod)])
+        held_back = (then or first).pop() if support and first else None
+        await self._side_by_side([*support, *others, *(self._creation(pod) for pod in first)])
+        await self._side_by_side([self._creation(pod) for pod in then])
+        support_missing = any(kind != "Pod" for kind, _ in self.problems)
+        if held_back is not None and not support_missing:
+            await self._create_pod(held_back)
+        if attempt is not None and not support_missing:
+            self.supported = attempt
+
+    def _in_order(self, pods: list[CreatePod]) -> tuple[list[CreatePod], list[CreatePod]]:
+        """A role that was refused the last time sends one pod ahead; the others follow if that one is let in."""
+        ahead: dict[Role, CreatePod] = {}
+        for pod in pods:
+            if self._key(pod) in self._known:
+                ahead.setdefault(pod.role, pod)
+        first = [pod for pod in pods if ahead.get(pod.role, pod) is pod]
+        then = [pod for pod in pods if ahead.get(pod.role, pod) is not pod]
+        return first, then
+
+    def _support(self, attempt: int) -> Iterator[Work]:
+        job = self._job
+        if not self._world.has_service(job.uid, child_name(job.name, job.uid)):
+            yield lambda: self._create(service(job, self._site), self._world.services)
+        if self.supported == attempt:
+            return
+        yield lambda: self._create(secret(job, self._site))
+        wanted_claim = claim(job)
+        if wanted_claim is not None:
+            yield lambda: self._create(wanted_claim)
+
+    def _other(self, action: Action) -> Iterator[Work]:
+        if isinstance(action, DeletePod):
+            yield lambda: self._delete_pod(action)
+        elif isinstance(action, DeleteJob):
+            yield self._delete_job
+
+    def _creation(self, action: CreatePod) -> Work:
+        return lambda: self._create_pod(action)
+
+    async def _create_pod(self, action: CreatePod) -> None:
+        if action.role in self._refused:
+            # The same template would meet the same refusal. What is known of this pod stays known.
+            if (key := self._key(action)) in self._known:
+                self.problems[key] = self._known[key]
+            return
+        plan = self._plans.get(action.attempt)
+        if plan is None:
+            plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site)
+        problem = await self._create(plan.pod(action.role, action.index), self._world.pods)
+        if problem is not None and problem.reason not in _OF_ONE_NAME:
+            self._refused.add(action.role)
+
+    async def _create(self, manifest: Raw, cache: Cache | None = None) -> CreateProblem | None:
+        outcome = await create_child(self._client, self._job, manifest)
+        if isinstance(outcome, CreateProblem):
+            self.problems[outcome.kind, outcome.name] = outcome
+            return outcome
+        if cache is not None and outcome.raw is not None:
+            cache.observe(outcome.raw)
+        return None
+
+    async def _delete_pod(self, action: DeletePod) -> None:
+        path = f"{core_collection('pods', self._job.namespace)}/{action.name}"
+        try:
+            answer = await self._client.delete(path, uid=action.uid, grace_seconds=action.grace_seconds)
+        except (NotFound, Conflict):
+            return  # it is gone, or the name is another's by now
+        if answer.get("kind") == "Pod":
+            self._world.pods.observe(answer)
+
+    async def _delete_job(self) -> None:
+        with suppress(NotFound, Conflict):
+            path = f"{job_collection(self._job.namespace)}/{self._job.name}"
+            await self._client.delete(path, uid=self._job.uid)
+
+    def _key(self, action: CreatePod) -> ChildKey:
+        return "Pod", pod_name(self._job.name, self._job.uid, action.role, action.index, action.attempt)
+
+    async def _side_by_side(self, works: Sequence[Work]) -> None:
+        """All of it, as many at a time as the client lets through. The first error stops what has not begun."""
+        waiting = iter(works)
+        errors: list[KubeError] = []
+
+        async def work_off() -> None:
+            for work in waiting:
+                try:
+                    await work()
+                except KubeError as error:
+                    errors.append(error)
+                if errors:
+                    return
+
+        await asyncio.gather(*(work_off() for _ in range(min(len(works), self._client.max_in_flight))))
+        if errors:
+            raise errors[0]

@@ -1,0 +1,65 @@
+"""/healthz: does this process turn? /readyz: does it know the cluster? Both answer with a line per stream.
+
+An API server that is away makes nobody unhealthy: starting the operator again would not bring it back. Only a loop that
+hangs (the answer itself would be late) or an informer that has stopped trying does.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from disttrain_operator.kube.informer import Informer
+
+# An informer tries something at least this often; its longest wait is a silent stream.
+STUCK_SECONDS = 300.0
+
+
+class Health:
+    """The two answers, and the server that gives them."""
+
+    def __init__(self, informers: Sequence[Informer], clock: Callable[[], float] = time.monotonic) -> None:
+        self._informers, self._clock = informers, clock
+        self._runner: web.AppRunner | None = None
+        self.address: tuple[str, int] | None = None
+
+    async def serve(self, address: str, port: int) -> None:
+        """Listens until `close`."""
+        application = web.Application()
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, address, port)
+        await site.start()
+        self.address = self._runner.addresses[0][:2]
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def healthy(self) -> bool:
+        """Every informer has tried something a short while ago."""
+        return all(self._clock() - informer.tried_at < STUCK_SECONDS for informer in self._informers)
+
+    @property
+    def ready(self) -> bool:
+        """Every cache holds a complete list."""
+        return all(informer.cache.synced for informer in self._informers)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._report(), status=200 if self.healthy else 503)
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._report(), status=200 if self.ready else 503)
+
+    def _report(self) -> str:
+        return "".join(f"{informer.path}: {self._state(informer)}\n" for informer in self._informers)
+
+    def _state(self, informer: Informer) -> str:
+        if informer.heard_at is None:
+            return "never heard of"
+        age = self._clock() - informer.heard_at
+        return f"{len(informer.cache)} objects, last heard of {age:.0f} s ago"

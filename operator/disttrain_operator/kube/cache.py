@@ -1,0 +1,183 @@
+"""The last seen state of all objects of one kind, in groups (for children: the uid of their job).
+
+Four things flow in: pages of a list (`replace`), events of the list's watch (`apply`, `bookmark`), answers to our own
+writes (`observe`), and events of other watches (`observe`, `observe_deleted`). They come in any order, late or twice;
+what stands here is always the newest of them. Three rules make that so:
+
+- an object never goes back to an older resourceVersion;
+- `progress` is the resourceVersion up to which the list and its watch have told everything. An unknown object that is
+  not newer than that has been deleted: a late answer to its POST must not bring it back;
+- a deleted uid stays deleted, whatever other watches still say of it, until a newer list holds it after all.
+
+Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words.
+resourceVersions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always made true.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Raw = dict[str, Any]
+
+GONE_SECONDS = 120.0
+GONE_LIMIT = 20_000
+
+
+def version_of(raw: Raw) -> int:
+    """resourceVersion as a number; 0 where there is none."""
+    text = raw["metadata"].get("resourceVersion")
+    return int(text) if text else 0
+
+
+class Cache:
+    """Objects by uid and by group. `on_change` is called with the group and the object, after the fact."""
+
+    def __init__(
+        self,
+        *,
+        group_of: Callable[[Raw], str | None],
+        trim: Callable[[Raw], Raw] = lambda raw: raw,
+        on_change: Callable[[str, Raw], None] = lambda group, raw: None,
+        clock: Callable[[], float] = time.monotonic,
+        gone_seconds: float = GONE_SECONDS,
+        gone_limit: int = GONE_LIMIT,
+    ) -> None:
+        self._group_of, self._trim, self._clock = group_of, trim, clock
+        self.on_change = on_change
+        self._gone_seconds, self._gone_limit = gone_seconds, gone_limit
+        self._objects: dict[str, Raw] = {}
+        self._groups: dict[str, dict[str, Raw]] = {}
+        self._gone: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
+        self._gone_groups: dict[str, dict[str, Raw]] = {}
+        self.progress = 0
+        self.synced = False
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, uid: str) -> Raw | None:
+        """The object with this uid."""
+        return self._objects.get(uid)
+
+    def group(self, group: str) -> list[Raw]:
+        """The objects of a group."""
+        return list(self._groups.get(group, {}).values())
+
+    def gone(self, group: str) -> list[Raw]:
+        """The last state of the group's objects that were deleted a short while ago."""
+        self._forget_old()
+        return list(self._gone_groups.get(group, {}).values())
+
+    def groups(self) -> list[str]:
+        """All groups that hold an object."""
+        return list(self._groups)
+
+    def trimmed(self, raw: Raw) -> Raw:
+        """What is kept of an object; for callers that hold many before they hand them in."""
+        return self._trim(raw)
+
+    # The list and its watch.
+
+    def replace(self, objects: Iterable[Raw], version: int) -> None:
+        """A complete list as of `version`. What it lacks has been deleted, unless we learned of it after the list.
+
+        `objects` are trimmed already.
+        """
+        if version < self.progress:
+            # Lists are consistent reads: only a restored etcd goes back in time, and then nothing known counts.
+            self._reset()
+        self.progress = version
+        listed = {raw["metadata"]["uid"]: raw for raw in objects}
+        for uid, raw in listed.items():
+            if uid in self._gone and self._gone[uid][2] < version:
+                self._revive(uid)
+            self._put(raw)
+        vanished = [raw for uid, raw in self._objects.items() if uid not in listed and version_of(raw) <= version]
+        for raw in vanished:
+            self._remove(raw, version)
+        self.synced = True
+
+    def apply(self, kind: str, raw: Raw) -> None:
+        """An event of the list's watch: ADDED, MODIFIED or DELETED."""
+        raw = self._trim(raw)
+        self.bookmark(version_of(raw))
+        if kind == "DELETED":
+            self._remove(raw, version_of(raw))
+        else:
+            self._put(raw)
+
+    def bookmark(self, version: int) -> None:
+        """The watch has told everything up to `version`."""
+        self.progress = max(self.progress, version)
+
+    # Everybody else.
+
+    def observe(self, raw: Raw) -> None:
+        """The answer to an own write or read, or the event of another watch."""
+        uid = raw["metadata"]["uid"]
+        if uid in self._objects or version_of(raw) > self.progress:
+            self._put(self._trim(raw))
+
+    def observe_deleted(self, raw: Raw) -> None:
+        """Another watch, or a 404, says that this object is gone."""
+        self._remove(self._trim(raw), max(version_of(raw), self.progress))
+
+    def _put(self, raw: Raw) -> None:
+        uid = raw["metadata"]["uid"]
+        known = self._objects.get(uid)
+        if uid in self._gone or (known is not None and version_of(known) >= version_of(raw)):
+            return
+        group = self._group_of(raw)
+        if group is None:
+            return
+        self._objects[uid] = raw
+        self._groups.setdefault(group, {})[uid] = raw
+        self.on_change(group, raw)
+
+    def _remove(self, raw: Raw, version: int) -> None:
+        uid = raw["metadata"]["uid"]
+        if uid in self._gone:
+            return
+        known = self._objects.pop(uid, None)
+        group = self._group_of(raw) or ""
+        if known is not None:
+            _discard(self._groups, group, uid)
+            # A DELETED event carries the last state, which may be newer than the one we had.
+            last = raw if version_of(raw) >= version_of(known) else known
+            self._gone_groups.setdefault(group, {})[uid] = last
+        self._gone[uid] = (self._clock() + self._gone_seconds, group, version)
+        self._forget_old()
+        if known is not None:
+            self.on_change(group, raw)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._gone:
+            uid, (until, _, _) = next(iter(self._gone.items()))
+            if until > now and len(self._gone) <= self._gone_limit:
+                return
+            self._revive(uid)
+
+    def _revive(self, uid: str) -> None:
+        _, group, _ = self._gone.pop(uid)
+        _discard(self._gone_groups, group, uid)
+
+    def _reset(self) -> None:
+        self._gone.clear()
+        self._gone_groups.clear()
+        for uid, raw in list(self._objects.items()):
+            group = self._group_of(raw)
+            if group is not None:
+                _discard(self._groups, group, uid)
+            del self._objects[uid]
+            if group is not None:
+                self.on_change(group, raw)
+
+
+def _discard(groups: dict[str, dict[str, Raw]], group: str, uid: str) -> None:
+    members = groups.get(group)
+    if members is not None:
+        members.pop(uid, None)
+        if not members:
+            del groups[group]

@@ -1,0 +1,184 @@
+"""Requests to the API server: aiohttp and orjson, plain dicts in and out.
+
+Every request of the operator may be repeated: what it creates has a fixed name (a second POST is told 409), what it
+writes carries a resourceVersion (a second write is told 409), what it deletes carries a uid. So a lost connection is
+simply tried again here, and only an outage longer than a few seconds reaches the caller as Unavailable.
+
+No rate limit of our own: a bounded number of requests is in flight, and all of them wait when the server says 429.
+Watches are not counted: they last for minutes.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.errors import KubeError, Throttled, Unauthorized, Unavailable, error_of
+
+Raw = dict[str, Any]
+Query = Mapping[str, str]
+
+JSON = "application/json"
+# The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
+RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, ConnectionError)
+
+
+class Client:
+    """One API server, one pool of connections. Made and closed inside a running loop."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        max_in_flight: int = 64,
+        timeout: float = 30.0,
+        retry_delays: tuple[float, ...] = RETRY_DELAYS,
+    ) -> None:
+        self.access = access
+        self.max_in_flight = max_in_flight
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._retry_delays = retry_delays
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
+        self._not_before = 0.0
+        context = access.ssl_context()
+        # An explicit context also keeps aiohttp from building the system's default one, which takes 30 ms.
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            ssl=context if isinstance(context, ssl.SSLContext) else False,
+            keepalive_timeout=300,
+            socket_factory=_socket,
+        )
+        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True)
+
+    async def close(self) -> None:
+        """Closes all connections, watches too."""
+        await self._session.close()
+
+    async def get(self, path: str, query: Query | None = None) -> Raw:
+        """An object or a list."""
+        return await self.request("GET", path, query=query)
+
+    async def create(self, path: str, body: Raw | bytes) -> Raw:
+        """POST an object into a collection. A repeated POST whose first answer was lost raises Conflict."""
+        return await self.request("POST", path, body=body)
+
+    async def replace(self, path: str, body: Raw | bytes) -> Raw:
+        """PUT. With metadata.resourceVersion in the body a stale writer is told Conflict."""
+        return await self.request("PUT", path, body=body)
+
+    async def delete(self, path: str, *, uid: str, grace_seconds: int | None = None) -> Raw:
+        """Delete the object with this uid; Conflict where the name belongs to another by now."""
+        options: Raw = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        return await self.request("DELETE", path, body=options)
+
+    async def list_pages(self, path: str, query: Query, chunk: int = 500) -> AsyncIterator[Raw]:
+        """A collection in pages, all of one resourceVersion. Expired when the server has dropped it meanwhile."""
+        page_query = {**query, "limit": str(chunk)}
+        while True:
+            page = await self.get(path, page_query)
+            yield page
+            following = page["metadata"].get("continue")
+            if not following:
+                return
+            page_query["continue"] = following
+
+    async def request(
+        self, method: str, path: str, *, query: Query | None = None, body: Raw | bytes | None = None
+    ) -> Raw:
+        """One request, repeated over lost connections, 5xx and 429. Raises ApiError or Unavailable."""
+        data = body if isinstance(body, bytes | None) else orjson.dumps(body)
+        failures = iter(self._retry_delays)
+        while True:
+            try:
+                return await self._once(method, path, query, data)
+            except (Unavailable, Throttled, Unauthorized) as error:
+                delay = next(failures, None)
+                if delay is None:
+                    raise
+                if not isinstance(error, Throttled):  # a throttled request waits in _once, as all others do
+                    await asyncio.sleep(delay)
+
+    async def _once(self, method: str, path: str, query: Query | None, data: bytes | None) -> Raw:
+        async with self._slots:
+            await self._wait_if_throttled()
+            try:
+                async with self._session.request(
+                    method, self._url(path, query), data=data, headers=self._headers(), timeout=self._timeout
+                ) as response:
+                    answer = await response.read()
+            except _LOST as error:
+                raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            refusal = error_of(response.status, answer)
+            if isinstance(refusal, Throttled):
+                self._throttle(response.headers.get("Retry-After"))
+            raise refusal
+        return self._parsed(answer, method, path)
+
+    def _parsed(self, answer: bytes, method: str, path: str) -> Raw:
+        try:
+            parsed = orjson.loads(answer)
+        except orjson.JSONDecodeError as error:
+            raise Unavailable(f"{method} {path}: the answer is no JSON") from error
+        if not isinstance(parsed, dict):
+            raise Unavailable(f"{method} {path}: the answer is no object")
+        return parsed
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Query, *, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The chunks of a watch, as they arrive; Unavailable after `silence` seconds without a byte."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=silence)
+        try:
+            async with self._session.get(self._url(path, query), headers=self._headers(), timeout=timeout) as response:
+                if response.status >= 400:
+                    raise error_of(response.status, await response.read())
+                yield response.content.iter_any()
+        except _LOST as error:
+            raise Unavailable(f"watch of {path}: {error or type(error).__name__}") from error
+
+    def _url(self, path: str, query: Query | None) -> URL:
+        url = URL(self.access.server + path, encoded=True)
+        return url.with_query(query) if query else url
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": JSON, "Content-Type": JSON, "User-Agent": "disttrain-operator"}
+        token = self.access.token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def _throttle(self, retry_after: str | None) -> None:
+        seconds = 1.0
+        with suppress(TypeError, ValueError):
+            seconds = float(retry_after)  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        self._not_before = max(self._not_before, loop.time() + min(max(seconds, 0.1), 30.0))
+
+    async def _wait_if_throttled(self) -> None:
+        # Others may be told 429 meanwhile, which moves the time.
+        while (delay := self._not_before - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(delay)
+
+
+def _socket(address: Any) -> socket.socket:
+    """Half-open connections (a server that lost power) are noticed by the kernel within half a minute."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
+__all__ = ["Client", "KubeError", "Query", "Raw"]

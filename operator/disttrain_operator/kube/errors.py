@@ -1,0 +1,125 @@
+"""What a request to the API server can end in. The type says what to do next, not where it broke.
+
+KubeError
+├── AccessError       no usable address or credentials were found: tell the user
+├── Unavailable       no answer, or none that counts (refused, reset, timed out, 5xx): try again later
+└── ApiError          the server understood and refused
+    ├── Unauthorized  401: fetch credentials again
+    ├── Forbidden     403: RBAC, quota, pod security; `message` says which
+    ├── NotFound      404
+    ├── Conflict      409: exists already, or is newer than what the writer knew
+    ├── Expired       410: this resourceVersion is history, list again
+    ├── Invalid       400, 422: will be refused again until the object changes
+    └── Throttled     429, longer than the client was willing to wait
+"""
+
+# ruff: noqa: N818 - these are Kubernetes' own words
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+
+class KubeError(Exception):
+    """Base of everything that a request can end in."""
+
+
+class AccessError(KubeError):
+    """No usable address or credentials; the message is meant for the user as it stands."""
+
+
+class Unavailable(KubeError):
+    """No answer that counts. Nothing is known of whether the request took effect."""
+
+
+class ApiError(KubeError):
+    """A refusal. `reason`, `message` and `causes` are those of the answer's Status object."""
+
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code, self.reason, self.message, self.causes = code, reason, message, causes
+
+
+class Unauthorized(ApiError):
+    """401."""
+
+
+class Forbidden(ApiError):
+    """403."""
+
+    @property
+    def is_quota(self) -> bool:
+        return "exceeded quota" in self.message
+
+    @property
+    def is_namespace_terminating(self) -> bool:
+        return "NamespaceTerminating" in self.causes
+
+
+class NotFound(ApiError):
+    """404."""
+
+
+class Conflict(ApiError):
+    """409. `already_exists` tells a taken name from a stale write or a failed precondition."""
+
+    @property
+    def already_exists(self) -> bool:
+        return self.reason == "AlreadyExists"
+
+
+class Expired(ApiError):
+    """410."""
+
+
+class Invalid(ApiError):
+    """400 and 422."""
+
+
+class Throttled(ApiError):
+    """429."""
+
+
+_BY_CODE: Mapping[int, type[ApiError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Expired,
+    422: Invalid,
+    429: Throttled,
+}
+
+
+class ServerTrouble(Unavailable):
+    """5xx: an answer, but not one about the request. Keeps the words, which may name an admission webhook."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+def error_of(code: int, body: bytes) -> KubeError:
+    """The error of an answer with a code of 400 or more."""
+    return error_of_status(code, _parse(body), body)
+
+
+def error_of_status(code: int, status: Mapping[str, Any], body: bytes = b"") -> KubeError:
+    """The error that a Status object speaks of, as answer or as an ERROR event of a watch."""
+    message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
+    if code >= 500:
+        return ServerTrouble(code, message)
+    details = status.get("details") or {}
+    causes = tuple(str(cause.get("reason", "")) for cause in details.get("causes") or ())
+    return _BY_CODE.get(code, ApiError)(code, str(status.get("reason") or ""), message, causes)
+
+
+def _parse(body: bytes) -> Mapping[str, Any]:
+    # Proxies and authenticators answer in plain text or HTML.
+    try:
+        status = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return status if isinstance(status, dict) else {}

@@ -1,0 +1,33 @@
+"""Log lines: for people, or one JSON object each."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import orjson
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+def set_up_logging(level: str, *, json_lines: bool) -> None:
+    """To stderr. kopf's own tale of every event is left out."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if json_lines else text)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+    # It warns that it runs outside the main thread; the signals are ours.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,0 +1,74 @@
+"""What has to be true of the cluster before the operator can work, each with one clear line where it is not."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from disttrain_api.names import GROUP, PLURAL
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.errors import ApiError, KubeError, NotFound
+from disttrain_operator.snapshot import job_collection
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+REMINDER_POLLS = 60
+
+# group, resource, verbs; a subresource follows a slash.
+RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (GROUP, PLURAL, ("get", "list", "watch", "delete")),
+    (GROUP, f"{PLURAL}/status", ("update",)),
+    ("", "pods", ("get", "list", "watch", "create", "delete")),
+    ("", "services", ("get", "list", "watch", "create")),
+    ("", "secrets", ("create",)),
+    ("", "persistentvolumeclaims", ("get", "create")),
+    ("", "events", ("create",)),
+)
+
+
+async def wait_for_jobs(client: Client, namespace: str | None) -> None:
+    """Returns once DistTrainingJobs can be listed: the server answers and the CRD is installed."""
+    said = ""
+    for poll in range(10**9):
+        try:
+            await client.get(job_collection(namespace), {"limit": "1"})
+            return
+        except NotFound:
+            sentence = f"the CustomResourceDefinition {PLURAL}.{GROUP} is not installed: apply it, I am waiting"
+        except KubeError as error:
+            sentence = f"the API server at {client.access.server} does not serve me yet: {error}"
+        if sentence != said or poll % REMINDER_POLLS == 0:
+            logger.warning(sentence)
+            said = sentence
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def missing_rights(client: Client, namespace: str | None) -> list[str]:
+    """The rights that this operator needs and lacks, as "verb resource"."""
+    asked = [(group, resource, verb) for group, resource, verbs in RIGHTS for verb in verbs]
+    answers = await asyncio.gather(*(_allowed(client, namespace, *question) for question in asked))
+    return [f"{verb} {resource}" for (_, resource, verb), allowed in zip(asked, answers, strict=True) if not allowed]
+
+
+async def _allowed(client: Client, namespace: str | None, group: str, resource: str, verb: str) -> bool:
+    name, _, subresource = resource.partition("/")
+    attributes = {"group": group, "resource": name, "subresource": subresource, "verb": verb}
+    if namespace is not None:
+        attributes["namespace"] = namespace
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    try:
+        answer = await client.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    except ApiError:
+        return True  # who may not ask may still act
+    return bool((answer.get("status") or {}).get("allowed"))
+
+
+def say_missing(rights: Iterable[str]) -> None:
+    """One line for all of them."""
+    listed = ", ".join(rights)
+    if listed:
+        logger.error("my service account may not: %s; jobs that need it will not run (see the chart's RBAC)", listed)

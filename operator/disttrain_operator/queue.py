@@ -1,0 +1,136 @@
+"""Which keys are to be looked at, and when. Says nothing of what they are.
+
+A key is in the queue once, however often it is added; while one worker holds it no other gets it, and what is added
+meanwhile makes it come again. Three ways to come later:
+
+- `add(key, delay)`: at the earliest of all delays asked for; a plain `add` is "now".
+- `retry(key)`: after a failure; the delay doubles with each one until `forget(key)`. A plain `add` still means now:
+  something changed, so it is worth trying.
+- `hold(key, seconds)`: not before, whatever is added. For keys that cost more than they may.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+FIRST_DELAY = 0.1
+MAX_DELAY = 30.0
+
+
+class WorkQueue(Generic[Key]):
+    """For any number of workers in one loop: `key = await get()`, work, `done(key)`."""
+
+    def __init__(self, *, first_delay: float = FIRST_DELAY, max_delay: float = MAX_DELAY) -> None:
+        self._first_delay, self._max_delay = first_delay, max_delay
+        self._ready: deque[Key] = deque()
+        self._queued: set[Key] = set()
+        self._taken: set[Key] = set()
+        self._again: set[Key] = set()
+        self._due: dict[Key, float] = {}
+        self._timers: list[tuple[float, int, Key]] = []
+        self._held: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._numbers = itertools.count()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Keys that wait for a worker now."""
+        return len(self._ready)
+
+    def add(self, key: Key, delay: float = 0.0) -> None:
+        """Have the key looked at, `delay` seconds from now at the latest."""
+        now = _now()
+        at = max(now + delay, self._held.get(key, 0.0))
+        if at > now:
+            self._add_at(key, at)
+        elif key in self._taken:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._due.pop(key, None)
+            self._queued.add(key)
+            self._ready.append(key)
+            self._wake()
+
+    def retry(self, key: Key) -> None:
+        """Have the key looked at after its back-off, which doubles each time."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        self.add(key, min(self._first_delay * 2**failures, self._max_delay))
+
+    def failures(self, key: Key) -> int:
+        """How often the key was retried since it was last forgotten."""
+        return self._failures.get(key, 0)
+
+    def forget(self, key: Key) -> None:
+        """The key is well: its next back-off is the first again."""
+        self._failures.pop(key, None)
+
+    def hold(self, key: Key, seconds: float) -> None:
+        """The key is not handed out in the next `seconds`."""
+        self._held[key] = _now() + seconds
+
+    async def get(self) -> Key:
+        """The next key; the caller holds it until `done`."""
+        while not self._ready:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                # A wake-up that this caller was given and cannot use belongs to the next one.
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+        key = self._ready.popleft()
+        self._queued.discard(key)
+        self._taken.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        """The caller no longer holds the key."""
+        self._taken.discard(key)
+        if self._held.get(key, 0.0) <= _now():
+            self._held.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def _add_at(self, key: Key, at: float) -> None:
+        if key in self._queued or at >= self._due.get(key, float("inf")):
+            return
+        self._due[key] = at
+        heapq.heappush(self._timers, (at, next(self._numbers), key))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
+        if self._timers:
+            self._alarm = asyncio.get_running_loop().call_at(self._timers[0][0], self._ring)
+
+    def _ring(self) -> None:
+        now = _now()
+        while self._timers and self._timers[0][0] <= now:
+            at, _, key = heapq.heappop(self._timers)
+            # An entry that a sooner one has overtaken is stale.
+            if self._due.get(key) == at:
+                del self._due[key]
+                self.add(key)
+        self._set_alarm()
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,157 @@
+"""One look at one job: snapshot -> decide -> status, if its meaning changed -> actions and Events.
+
+The status is written first, always: attempt and restart count stand there before a pod of the old gang is deleted or
+one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
+carries the resourceVersion that the decision was made from. A stale writer is told 409, executes nothing, reads the job
+afresh and comes again. A job about which there is nothing to do costs no request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from disttrain_api.names import API_VERSION, KIND
+from disttrain_api.status import JobStatus
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.events import post_event
+from disttrain_operator.execute import Executor
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+from disttrain_operator.queue import WorkQueue
+from disttrain_operator.snapshot import Key, World, job_collection
+
+logger = logging.getLogger(__name__)
+
+# A job of thousands of pods is looked at less often than its pods change: it gets a fifth of the time at most.
+REST_PER_SECOND_OF_WORK = 4.0
+MAX_REST_SECONDS = 1.0
+# Clocks step; look_again_at is a time of the wall clock, the queue's are not.
+MAX_LOOK_AGAIN_SECONDS = 300.0
+CRASH_SECONDS = 5.0
+MAX_CRASH_SECONDS = 120.0
+
+Decide = Callable[[Job, Observed, datetime], Decision]
+
+
+class Reconciler:
+    """Looks at jobs. While `active()` is false it only watches: another replica leads."""
+
+    def __init__(
+        self,
+        client: Client,
+        world: World,
+        executor: Executor,
+        queue: WorkQueue[Key],
+        *,
+        active: Callable[[], bool] = lambda: True,
+        decide: Decide = decide,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client, self._world, self._executor, self._queue = client, world, executor, queue
+        self._active, self._decide, self._now = active, decide, now
+
+    async def work(self) -> None:
+        """One worker. Never returns, whatever a job does to it."""
+        while True:
+            key = await self._queue.get()
+            try:
+                await self.reconcile(key)
+            except KubeError as error:
+                logger.warning("%s: trying again: %s", key, error)
+                self._queue.retry(key)
+            except Exception:
+                logger.exception("%s: left alone for a while after an unexpected error", key)
+                self._queue.hold(key, min(CRASH_SECONDS * 2 ** self._queue.failures(key), MAX_CRASH_SECONDS))
+                self._queue.retry(key)
+            finally:
+                self._queue.done(key)
+
+    async def reconcile(self, key: Key) -> None:
+        """Look at the job once."""
+        if not self._active():
+            return
+        began = time.perf_counter()
+        seen = self._world.snapshot(key.uid)
+        if seen is None:
+            self._executor.forget(key.uid)
+            self._queue.forget(key)
+            return
+        job, observed = seen
+        now = self._now()
+        decision = self._decide(job, observed, now)
+        self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
+
+        posts = []
+        if decision.status is not None and not same_meaning(decision.status, job.status):
+            version = await self._write_status(job, decision.status)
+            if version is None:
+                await self._read_again(key)
+                return
+            logger.info("%s: %s: %s", key, decision.reason, decision.message)
+            posts = [post_event(self._client, job, version, event, now) for event in decision.events]
+        outcomes = await asyncio.gather(self._executor.execute(job, decision.actions), *posts, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if outcomes[0]:
+            self._queue.forget(key)
+        else:
+            self._queue.retry(key)
+        if decision.look_again_at is not None:
+            delay = (decision.look_again_at - self._now()).total_seconds()
+            self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+
+    async def _write_status(self, job: Job, status: JobStatus) -> str | None:
+        """The new resourceVersion; None where the job has changed meanwhile, or is gone."""
+        path = f"{job_collection(job.namespace)}/{job.name}/status"
+        try:
+            raw = await self._client.replace(path, status_body(job, status))
+        except (Conflict, NotFound) as error:
+            logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
+            return None
+        self._world.jobs.observe(raw)
+        version: str = raw["metadata"]["resourceVersion"]
+        return version
+
+    async def _read_again(self, key: Key) -> None:
+        try:
+            raw = await self._client.get(f"{job_collection(key.namespace)}/{key.name}")
+        except NotFound as error:
+            # Without a reason it is the kind that is missing: the server is starting, or the CRD is being replaced.
+            known = self._world.jobs.get(key.uid)
+            if error.reason == "NotFound" and known is not None:
+                self._world.jobs.observe_deleted(known)
+        else:
+            known = self._world.jobs.get(key.uid)
+            if raw["metadata"]["uid"] != key.uid and known is not None:
+                self._world.jobs.observe_deleted(known)
+            self._world.jobs.observe(raw)
+        self._queue.retry(key)
+
+
+def status_body(job: Job, status: JobStatus) -> dict[str, Any]:
+    """A PUT to /status: the API server takes nothing but the status from it, and checks uid and resourceVersion."""
+    metadata = {
+        "name": job.name,
+        "namespace": job.namespace,
+        "uid": job.uid,
+        "resourceVersion": job.resource_version,
+    }
+    written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": written}
+
+
+def same_meaning(new: JobStatus, old: JobStatus) -> bool:
+    """Whether two statuses differ in book-keeping times at most."""
+    return new == old or _meaning(new) == _meaning(old)
+
+
+def _meaning(status: JobStatus) -> JobStatus:
+    conditions = [entry.model_copy(update={"last_transition_time": ""}) for entry in status.conditions]
+    progress = status.progress.model_copy(update={"update_time": ""}) if status.progress is not None else None
+    return status.model_copy(update={"conditions": conditions, "progress": progress})

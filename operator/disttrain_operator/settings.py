@@ -1,0 +1,90 @@
+"""Flags and environment -> one frozen Settings. Every flag has a variable DISTTRAIN_<FLAG>; the chart sets flags."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from disttrain_operator.plan.site import PodDefaults
+
+DEFAULT_IMAGE = "ghcr.io/disttrain/trainer:0.1.0"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this process was told when it started."""
+
+    namespace: str | None = None
+    """The one namespace to serve; None: all."""
+    trainer_image: str = DEFAULT_IMAGE
+    token_key_file: Path | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+    health_address: str = "0.0.0.0"
+    health_port: int = 8080
+    max_in_flight: int = 64
+    workers: int = 16
+    """Jobs that are looked at side by side."""
+    pods: PodDefaults = field(default_factory=PodDefaults)
+    log_level: str = "INFO"
+    json_logs: bool = False
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the command line; exits with a sentence where it is wrong."""
+    defaults, pods = Settings(), PodDefaults()
+    parser = argparse.ArgumentParser(prog="disttrain-operator", description=__doc__)
+
+    def flag(name: str, help_: str, default: object = None, type_: type = str) -> None:
+        value = environment.get("DISTTRAIN_" + name.upper().replace("-", "_")) or default
+        shown = "" if default is None else f" (default: {default})"
+        parser.add_argument(f"--{name}", default=value, type=type_, help=help_ + shown)
+
+    flag("namespace", "serve this namespace only (default: all)")
+    flag("trainer-image", "image of pods whose template names none", defaults.trainer_image)
+    flag("token-key-file", "file with the key that jobs' tokens are made with (default: a random key)", type_=Path)
+    flag("kubeconfig", "kubeconfig file (default: the pod's service account, else KUBECONFIG)")
+    flag("context", "context of the kubeconfig (default: its current one)")
+    flag("health-address", "address of /healthz and /readyz", defaults.health_address)
+    flag("health-port", "port of /healthz and /readyz; 0: any free one", defaults.health_port, int)
+    flag("max-in-flight", "requests to the API server at one time", defaults.max_in_flight, int)
+    flag("workers", "jobs that are looked at side by side", defaults.workers, int)
+    flag("image-pull-policy", "imagePullPolicy of pods whose template has none")
+    flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
+    flag("user-id", "user and group of restricted pods", pods.user_id, int)
+    flag("grace-seconds", "terminationGracePeriodSeconds of pods whose template has none", pods.grace_seconds, int)
+    flag("node-lost-seconds", "how long a pod stays on a node that is lost", pods.node_lost_seconds, int)
+    flag("log-level", "DEBUG, INFO, WARNING or ERROR", defaults.log_level)
+    parser.add_argument(
+        "--json-logs",
+        action="store_true",
+        default=environment.get("DISTTRAIN_JSON_LOGS", "").lower() in ("1", "true", "yes"),
+        help="one JSON object per line",
+    )
+    given = parser.parse_args(arguments)
+    if given.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        parser.error(f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {given.log_level!r}")
+    for name in ("max_in_flight", "workers"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return Settings(
+        namespace=given.namespace or None,
+        trainer_image=given.trainer_image,
+        token_key_file=given.token_key_file,
+        kubeconfig=given.kubeconfig,
+        context=given.context,
+        health_address=given.health_address,
+        health_port=given.health_port,
+        max_in_flight=given.max_in_flight,
+        workers=given.workers,
+        pods=PodDefaults(
+            image_pull_policy=given.image_pull_policy or None,
+            shm_size_limit=given.shm_size_limit or None,
+            user_id=given.user_id,
+            grace_seconds=given.grace_seconds,
+            node_lost_seconds=given.node_lost_seconds,
+        ),
+        log_level=given.log_level.upper(),
+        json_logs=given.json_logs,
+    )

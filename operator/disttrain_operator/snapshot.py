@@ -1,0 +1,134 @@
+"""Caches -> what one decision sees: the job, its pods, what is left of deleted ones, and what could not be created.
+
+The caches hold trimmed objects: ten thousand pods with their full templates would be hundreds of megabytes.
+"""
+
+from dataclasses import dataclass, field
+
+from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Label
+from disttrain_operator.decide.observed import CreateProblem, Job, Observed, job_facts, observe
+from disttrain_operator.kube.cache import Cache, Raw
+
+ChildKey = tuple[str, str]
+"""Kind and name of a child."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the work queue holds: a job, and not its namesake."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def job_collection(namespace: str | None) -> str:
+    """Path of all jobs of a namespace; None: of the cluster."""
+    return f"/apis/{GROUP}/{VERSION}{_within(namespace)}/{PLURAL}"
+
+
+def core_collection(plural: str, namespace: str | None) -> str:
+    """Path of all objects of a core kind."""
+    return f"/api/v1{_within(namespace)}/{plural}"
+
+
+def _within(namespace: str | None) -> str:
+    return f"/namespaces/{namespace}" if namespace else ""
+
+
+def trim_job(raw: Raw) -> Raw:
+    """A job without the API server's book-keeping."""
+    metadata = {key: value for key, value in raw["metadata"].items() if key not in ("managedFields", "annotations")}
+    return {"apiVersion": API_VERSION, "metadata": metadata, "spec": raw.get("spec"), "status": raw.get("status")}
+
+
+def trim_pod(raw: Raw) -> Raw:
+    """What `observe` reads of a pod."""
+    return {
+        "metadata": _metadata(raw),
+        "spec": {"nodeName": (raw.get("spec") or {}).get("nodeName")},
+        "status": raw.get("status"),
+    }
+
+
+def trim_service(raw: Raw) -> Raw:
+    """That a Service exists is all that is asked of it."""
+    return {"metadata": _metadata(raw)}
+
+
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "creationTimestamp")
+
+
+def _metadata(raw: Raw) -> Raw:
+    metadata = raw["metadata"]
+    return {key: metadata[key] for key in _KEPT if key in metadata}
+
+
+def _own_uid(raw: Raw) -> str | None:
+    uid: str | None = raw["metadata"].get("uid")
+    return uid
+
+
+def _job_uid(raw: Raw) -> str | None:
+    uid: str | None = (raw["metadata"].get("labels") or {}).get(Label.JOB_UID)
+    return uid
+
+
+@dataclass
+class World:
+    """All that this process knows of the cluster, and what it was refused there."""
+
+    jobs: Cache = field(default_factory=lambda: Cache(group_of=_own_uid, trim=trim_job))
+    pods: Cache = field(default_factory=lambda: Cache(group_of=_job_uid, trim=trim_pod))
+    services: Cache = field(default_factory=lambda: Cache(group_of=_job_uid, trim=trim_service))
+    problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
+    """By the job's uid."""
+    _facts: dict[str, tuple[str, Job]] = field(default_factory=dict)
+
+    def key_of(self, uid: str) -> Key | None:
+        """The key of a job that exists."""
+        raw = self.jobs.get(uid)
+        return Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid) if raw is not None else None
+
+    def keys(self) -> list[Key]:
+        """The keys of all jobs."""
+        return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
+
+    def refused_in(self, namespace: str) -> list[Key]:
+        """Keys of the namespace's jobs that were refused a child."""
+        keys = (self.key_of(uid) for uid in self.problems)
+        return [key for key in keys if key is not None and key.namespace == namespace]
+
+    def snapshot(self, uid: str) -> tuple[Job, Observed] | None:
+        """What there is to know of a job now; None where it is gone."""
+        raw = self.jobs.get(uid)
+        if raw is None:
+            self._forget(uid)
+            return None
+        problems = self.problems.get(uid, {})
+        observed = observe(
+            self.pods.group(uid),
+            self.pods.gone(uid),
+            [problems[child] for child in sorted(problems)],
+            [service["metadata"]["name"] for service in self.services.group(uid)],
+        )
+        return self._job(uid, raw), observed
+
+    def has_service(self, uid: str, name: str) -> bool:
+        """Whether the job's Service of that name exists."""
+        return any(service["metadata"]["name"] == name for service in self.services.group(uid))
+
+    def _job(self, uid: str, raw: Raw) -> Job:
+        # Reading a spec costs more than a decision; it is read once per version of the job.
+        version = raw["metadata"]["resourceVersion"]
+        known = self._facts.get(uid)
+        if known is None or known[0] != version:
+            known = self._facts[uid] = (version, job_facts(raw))
+        return known[1]
+
+    def _forget(self, uid: str) -> None:
+        self.problems.pop(uid, None)
+        self._facts.pop(uid, None)
