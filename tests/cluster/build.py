@@ -1,0 +1,93 @@
+"""Builds the programs once, into a cache keyed by version.
+
+A killed build leaves nothing that looks finished (each binary is renamed into place); two builds at once take turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.errors import MissingError
+from tests.cluster.paths import TOOL_MODULES, binaries_folder
+from tests.cluster.programs import ASSETS, PROGRAMS, Program, to_build
+from tests.cluster.shell import run
+
+Say = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """For callers that are libraries."""
+
+
+def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
+    """Builds what is missing; returns each program's path."""
+    names = list(names)
+    binaries = binaries_folder()
+    if to_build(names, binaries):
+        _require_go()
+        with _turn(binaries):
+            for program in to_build(names, binaries):
+                say(f"building {program.name} {program.version()}")
+                _build(program, program.binary(binaries))
+    return {name: PROGRAMS[name].binary(binaries) for name in names}
+
+
+def ensure_assets(say: Say = silent) -> Path:
+    """A folder with etcd, kube-apiserver and kubectl: the one KUBEBUILDER_ASSETS names, else one of our own."""
+    if given := os.environ.get("KUBEBUILDER_ASSETS"):
+        absent = [name for name in ("etcd", "kube-apiserver") if not (Path(given) / name).is_file()]
+        if absent:
+            raise MissingError(f"KUBEBUILDER_ASSETS={given} holds no {' and no '.join(absent)}: unset it or correct it")
+        return Path(given)
+    return _gather(ensure(ASSETS, say))
+
+
+def path_of(name: str) -> Path:
+    """One program's path, built if need be; etcd and the API server come from KUBEBUILDER_ASSETS where that is set."""
+    if name in ("etcd", "kube-apiserver"):
+        return ensure_assets() / name
+    return ensure([name])[name]
+
+
+def _gather(programs: dict[str, Path]) -> Path:
+    """One folder of links: what KUBEBUILDER_ASSETS is for other tools is one folder, ours is one for each program."""
+    versions = "-".join(PROGRAMS[name].version() for name in ("kube-apiserver", "etcd"))
+    folder = binaries_folder() / f"assets-{versions}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, binary in programs.items():
+        if not (folder / name).exists():
+            fresh = folder / f".{name}.{os.getpid()}"
+            fresh.symlink_to(binary)
+            fresh.replace(folder / name)
+    return folder
+
+
+def _require_go() -> None:
+    if not shutil.which("go"):
+        raise MissingError("Go is missing: install Go 1.26 or newer (go.dev/doc/install), or set KUBEBUILDER_ASSETS")
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(program: Program, binary: Path) -> None:
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = binary.with_name(f".{program.name}.unfinished")
+    command = ["go", "build", "-trimpath", "-ldflags", program.linker_flags(), "-o", str(unfinished), program.package]
+    run(
+        ["nice", "-n", "10", *command],
+        doing=f"building {program.name} {program.version()}",
+        folder=TOOL_MODULES / program.folder,
+        environment={"CGO_ENABLED": "0"},
+    )
+    unfinished.replace(binary)

@@ -1,0 +1,31 @@
+"""Where things lie: what is built stays in the cache, what runs lies in the state folder and goes with `down`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parent
+TOOL_MODULES = PACKAGE / "tools"
+TEMPLATES = PACKAGE / "templates"
+
+
+def cache_folder() -> Path:
+    return _xdg("XDG_CACHE_HOME", ".cache") / "disttrain"
+
+
+def binaries_folder() -> Path:
+    return cache_folder() / "bin"
+
+
+def images_folder() -> Path:
+    return cache_folder() / "images"
+
+
+def state_folder() -> Path:
+    return _xdg("XDG_STATE_HOME", ".local/state") / "disttrain" / "cluster"
+
+
+def _xdg(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / default)

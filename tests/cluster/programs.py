@@ -1,0 +1,89 @@
+"""Which programs a cluster is made of, and where Go finds each: data, and the plan of what is still to be built.
+
+The versions are read from the `go.mod` files under `tools/`, so that they stand in one place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.paths import TOOL_MODULES
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    folder: str
+    """The folder under `tools/` with the go.mod that requires it."""
+    module: str
+    package: str
+    own_version: str = ""
+    """For what is written here: to be raised when it changes."""
+
+    def version(self) -> str:
+        return self.own_version or required_version((TOOL_MODULES / self.folder / "go.mod").read_text(), self.module)
+
+    def binary(self, binaries: Path) -> Path:
+        return binaries / f"{self.name}-{self.version()}" / self.name
+
+    def linker_flags(self) -> str:
+        """Kubernetes learns its version from the linker; without it every component calls itself v0.0.0."""
+        flags = "-s -w"
+        if self.folder == "kubernetes":
+            version = self.version()
+            major, minor = version.removeprefix("v").split(".")[:2]
+            stamp = "k8s.io/component-base/version"
+            flags += f" -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+        return flags
+
+
+def _kubernetes(name: str) -> Program:
+    return Program(name, "kubernetes", "k8s.io/kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+        _kubernetes("kube-apiserver"),
+        _kubernetes("kubectl"),
+        _kubernetes("kube-controller-manager"),
+        _kubernetes("kube-scheduler"),
+        _kubernetes("kubelet"),
+        _kubernetes("kube-proxy"),
+        Program("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
+        Program("coredns", "coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
+        Program("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Program("pause", "pause", "disttrain.io/tests/cluster/tools/pause", ".", own_version="v1"),
+    )
+}
+
+ASSETS = ("etcd", "kube-apiserver", "kubectl")
+"""What a test that needs only an API server needs; the three that setup-envtest provides, too."""
+
+CLUSTER = (
+    *ASSETS,
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "helm",
+    "coredns",
+    "pause",
+)
+
+
+def required_version(go_mod: str, module: str) -> str:
+    """The version at which a go.mod requires a module."""
+    found = re.search(rf"^(?:require)?\s+{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if not found:
+        raise ValueError(f"no version of {module} in its go.mod")
+    return found[1]
+
+
+def to_build(names: Iterable[str], binaries: Path) -> Sequence[Program]:
+    """The programs among `names` whose binary is not in the cache yet."""
+    return [PROGRAMS[name] for name in names if not PROGRAMS[name].binary(binaries).is_file()]

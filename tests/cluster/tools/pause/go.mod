@@ -1,0 +1,3 @@
+module disttrain.io/tests/cluster/tools/pause
+
+go 1.24.0
