@@ -1,9 +1,27 @@
-"""Batch arithmetic: globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree."""
+"""Batch arithmetic: globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree.
+
+Two of the three sizes may be absent, as long as one of the batch sizes is given.
+"""
 
 from dataclasses import dataclass
 
 from disttrain_api.errors import LayoutError
 from disttrain_api.training import Training
+
+# The sentences, with their numbers; the API server says the same ones (rules/batch.py).
+NO_SIZE = "`microBatchSize` or `globalBatchSize` must be given"
+NO_MICRO = (
+    "`globalBatchSize` {world:d} must be a multiple of gradientAccumulationSteps x data-parallel degree,"
+    " which is {accumulation:d} x {replicas:d} = {product:d}"
+)
+NO_ACCUMULATION = (
+    "`globalBatchSize` {world:d} must be a multiple of microBatchSize x data-parallel degree,"
+    " which is {micro:d} x {replicas:d} = {product:d}"
+)
+ALL_SIZES = (
+    "`globalBatchSize` {world:d} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree,"
+    " which is {micro:d} x {accumulation:d} x {replicas:d} = {product:d}"
+)
 
 
 @dataclass(frozen=True)
@@ -16,22 +34,42 @@ class Batch:
     """Samples of all ranks in one optimizer step."""
 
 
-def resolve_batch(training: Training, data_parallel: int) -> Batch:
-    """Fill in what the manifest leaves out. Raises LayoutError with the numbers where they do not fit."""
+@dataclass(frozen=True)
+class Misfit:
+    """Which sentence is to be said, and its numbers."""
+
+    sentence: str
+    values: dict[str, int]
+
+
+def find_misfit(training: Training, data_parallel: int) -> Misfit | None:
+    """What is wrong with the sizes, None where they fit each other and the data-parallel degree."""
     micro, world = training.micro_batch_size, training.global_batch_size
     accumulation = training.gradient_accumulation_steps
-    if micro is None and world is None:
-        raise LayoutError("microBatchSize or globalBatchSize must be given")
+    if world is None:
+        return Misfit(NO_SIZE, {}) if micro is None else None
+    values = {"world": world, "replicas": data_parallel}
     if micro is None:
-        assert world is not None
+        values |= {"accumulation": accumulation or 1, "product": (accumulation or 1) * data_parallel}
+        return Misfit(NO_MICRO, values) if world % values["product"] else None
+    if accumulation is None:
+        values |= {"micro": micro, "product": micro * data_parallel}
+        return Misfit(NO_ACCUMULATION, values) if world % values["product"] else None
+    values |= {"micro": micro, "accumulation": accumulation, "product": micro * accumulation * data_parallel}
+    return Misfit(ALL_SIZES, values) if world != values["product"] else None
+
+
+def resolve_batch(training: Training, data_parallel: int) -> Batch:
+    """Fill in what the manifest leaves out. Raises LayoutError with the numbers where they do not fit."""
+    misfit = find_misfit(training, data_parallel)
+    if misfit is not None:
+        raise LayoutError(misfit.sentence.format(**misfit.values))
+    micro, world = training.micro_batch_size, training.global_batch_size
+    accumulation = training.gradient_accumulation_steps
+    if micro is None:
+        assert world is not None  # find_misfit saw to it
         accumulation = accumulation or 1
         micro = world // (accumulation * data_parallel)
     if accumulation is None:
         accumulation = 1 if world is None else world // (micro * data_parallel)
-    product = micro * accumulation * data_parallel
-    if world is not None and product != world:
-        raise LayoutError(
-            f"globalBatchSize {world} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree, "
-            f"which is {micro} x {accumulation} x {data_parallel} = {product}"
-        )
-    return Batch(micro=micro, accumulation=accumulation, world=product)
+    return Batch(micro=micro, accumulation=accumulation, world=micro * accumulation * data_parallel)

@@ -5,6 +5,10 @@ DisttrainError
 └── ManifestError    a manifest that cannot be read, or is wrong: holds every problem found
 """
 
+from collections.abc import Sequence
+
+from disttrain_api.violation import Violation
+
 
 class DisttrainError(Exception):
     """Base of all errors whose message is meant for the user as it stands."""
@@ -12,3 +16,15 @@ class DisttrainError(Exception):
 
 class LayoutError(DisttrainError):
     """Numbers that do not fit each other; the message holds them."""
+
+
+class ManifestError(DisttrainError):
+    """A manifest that cannot be read, or is wrong. The message lists all problems, one in a line."""
+
+    def __init__(self, source: str, problems: Sequence[Violation]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        lines = [
+            f"{source}:{problem.line}: {problem}" if problem.line else f"{source}: {problem}" for problem in problems
+        ]
+        super().__init__("\n".join(lines))

@@ -41,7 +41,9 @@ class Mesh:
         replicate = parallelism.data_parallel_replicate_degree
         if replicate is None:
             if world_size % rest:
-                raise LayoutError(f"world size {world_size} must be a multiple of the product of the degrees, which is {rest}")
+                raise LayoutError(
+                    f"world size {world_size} must be a multiple of the product of the degrees, which is {rest}"
+                )
             replicate = world_size // rest
         if replicate * rest != world_size:
             raise LayoutError(

@@ -7,7 +7,10 @@ from pydantic import Field
 
 from disttrain_api.base import ApiModel
 
-Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+# Bounds keep the product of all degrees within 64 bits, also in CEL.
+ReplicateDegree = Annotated[int, Field(ge=1, le=100_000)]
+ShardDegree = Annotated[int, Field(ge=1, le=10_000)]
+Degree = Annotated[int, Field(ge=1, le=1024)]
 
 
 class DataParallelMode(StrEnum):
@@ -21,15 +24,15 @@ class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
-    """AllReduce sums gradients over all replicas in every step. ParameterServer is refused until the servers' program exists."""
+    """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
 
 
 class Parallelism(ApiModel):
     """Degrees of the mesh. The product of all degrees but the expert one must equal the world size."""
 
-    data_parallel_replicate_degree: Degree | None = None
-    """Copies of the model, each on its own part of the batch. Absent: what the other degrees leave of the world size."""
-    data_parallel_shard_degree: Degree | None = None
+    data_parallel_replicate_degree: ReplicateDegree | None = None
+    """Copies of the model, each on its own part of the batch. Absent: what the others leave of the world size."""
+    data_parallel_shard_degree: ShardDegree | None = None
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
     context_parallel_degree: Degree | None = None
     """Ranks that share one sequence. Absent: 1."""

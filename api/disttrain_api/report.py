@@ -49,7 +49,7 @@ class RankFailure(ApiModel):
 
 
 class PodReport(ApiModel):
-    """The agent's termination message: JSON, at most MAX_TERMINATION_MESSAGE_BYTES. Rank 0's pod holds the job's progress."""
+    """The agent's termination message. Rank 0's pod holds the job's progress."""
 
     progress: RankReport | None = None
     failure: RankFailure | None = None

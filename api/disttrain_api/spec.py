@@ -13,6 +13,9 @@ from disttrain_api.training import Training
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
+# Kubernetes' quantities without exponents, and not zero.
+_QUANTITY = r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
+
 # The API server checks templates against the real PodTemplateSpec schema; here they are plain JSON.
 PodTemplate = dict[str, JsonValue]
 
@@ -60,6 +63,11 @@ class Workers(ApiModel):
     template: PodTemplate = {}
     """A PodTemplateSpec, all of it optional. The operator fills a container `trainer` with its default image."""
 
+    @property
+    def ranks_per_pod(self) -> int:
+        """Processes of each pod."""
+        return self.processes_per_pod or self.gpus_per_pod or 1
+
 
 class ParameterServers(ApiModel):
     """Pods of role ps, addressed in DISTTRAIN_PS_ADDRESSES; they end when the workers do."""
@@ -71,11 +79,11 @@ class ParameterServers(ApiModel):
 
 
 class Storage(ApiModel):
-    """Where checkpoints outlive pods, mounted at /checkpoints in every pod: `claimName` or `size`, exactly one of the two."""
+    """Where checkpoints outlive pods, mounted at /checkpoints in every pod: exactly one of `claimName` and `size`."""
 
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing PersistentVolumeClaim of the job's namespace."""
-    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=32)] | None = None
+    size: Annotated[str, Field(pattern=_QUANTITY, max_length=32)] | None = None
     """Size of a claim that the operator creates for the job."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Class of the created claim. Absent: the cluster's default."""
@@ -103,8 +111,8 @@ class RunPolicy(ApiModel):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
-    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the pods as
-    the template has them, which an image that must run as root needs."""
+    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
+    pods as the template has them, which an image that must run as root needs."""
 
 
 class JobSpec(ApiModel):
@@ -122,6 +130,11 @@ class JobSpec(ApiModel):
     """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
     run_policy: RunPolicy = RunPolicy()
     """How the job lives and ends."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.workers.replicas * self.workers.ranks_per_pod
 
 
 class Metadata(ApiModel):

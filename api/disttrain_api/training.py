@@ -7,10 +7,14 @@ from pydantic import Field
 
 from disttrain_api.base import ApiModel
 
-Entrypoint = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=253)]
+# Patterns are read by pydantic and by the API server, whose \w differ.
+Entrypoint = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+# Bounds keep the products of the batch arithmetic within 64 bits, also in CEL.
+MicroBatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
+AccumulationSteps = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class ModelName(StrEnum):
@@ -77,7 +81,8 @@ class Data(ApiModel):
     name: DataName | None = None
     """A built-in data set."""
     entrypoint: Entrypoint | None = None
-    """`package.module:function`; called with the config as keyword arguments, returns (training, held-out) map-style datasets."""
+    """`package.module:function`; called with the config as keyword arguments, returns two map-style datasets: training,
+    held-out."""
     config: dict[str, Any] = {}
     """Arguments of the data set. Those of the built-in ones are checked; docs/reference.md lists them."""
 
@@ -130,9 +135,9 @@ class Checkpoint(ApiModel):
     """Steps between two checkpoints. One is also written at the end and on SIGTERM."""
     keep_latest: Annotated[int, Field(ge=1, le=1000)] = 3
     """Checkpoints kept; older ones are deleted after a newer one is complete."""
-    folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=253)] | None = None
-    """Folder below the storage. Absent: one of this job's own, so a job made again under the same name starts at step 0.
-    Name the folder of another job to continue from its latest checkpoint."""
+    folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None
+    """Folder below the storage. Absent: one of this job's own, so that a job made again under the same name starts at
+    step 0. Name the folder of another job to continue from its latest checkpoint."""
 
 
 class Evaluation(ApiModel):
@@ -169,11 +174,11 @@ class Training(ApiModel):
     """The training loss."""
     steps: Count
     """Optimizer steps: global batches consumed by all workers together."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: MicroBatchSize | None = None
     """Samples per rank in one forward and backward pass."""
     global_batch_size: Count | None = None
     """Samples of all ranks in one optimizer step."""
-    gradient_accumulation_steps: Count | None = None
+    gradient_accumulation_steps: AccumulationSteps | None = None
     """Forward and backward passes per optimizer step. Absent: what the two batch sizes leave, else 1."""
     max_gradient_norm: PositiveNumber | None = None
     """Gradients are scaled down to this norm. Absent: no clipping."""

@@ -1,0 +1,15 @@
+"""THE table of rules about a job, beyond what types and bounds of single fields say.
+
+CEL at admission, `disttrain validate` and the operator all read it, so that they refuse alike and with the same words.
+"""
+
+from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.layout import LAYOUT_RULES
+from disttrain_api.rules.pods import POD_RULES
+from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
+from disttrain_api.rules.rule import Rule
+from disttrain_api.rules.settings import SETTING_RULES
+
+__all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
+
+RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *BATCH_RULES, *SETTING_RULES, *POD_RULES)

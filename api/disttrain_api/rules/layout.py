@@ -1,0 +1,161 @@
+"""Degrees against the world size, and what is not built yet."""
+
+from math import prod
+
+from disttrain_api.names import DEFAULT_GPU_RESOURCE
+from disttrain_api.parallelism import DataParallelMode, Parallelism
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+
+# CEL, with `self` = spec. Defaults are filled in before, so `workers.replicas` and `parallelism` are there.
+PODS = "self.workers.replicas"
+PROCESSES = (
+    "(has(self.workers.processesPerPod) ? self.workers.processesPerPod"
+    " : has(self.workers.gpusPerPod) ? self.workers.gpusPerPod : 1)"
+)
+WORLD = f"{PODS} * {PROCESSES}"
+_REPLICATE = "self.parallelism.dataParallelReplicateDegree"
+
+
+def _degree(name: str) -> str:
+    return f"(has(self.parallelism.{name}) ? self.parallelism.{name} : 1)"
+
+
+SHARD = _degree("dataParallelShardDegree")
+# Product of every degree that is a factor of the world size, but the replicate degree.
+OTHERS = " * ".join(
+    [SHARD, *(_degree(name) for name in ("contextParallelDegree", "tensorParallelDegree", "pipelineParallelDegree"))]
+)
+# True where the degrees do not fit the world size.
+MISFIT = f"(has({_REPLICATE}) ? {WORLD} != {_REPLICATE} * {OTHERS} : ({WORLD}) % ({OTHERS}) != 0)"
+
+READS_LAYOUT = (
+    "spec.workers.replicas",
+    "spec.workers.processesPerPod",
+    "spec.workers.gpusPerPod",
+    "spec.parallelism",
+)
+
+
+def product_of_others(parallelism: Parallelism) -> int:
+    """Product of all degrees that are factors of the world size, but the replicate degree."""
+    return prod(
+        degree or 1
+        for degree in (
+            parallelism.data_parallel_shard_degree,
+            parallelism.context_parallel_degree,
+            parallelism.tensor_parallel_degree,
+            parallelism.pipeline_parallel_degree,
+        )
+    )
+
+
+def layout_fits(spec: JobSpec) -> bool:
+    """Whether the degrees fit the world size."""
+    return _product_differs(spec) is None and _does_not_divide(spec) is None
+
+
+def _world(spec: JobSpec, product: int) -> Values:
+    return {
+        "world": spec.world_size,
+        "pods": spec.workers.replicas,
+        "processes": spec.workers.ranks_per_pod,
+        "product": product,
+    }
+
+
+def _product_differs(spec: JobSpec) -> Values | None:
+    replicate = spec.parallelism.data_parallel_replicate_degree
+    if replicate is None:
+        return None
+    product = replicate * product_of_others(spec.parallelism)
+    return _world(spec, product) if product != spec.world_size else None
+
+
+def _does_not_divide(spec: JobSpec) -> Values | None:
+    product = product_of_others(spec.parallelism)
+    if spec.parallelism.data_parallel_replicate_degree is not None or spec.world_size % product == 0:
+        return None
+    return _world(spec, product)
+
+
+def _unbuilt(field: str, alias: str) -> Rule:
+    def check(spec: JobSpec) -> Values | None:
+        degree = getattr(spec.parallelism, field) or 1
+        return when(degree != 1, degree=degree)
+
+    return Rule(
+        id=f"{alias[0].upper()}{alias[1:]}",
+        path=f"spec.parallelism.{alias}",
+        scope="spec.parallelism",
+        sentence=f"`{alias}` {{degree:d}} is not built yet: set it to 1 or leave it out",
+        check=check,
+        cel=f"!has(self.{alias}) || self.{alias} == 1",
+        values={"degree": f"self.{alias}"},
+    )
+
+
+def _gpus_do_not_divide(spec: JobSpec) -> Values | None:
+    gpus, processes = spec.workers.gpus_per_pod, spec.workers.processes_per_pod
+    if gpus is None or processes is None or gpus % processes == 0:
+        return None
+    return {"gpus": gpus, "processes": processes}
+
+
+LAYOUT_RULES = (
+    Rule(
+        id="WorldSizeEqualsDegrees",
+        path="spec.parallelism",
+        sentence="world size {world:d} ({pods:d} pods x {processes:d} processes) must equal the product of the degrees,"
+        " which is {product:d}",
+        check=_product_differs,
+        cel=f"!has({_REPLICATE}) || {WORLD} == {_REPLICATE} * {OTHERS}",
+        values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": f"{_REPLICATE} * {OTHERS}"},
+        reads=READS_LAYOUT,
+    ),
+    Rule(
+        id="WorldSizeMultipleOfDegrees",
+        path="spec.parallelism",
+        sentence="world size {world:d} ({pods:d} pods x {processes:d} processes) must be a multiple of the product of"
+        " the degrees, which is {product:d}",
+        check=_does_not_divide,
+        cel=f"has({_REPLICATE}) || ({WORLD}) % ({OTHERS}) == 0",
+        values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},
+        reads=READS_LAYOUT,
+    ),
+    _unbuilt("data_parallel_shard_degree", "dataParallelShardDegree"),
+    _unbuilt("context_parallel_degree", "contextParallelDegree"),
+    _unbuilt("tensor_parallel_degree", "tensorParallelDegree"),
+    _unbuilt("pipeline_parallel_degree", "pipelineParallelDegree"),
+    _unbuilt("expert_parallel_degree", "expertParallelDegree"),
+    Rule(
+        id="ParameterServerMode",
+        path="spec.parallelism.dataParallel.mode",
+        scope="spec.parallelism.dataParallel",
+        sentence="`mode` ParameterServer is not built yet: use AllReduce, or run servers of your own with"
+        " `spec.parameterServers` and a command in both templates",
+        check=lambda spec: when(spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER),
+        cel="self.mode != 'ParameterServer'",
+    ),
+    Rule(
+        id="GpusMultipleOfProcesses",
+        path="spec.workers.gpusPerPod",
+        scope="spec.workers",
+        sentence="`gpusPerPod` {gpus:d} must be a multiple of `processesPerPod` {processes:d}",
+        check=_gpus_do_not_divide,
+        cel="!has(self.gpusPerPod) || !has(self.processesPerPod) || self.gpusPerPod % self.processesPerPod == 0",
+        values={"gpus": "self.gpusPerPod", "processes": "self.processesPerPod"},
+        reads=("spec.workers.gpusPerPod", "spec.workers.processesPerPod"),
+    ),
+    Rule(
+        id="GpuResourceNeedsGpus",
+        path="spec.workers.gpuResource",
+        scope="spec.workers",
+        sentence="`gpuResource` needs `gpusPerPod`: say how many of it each pod gets",
+        check=lambda spec: when(
+            spec.workers.gpus_per_pod is None and spec.workers.gpu_resource != DEFAULT_GPU_RESOURCE
+        ),
+        cel=f"has(self.gpusPerPod) || self.gpuResource == '{DEFAULT_GPU_RESOURCE}'",
+        reads=("spec.workers.gpuResource", "spec.workers.gpusPerPod"),
+    ),
+)

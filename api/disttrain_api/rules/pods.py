@@ -1,0 +1,225 @@
+"""What a job's pods run, and what of a pod template is the operator's to set."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from disttrain_api.names import CONTAINER, Env, Label
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+
+VOLUME_PREFIX = "disttrain-"
+OPERATOR_LABELS = tuple(value for key, value in vars(Label).items() if key.isupper() and key != "MANAGER")
+OPERATOR_ENVIRONMENT = tuple(value for key, value in vars(Env).items() if key.isupper())
+
+_ROLES = {"Workers": "spec.workers.template", "Servers": "spec.parameterServers.template"}
+
+
+def template_of(spec: JobSpec, path: str) -> dict[str, Any]:
+    """The pod template of a role, {} where the job has no such role."""
+    if path == _ROLES["Workers"]:
+        return spec.workers.template
+    return spec.parameter_servers.template if spec.parameter_servers else {}
+
+
+# Templates are plain JSON here. What has the wrong type is pod_template.py's to say: these helpers see nothing there.
+def _object(value: Any, key: str) -> dict[str, Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _objects(value: Any, key: str) -> list[dict[str, Any]]:
+    found = value.get(key) if isinstance(value, dict) else None
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def _trainer(template: dict[str, Any]) -> dict[str, Any]:
+    containers = _objects(_object(template, "spec"), "containers")
+    return next((container for container in containers if container.get("name") == CONTAINER), {})
+
+
+def _some_trainer(scope: str, condition: str) -> str:
+    """CEL: the template at `scope` has a container `trainer` (c) for which the condition holds."""
+    return (
+        f"(has({scope}.spec) && has({scope}.spec.containers)"
+        f" && {scope}.spec.containers.exists(c, c.name == '{CONTAINER}' && ({condition})))"
+    )
+
+
+_HAS_PROGRAM = "(has(c.command) && c.command.size() > 0) || (has(c.image) && c.image.size() > 0)"
+_HAS_COMMAND = "(has(c.command) && c.command.size() > 0) || (has(c.args) && c.args.size() > 0)"
+
+
+def _has_program(template: dict[str, Any]) -> bool:
+    trainer = _trainer(template)
+    return bool(trainer.get("command") or trainer.get("image"))
+
+
+def _has_command(template: dict[str, Any]) -> bool:
+    trainer = _trainer(template)
+    return bool(trainer.get("command") or trainer.get("args"))
+
+
+def _per_role(
+    identifier: str,
+    below: str,
+    sentence: str,
+    find: Callable[[dict[str, Any]], Values | None],
+    cel: str,
+    values: dict[str, str] | None = None,
+) -> Iterable[Rule]:
+    """The same rule for the template of each role."""
+    for role, path in _ROLES.items():
+        yield Rule(
+            id=f"{role}{identifier}",
+            path=f"{path}.{below}",
+            scope=path,
+            sentence=sentence,
+            check=lambda spec, path=path: find(template_of(spec, path)),  # type: ignore[misc]
+            cel=cel,
+            values=values or {},
+        )
+
+
+def _restarts(template: dict[str, Any]) -> Values | None:
+    policy = _object(template, "spec").get("restartPolicy", "Never")
+    return when(policy != "Never", policy=str(policy))
+
+
+def _own_hostname(template: dict[str, Any]) -> Values | None:
+    pod = _object(template, "spec")
+    return when(any(key in pod for key in ("hostname", "subdomain", "hostnameOverride")))
+
+
+def _first(names: Iterable[Any]) -> Values | None:
+    for name in names:
+        return {"name": str(name)}
+    return None
+
+
+def _operator_label(template: dict[str, Any]) -> Values | None:
+    labels = _object(_object(template, "metadata"), "labels")
+    return _first(label for label in OPERATOR_LABELS if label in labels)
+
+
+def _operator_volume(template: dict[str, Any]) -> Values | None:
+    names = (str(volume.get("name", "")) for volume in _objects(_object(template, "spec"), "volumes"))
+    return _first(name for name in names if name.startswith(VOLUME_PREFIX))
+
+
+def _operator_variable(template: dict[str, Any]) -> Values | None:
+    names = (entry.get("name") for entry in _objects(_trainer(template), "env"))
+    return _first(name for name in names if name in OPERATOR_ENVIRONMENT)
+
+
+def _gpu_in_template(spec: JobSpec) -> Values | None:
+    pod, name = _object(spec.workers.template, "spec"), spec.workers.gpu_resource
+    containers = (*_objects(pod, "initContainers"), *_objects(pod, "containers"))
+    resources = [_object(container, "resources") for container in containers]
+    return when(
+        any(name in _object(resource, kind) for resource in resources for kind in ("limits", "requests")), name=name
+    )
+
+
+def _cel_list(words: Iterable[str]) -> str:
+    return f"[{', '.join(repr(str(word)) for word in words)}]"
+
+
+def _gpu_cel(containers: str) -> str:
+    wanted = " && ".join(
+        f"(!has(c.resources.{kind}) || !(self.gpuResource in c.resources.{kind}))" for kind in ("limits", "requests")
+    )
+    pods = "self.template.spec"
+    return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, !has(c.resources) || ({wanted})))"
+
+
+_LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self.metadata.labels)"
+_TRAINERS_ENV = f"self.spec.containers.filter(c, c.name == '{CONTAINER}')[0].env"
+
+POD_RULES = (
+    Rule(
+        id="SomethingToRun",
+        path="spec.workers.template",
+        sentence="nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
+        check=lambda spec: when(spec.training is None and not _has_program(spec.workers.template)),
+        cel=f"has(self.training) || {_some_trainer('self.workers.template', _HAS_PROGRAM)}",
+        reads=("spec.training", "spec.workers.template"),
+    ),
+    Rule(
+        id="OneProgram",
+        path="spec.workers.template",
+        sentence="`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`:"
+        " remove them, or `spec.training`",
+        check=lambda spec: when(spec.training is not None and _has_command(spec.workers.template)),
+        cel=f"!has(self.training) || !{_some_trainer('self.workers.template', _HAS_COMMAND)}",
+    ),
+    Rule(
+        id="ServersProgram",
+        path="spec.parameterServers.template",
+        sentence="the servers have nothing to run: give their container `trainer` a command or an image of its own",
+        check=lambda spec: when(
+            spec.parameter_servers is not None and not _has_program(spec.parameter_servers.template)
+        ),
+        scope="spec.parameterServers",
+        cel=_some_trainer("self.template", _HAS_PROGRAM),
+    ),
+    Rule(
+        id="ServersWithoutTraining",
+        path="spec.parameterServers",
+        sentence="`parameterServers` cannot be combined with `training` yet: run both programs by a command in their"
+        " templates, or remove `parameterServers`",
+        check=lambda spec: when(spec.parameter_servers is not None and spec.training is not None),
+        cel="!has(self.parameterServers) || !has(self.training)",
+    ),
+    Rule(
+        id="GpusByGpusPerPod",
+        path="spec.workers.template",
+        scope="spec.workers",
+        sentence="`{name}` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
+        check=_gpu_in_template,
+        cel=f"!has(self.template.spec) || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
+        values={"name": "self.gpuResource"},
+        reads=("spec.workers.template", "spec.workers.gpuResource"),
+    ),
+    *_per_role(
+        "RestartPolicy",
+        "spec.restartPolicy",
+        "`restartPolicy` {policy} must be Never: the operator restarts all pods of a job together",
+        _restarts,
+        "!has(self.spec) || !has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Never'",
+        {"policy": "self.spec.restartPolicy"},
+    ),
+    *_per_role(
+        "Hostname",
+        "spec",
+        "`hostname`, `subdomain` and `hostnameOverride` are the operator's to set: remove them",
+        _own_hostname,
+        "!has(self.spec)"
+        " || (!has(self.spec.hostname) && !has(self.spec.subdomain) && !has(self.spec.hostnameOverride))",
+    ),
+    *_per_role(
+        "Labels",
+        "metadata.labels",
+        "label `{name}` is the operator's to set: remove it",
+        _operator_label,
+        f"!has(self.metadata) || !has(self.metadata.labels) || {_LABELS_OF_OPERATOR}.size() == 0",
+        {"name": f"{_LABELS_OF_OPERATOR}[0]"},
+    ),
+    *_per_role(
+        "Volumes",
+        "spec.volumes",
+        f"volume `{{name}}` must not begin with '{VOLUME_PREFIX}', as the operator's own do: rename it",
+        _operator_volume,
+        "!has(self.spec) || !has(self.spec.volumes)"
+        f" || self.spec.volumes.all(v, !v.name.startsWith('{VOLUME_PREFIX}'))",
+        {"name": f"self.spec.volumes.filter(v, v.name.startsWith('{VOLUME_PREFIX}'))[0].name"},
+    ),
+    *_per_role(
+        "Environment",
+        "spec.containers",
+        "environment variable `{name}` of the container `trainer` is the operator's to set: remove it",
+        _operator_variable,
+        "!has(self.spec) || !has(self.spec.containers) || self.spec.containers.all(c, "
+        f"c.name != '{CONTAINER}' || !has(c.env) || c.env.all(e, !(e.name in {_cel_list(OPERATOR_ENVIRONMENT)})))",
+        {"name": f"{_TRAINERS_ENV}.filter(e, e.name in {_cel_list(OPERATOR_ENVIRONMENT)})[0].name"},
+    ),
+)

@@ -1,0 +1,70 @@
+"""What a rule is: one sentence, and two ways to find out whether it has to be said.
+
+The API server evaluates `cel` at admission, `disttrain validate` and the operator call `check`; both fill the same
+sentence with the same numbers. tests/integration/test_crd.py holds the two against each other, rule by rule.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from disttrain_api.spec import JobSpec
+
+Values = Mapping[str, int | str]
+
+_PLACEHOLDER = re.compile(r"\{(\w+)(:d)?\}")
+
+
+def when(wrong: bool, **values: int | str) -> Values | None:
+    """What a check returns: the values of its sentence where something is wrong, else None."""
+    return values if wrong else None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule about a spec."""
+
+    id: str
+    """For tests and reports."""
+    path: str
+    """The field that it is reported at, for example `spec.parallelism`."""
+    sentence: str
+    """What is wrong and what to do; `{name}` stands for a word, `{name:d}` for a number."""
+    check: Callable[[JobSpec], Values | None]
+    """The values of the sentence where the spec breaks the rule, else None."""
+    cel: str | None
+    """The CEL expression that is true where the rule holds; `self` is the object at `scope`. None: `python_only`."""
+    scope: str = "spec"
+    """Path of the object that the CEL expression looks at; `path` lies at or below it."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """A CEL expression for each name in the sentence."""
+    reads: tuple[str, ...] = ()
+    """The fields whose values it looks at, where that is not `path`: while one is wrong, the rule is not asked."""
+    python_only: str | None = None
+    """Why the API server cannot check this."""
+
+    def problem(self, spec: JobSpec) -> str | None:
+        """The sentence where `spec` breaks the rule, else None."""
+        values = self.check(spec)
+        return None if values is None else self.sentence.format(**values)
+
+    def validation(self) -> dict[str, str]:
+        """The entry under `x-kubernetes-validations` of the object at `scope`."""
+        if self.cel is None:
+            raise ValueError(f"rule {self.id} has no CEL expression: {self.python_only}")
+        return validation(self.cel, self.sentence, self.values, self.path.removeprefix(self.scope))
+
+
+def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: str) -> dict[str, str]:
+    """An entry under `x-kubernetes-validations`."""
+    entry = {"rule": cel}
+    names = _PLACEHOLDER.findall(sentence)
+    if names:
+        # `'…' + string(n)` is refused for its estimated cost; format is not.
+        text = _PLACEHOLDER.sub(lambda match: "%d" if match[2] else "%s", sentence).replace("'", "\\'")
+        entry["messageExpression"] = f"'{text}'.format([{', '.join(values[name] for name, _ in names)}])"
+    else:
+        entry["message"] = sentence
+    if field_path:
+        entry["fieldPath"] = field_path
+    return entry

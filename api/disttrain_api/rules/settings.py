@@ -1,0 +1,189 @@
+"""Fields that exclude or need each other: a setting that would be ignored is refused."""
+
+from collections.abc import Callable
+
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import AccessMode, JobSpec, RestartPolicy, RunPolicy
+from disttrain_api.training import LossName, LrScheduleName, OptimizerName, Training
+
+_DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default
+
+
+def _pascal(alias: str) -> str:
+    return alias[0].upper() + alias[1:]
+
+
+def _in_training(wrong: Callable[[Training], bool]) -> Callable[[JobSpec], Values | None]:
+    """A check of `spec.training`, which may be absent."""
+    return lambda spec: when(spec.training is not None and wrong(spec.training))
+
+
+def _name_or_entrypoint(part: str) -> Rule:
+    def wrong(training: Training) -> bool:
+        source = getattr(training, part)
+        return (source.name is None) == (source.entrypoint is None)
+
+    return Rule(
+        id=f"{_pascal(part)}NameOrEntrypoint",
+        path=f"spec.training.{part}",
+        scope=f"spec.training.{part}",
+        sentence="exactly one of `name` and `entrypoint` must be given",
+        check=_in_training(wrong),
+        cel="has(self.name) != has(self.entrypoint)",
+    )
+
+
+def _optimizer_only(alias: str, field: str, *names: OptimizerName) -> Rule:
+    return Rule(
+        id=f"{_pascal(alias)}NeedsOptimizer",
+        path=f"spec.training.optimizer.{alias}",
+        scope="spec.training.optimizer",
+        sentence=f"`{alias}` is a setting of {' and '.join(names)}, not of {{name}}: remove it or change `name`",
+        check=lambda spec: when(
+            spec.training is not None
+            and getattr(spec.training.optimizer, field) is not None
+            and spec.training.optimizer.name not in names,
+            name=spec.training.optimizer.name.value if spec.training else "",
+        ),
+        cel=f"!has(self.{alias}) || self.name in [{', '.join(repr(name.value) for name in names)}]",
+        values={"name": "self.name"},
+        reads=(f"spec.training.optimizer.{alias}", "spec.training.optimizer.name"),
+    )
+
+
+def _only_with_size(alias: str, field: str) -> Rule:
+    return Rule(
+        id=f"{_pascal(alias)}NeedsSize",
+        path=f"spec.storage.{alias}",
+        scope="spec.storage",
+        sentence=f"`{alias}` is about the claim that the operator creates: give `size`, or remove it",
+        check=lambda spec: when(
+            spec.storage is not None and spec.storage.size is None and getattr(spec.storage, field) is not None
+        ),
+        cel=f"!has(self.{alias}) || has(self.size)",
+        reads=(f"spec.storage.{alias}", "spec.storage.size"),
+    )
+
+
+def _claim_of_one_pod(spec: JobSpec) -> Values | None:
+    servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
+    once = spec.storage is not None and spec.storage.access_mode is AccessMode.READ_WRITE_ONCE
+    return when(
+        once and spec.workers.replicas + servers > 1,
+        pods=spec.workers.replicas + servers,
+        workers=spec.workers.replicas,
+        servers=servers,
+    )
+
+
+_SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
+
+SETTING_RULES = (
+    _name_or_entrypoint("model"),
+    _name_or_entrypoint("data"),
+    _optimizer_only("momentum", "momentum", OptimizerName.SGD),
+    _optimizer_only("nesterov", "nesterov", OptimizerName.SGD),
+    _optimizer_only("beta1", "beta1", OptimizerName.ADAM, OptimizerName.ADAMW),
+    _optimizer_only("beta2", "beta2", OptimizerName.ADAM, OptimizerName.ADAMW),
+    _optimizer_only("epsilon", "epsilon", OptimizerName.ADAM, OptimizerName.ADAMW),
+    Rule(
+        id="NesterovNeedsMomentum",
+        path="spec.training.optimizer.nesterov",
+        scope="spec.training.optimizer",
+        sentence="`nesterov` needs `momentum` greater than 0",
+        check=_in_training(lambda training: bool(training.optimizer.nesterov) and not training.optimizer.momentum),
+        cel="!has(self.nesterov) || !self.nesterov || (has(self.momentum) && self.momentum > 0.0)",
+        reads=("spec.training.optimizer.nesterov", "spec.training.optimizer.momentum"),
+    ),
+    Rule(
+        id="MinimumRatioNeedsShape",
+        path="spec.training.lrSchedule.minimumRatio",
+        scope="spec.training.lrSchedule",
+        sentence="`minimumRatio` is a setting of Linear and Cosine, not of Constant: remove it or change `name`",
+        check=_in_training(
+            lambda training: (
+                training.lr_schedule.minimum_ratio is not None and training.lr_schedule.name is LrScheduleName.CONSTANT
+            )
+        ),
+        cel="!has(self.minimumRatio) || self.name != 'Constant'",
+        reads=("spec.training.lrSchedule.minimumRatio", "spec.training.lrSchedule.name"),
+    ),
+    Rule(
+        id="WarmupWithinSteps",
+        path="spec.training.lrSchedule.warmupSteps",
+        scope="spec.training",
+        sentence="`warmupSteps` {warmup:d} must be less than or equal to `steps` {steps:d}",
+        check=lambda spec: when(
+            spec.training is not None and spec.training.lr_schedule.warmup_steps > spec.training.steps,
+            warmup=spec.training.lr_schedule.warmup_steps if spec.training else 0,
+            steps=spec.training.steps if spec.training else 0,
+        ),
+        cel="self.lrSchedule.warmupSteps <= self.steps",
+        values={"warmup": "self.lrSchedule.warmupSteps", "steps": "self.steps"},
+        reads=("spec.training.lrSchedule.warmupSteps", "spec.training.steps"),
+    ),
+    Rule(
+        id="LabelSmoothingNeedsCrossEntropy",
+        path="spec.training.loss.labelSmoothing",
+        scope="spec.training.loss",
+        sentence="`labelSmoothing` is a setting of CrossEntropy, not of MeanSquaredError: remove it or change `name`",
+        check=_in_training(
+            lambda training: (
+                training.loss.label_smoothing is not None and training.loss.name is not LossName.CROSS_ENTROPY
+            )
+        ),
+        cel="!has(self.labelSmoothing) || self.name == 'CrossEntropy'",
+        reads=("spec.training.loss.labelSmoothing", "spec.training.loss.name"),
+    ),
+    Rule(
+        id="CheckpointNeedsStorage",
+        path="spec.training.checkpoint",
+        sentence="`training.checkpoint` needs `spec.storage`, where checkpoints outlive the pods: give it, or remove"
+        " `checkpoint`",
+        check=lambda spec: when(
+            spec.training is not None and spec.training.checkpoint is not None and spec.storage is None
+        ),
+        cel="!has(self.training) || !has(self.training.checkpoint) || has(self.storage)",
+        reads=("spec.storage",),
+    ),
+    Rule(
+        id="ClaimNameOrSize",
+        path="spec.storage",
+        scope="spec.storage",
+        sentence="exactly one of `claimName` and `size` must be given",
+        check=lambda spec: when(
+            spec.storage is not None and (spec.storage.claim_name is None) == (spec.storage.size is None)
+        ),
+        cel="has(self.claimName) != has(self.size)",
+    ),
+    _only_with_size("storageClassName", "storage_class_name"),
+    _only_with_size("accessMode", "access_mode"),
+    _only_with_size("retain", "retain"),
+    Rule(
+        id="ClaimOfOnePod",
+        path="spec.storage.accessMode",
+        sentence="a ReadWriteOnce claim serves one pod, and the job has {pods:d} ({workers:d} workers +"
+        " {servers:d} servers): use ReadWriteMany",
+        check=_claim_of_one_pod,
+        cel="!has(self.storage) || !has(self.storage.accessMode) || self.storage.accessMode != 'ReadWriteOnce'"
+        f" || self.workers.replicas + {_SERVERS} == 1",
+        values={"pods": f"self.workers.replicas + {_SERVERS}", "workers": "self.workers.replicas", "servers": _SERVERS},
+        reads=("spec.storage.accessMode", "spec.workers.replicas", "spec.parameterServers.replicas"),
+    ),
+    Rule(
+        id="MaxRestartsNeedsGang",
+        path="spec.runPolicy.maxRestarts",
+        scope="spec.runPolicy",
+        sentence="`maxRestarts` {restarts:d} is a setting of restartPolicy Gang, not of Never: remove it or change"
+        " `restartPolicy`",
+        # The default stands in every stored object and says nothing; zero says what Never says.
+        check=lambda spec: when(
+            spec.run_policy.restart_policy is RestartPolicy.NEVER
+            and spec.run_policy.max_restarts not in (0, _DEFAULT_MAX_RESTARTS),
+            restarts=spec.run_policy.max_restarts,
+        ),
+        cel=f"self.restartPolicy != 'Never' || self.maxRestarts in [0, {_DEFAULT_MAX_RESTARTS}]",
+        values={"restarts": "self.maxRestarts"},
+        reads=("spec.runPolicy.maxRestarts", "spec.runPolicy.restartPolicy"),
+    ),
+)

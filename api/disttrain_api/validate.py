@@ -1,0 +1,181 @@
+"""Everything that is wrong with a job, in one go.
+
+The models say what is wrong with single fields, the schema of pod templates what is wrong with those, the built-in
+models and data sets what is wrong with their `config`, and the rules what does not go together. A rule is asked only
+where all that it looks at is right in itself: nobody is told that numbers do not fit when one of them is misspelt.
+"""
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from disttrain_api import sentences, structural
+from disttrain_api.builtin import config_problems
+from disttrain_api.pod_template import pod_template_schema
+from disttrain_api.rules import NAME_RULES, RULES
+from disttrain_api.spec import DistTrainingJob, JobSpec
+from disttrain_api.violation import Location, Violation
+
+_NAME: Location = ("metadata", "name")
+_WORKERS: Location = ("spec", "workers", "template")
+_SERVERS: Location = ("spec", "parameterServers", "template")
+_CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
+
+# For rules that look at other fields. Nothing is said about these themselves.
+_STAND_INS: dict[Location, Any] = {
+    ("metadata",): {"name": "unnamed"},
+    ("metadata", "name"): "unnamed",
+    ("spec", "workers"): {},
+    ("spec", "training", "model"): {},
+    ("spec", "training", "data"): {},
+    ("spec", "training", "steps"): 1,
+}
+
+
+def problems(subject: JobSpec | DistTrainingJob | Mapping[str, Any]) -> list[Violation]:
+    """All problems of a spec, of a job, or of a manifest as it was read."""
+    if isinstance(subject, JobSpec):
+        return spec_problems(subject)
+    if isinstance(subject, DistTrainingJob):
+        return [*_name_problems(subject), *spec_problems(subject.spec)]
+    return read_job(subject)[1]
+
+
+def spec_problems(spec: JobSpec) -> list[Violation]:
+    """What does not go together in a spec whose fields are right in themselves."""
+    found = list(_template_problems(spec))
+    found += _rule_problems(spec, found)
+    return [*found, *_config_problems(spec, found)]
+
+
+def read_spec(raw: Any) -> tuple[JobSpec | None, list[Violation]]:
+    """The spec of a stored job, None where its fields cannot be read, and all its problems."""
+    job, found = read_job({"metadata": {"name": "stored"}, "spec": raw})
+    return (job.spec if job else None), found
+
+
+def read_job(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
+    """The job in a manifest, None where its fields cannot be read, and all problems."""
+    job, found = _read_fields(raw)
+    usable = job or _without(raw, found)
+    if usable is not None:
+        found += _template_problems(usable.spec)
+        found += _rule_problems(usable.spec, found)
+        found += _config_problems(usable.spec, found)
+        if not _is_in_doubt(_NAME, found):
+            found += _name_problems(usable)
+    return job, found
+
+
+def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
+    """The job as far as single fields go."""
+    empty = list(_empty_values(raw.get("spec") if isinstance(raw, Mapping) else None, ("spec",)))
+    try:
+        # Strictly, and by way of JSON: "2" is no number and 1 is not true, as for the API server.
+        return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), empty
+    except ValidationError as error:
+        said = {violation.location for violation in empty}
+        wrong = sentences.violations(error, DistTrainingJob)
+        return None, empty + [violation for violation in wrong if violation.location not in said]
+
+
+def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
+    """Keys without a value, which the API server refuses; free-form `config` may hold them."""
+    if value is None and len(location) > 1:
+        yield Violation(location, "has no value: give it one, or remove the key")
+    # Templates have a schema of their own, which says so, too.
+    if isinstance(value, dict) and location[-1] not in ("config", "template"):
+        for key, item in value.items():
+            yield from _empty_values(item, (*location, key))
+
+
+def _template_problems(spec: JobSpec) -> Iterator[Violation]:
+    schema = pod_template_schema()
+    yield from structural.check(spec.workers.template, schema, _WORKERS)
+    if spec.parameter_servers is not None:
+        yield from structural.check(spec.parameter_servers.template, schema, _SERVERS)
+
+
+def _name_problems(job: DistTrainingJob) -> Iterator[Violation]:
+    for rule in NAME_RULES:
+        message = rule.problem(job.metadata.name)
+        if message is not None:
+            yield Violation(_NAME, message, job.metadata.name)
+
+
+def _rule_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]:
+    found = tuple(found)
+    broken = []
+    for rule in RULES:
+        if any(_is_in_doubt(tuple(path.split(".")), found) for path in rule.reads or (rule.path,)):
+            continue
+        message = rule.problem(spec)
+        if message is not None:
+            broken.append(Violation(tuple(rule.path.split(".")), message))
+    return broken
+
+
+def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]:
+    """What the built-in models and data sets say about their configuration, alone and together."""
+    found = tuple(found)
+    if spec.training is None or any(_is_in_doubt(part, found) for part in _CONFIGURED):
+        return []
+    return [
+        Violation(("spec", *(int(part) if part.isdigit() else part for part in path.split("."))), message)
+        for path, message in config_problems(spec.training)
+    ]
+
+
+def _is_in_doubt(location: Location, found: Iterable[Violation]) -> bool:
+    """Whether something is wrong at, above or below the location, or was probably meant to be there."""
+    for violation in found:
+        wrong = violation.location
+        if violation.message == structural.UNKNOWN_FIELD:
+            if violation.meant is None:
+                continue
+            wrong = (*wrong[:-1], violation.meant)
+        shorter = min(len(wrong), len(location))
+        if wrong[:shorter] == location[:shorter]:
+            return True
+    return False
+
+
+def _without(raw: Any, found: list[Violation]) -> DistTrainingJob | None:
+    """The job that remains when all wrong fields are left out; None where too little remains.
+
+    Lets the rules speak about what is right, so that a user need not mend one kind of mistake to see the next.
+    """
+    remaining, wrong = copy.deepcopy(raw), found
+    while wrong:
+        for violation in {violation.location: violation for violation in wrong}.values():
+            if not _leave_out(remaining, violation):
+                return None
+        job, wrong = _read_fields(remaining)
+        if job is not None:
+            return job
+    return None
+
+
+def _leave_out(raw: Any, violation: Violation) -> bool:
+    """Delete a wrong value, or put something in place of a missing one. False where that cannot be done."""
+    location = violation.location
+    if not location:
+        return False
+    if violation.message == sentences.MISSING:
+        if location in _STAND_INS:
+            _parent(raw, location)[location[-1]] = copy.deepcopy(_STAND_INS[location])
+            return True
+        location = location[:-1]
+    parent = _parent(raw, location)
+    if location and isinstance(parent, dict):
+        parent.pop(location[-1], None)
+    return bool(location)
+
+
+def _parent(raw: Any, location: Location) -> Any:
+    for part in location[:-1]:
+        raw = raw.get(part) if isinstance(raw, dict) else None
+    return raw
