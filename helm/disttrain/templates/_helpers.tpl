@@ -1,0 +1,44 @@
+{{- define "disttrain.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "disttrain.selector" -}}
+app.kubernetes.io/name: disttrain-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "disttrain.labels" -}}
+{{ include "disttrain.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "disttrain.serviceAccountName" -}}
+{{ default (include "disttrain.name" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{/* What the operator does to jobs and their children; everything here is used. */}}
+{{- define "disttrain.rules" -}}
+- apiGroups: [disttrain.io]
+  resources: [disttrainingjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [disttrain.io]
+  resources: [disttrainingjobs/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}

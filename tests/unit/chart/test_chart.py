@@ -1,0 +1,122 @@
+"""What the chart renders, by the real helm."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from disttrain_operator.settings import read_settings
+from tests.cluster import build
+
+CHART = Path(__file__).parents[3] / "helm" / "disttrain"
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    return build.ensure(["helm"])["helm"]
+
+
+def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([helm, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def render(helm: Path, *settings: str) -> list[dict[str, Any]]:
+    """All objects of the chart; `settings` are values like `crds.keep=false`."""
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    # A helm built from its module believes in an old Kubernetes unless told.
+    done = run(helm, "template", "disttrain", str(CHART), "-n", "system", "--kube-version", "1.34.0", *flags)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [document for document in objects if document["kind"] == kind]
+    return found
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_helm_lint_finds_nothing(helm: Path) -> None:
+    done = run(helm, "lint", "--strict", str(CHART), "--kube-version", "1.34.0")
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
+    objects = render(
+        helm,
+        "watchNamespace=team-a",
+        "trainerImage=mine:2",
+        "podDefaults.shmSizeLimit=2Gi",
+        "podDefaults.imagePullPolicy=Never",
+        "podDefaults.userId=1234",
+        "podDefaults.terminationGracePeriodSeconds=99",
+        "podDefaults.nodeLostSeconds=7",
+        "log.level=debug",
+    )
+    settings = read_settings(container(objects)["args"], {})
+    assert settings.namespace == "team-a"
+    assert settings.trainer_image == "mine:2"
+    assert settings.json_logs
+    pods = settings.pods
+    assert (pods.shm_size_limit, pods.image_pull_policy, pods.user_id) == ("2Gi", "Never", 1234)
+    assert (pods.grace_seconds, pods.node_lost_seconds) == (99, 7)
+
+
+def test_the_operator_meets_the_restricted_pod_security_standard(helm: Path) -> None:
+    objects = render(helm)
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(objects)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"livenessProbe", "readinessProbe", "resources"} <= container(objects).keys()
+
+
+def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
+    objects = render(helm, "watchNamespace=team-a")
+    kinds = {document["kind"] for document in objects}
+    assert {"Role", "RoleBinding"} <= kinds
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
+    assert only(objects, "Role")["metadata"]["namespace"] == "team-a"
+
+
+def test_no_right_is_wider_than_named_verbs_on_named_resources(helm: Path) -> None:
+    rules = only(render(helm), "ClusterRole")["rules"]
+    assert not any("*" in rule[part] for rule in rules for part in ("apiGroups", "resources", "verbs"))
+    verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    assert verbs["secrets"] == {"create"}
+    assert "update" not in verbs["pods"]
+
+
+@pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])
+def test_the_crd_is_kept_by_an_uninstall_if_so_wished(helm: Path, keep: str, annotated: bool) -> None:
+    crd = only(render(helm, f"crds.keep={keep}"), "CustomResourceDefinition")
+    policy = (crd["metadata"].get("annotations") or {}).get("helm.sh/resource-policy")
+    assert (policy == "keep") is annotated
+
+
+def test_the_crd_of_the_chart_is_the_generated_one(helm: Path) -> None:
+    crd = only(render(helm, "crds.keep=false"), "CustomResourceDefinition")
+    generated = yaml.safe_load((CHART.parents[1] / "crds" / "disttrain.io_disttrainingjobs.yaml").read_text())
+    assert crd["spec"] == generated["spec"]
+
+
+def test_without_crds_enabled_there_is_none(helm: Path) -> None:
+    assert "CustomResourceDefinition" not in {document["kind"] for document in render(helm, "crds.enabled=false")}
+
+
+@pytest.mark.parametrize(
+    "setting", ["crds.kept=true", "image.pullPolicy=Sometimes", "podDefaults.userId=0", "log.level=loud"]
+)
+def test_wrong_values_are_refused_by_name(helm: Path, setting: str) -> None:
+    done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", "--set", setting)
+    assert done.returncode != 0
+    assert setting.split("=")[0].split(".")[-1] in done.stderr
