@@ -1,0 +1,121 @@
+"""A real cluster with the real images and the chart installed by helm; a fresh namespace for each test."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import build
+from tests.e2e.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "disttrain-system"
+OPERATOR_IMAGE = os.environ.get("DISTTRAIN_OPERATOR_IMAGE", "disttrain/operator:test")
+TRAINER_IMAGE = os.environ.get("DISTTRAIN_TRAINER_IMAGE", "disttrain/trainer:test")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def cluster_command(*arguments: str) -> str:
+    """Output of `python -m tests.cluster …`; its one line of explanation fails the test."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cluster", *arguments], check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0, f"python -m tests.cluster {' '.join(arguments)} ended with {done.returncode}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Iterator[Path]:
+    """The cluster: KUBECONFIG's, or one on this machine, which goes away again if it was not there before."""
+    was_up = (
+        subprocess.run(
+            [sys.executable, "-m", "tests.cluster", "status"], check=False, cwd=ROOT, capture_output=True
+        ).returncode
+        == 0
+    )
+    try:
+        yield Path(cluster_command("up").strip().splitlines()[-1])
+    finally:
+        if not was_up:
+            cluster_command("down")
+
+
+@pytest.fixture(scope="session")
+def images(kubeconfig: Path) -> None:
+    """Both images, built from the Dockerfiles, on every node."""
+    cluster_command("images")
+
+
+@pytest.fixture(scope="session")
+def programs() -> dict[str, Path]:
+    return build.ensure(["kubectl", "helm"])
+
+
+@pytest.fixture(scope="session")
+def helm(programs: dict[str, Path], kubeconfig: Path) -> "Helm":
+    return Helm(programs["helm"], kubeconfig)
+
+
+class Helm:
+    """helm against the cluster."""
+
+    def __init__(self, program: Path, kubeconfig: Path) -> None:
+        self._program, self._kubeconfig = program, kubeconfig
+
+    def __call__(self, *arguments: str) -> str:
+        environment = os.environ | {"KUBECONFIG": str(self._kubeconfig)}
+        done = subprocess.run(
+            [str(self._program), *arguments], check=False, capture_output=True, text=True, env=environment, timeout=400
+        )
+        assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def install(self, *settings: str) -> None:
+        """Install or upgrade the chart with the test's images, and wait until the operator is ready."""
+        repository, _, tag = OPERATOR_IMAGE.rpartition(":")
+        values = [f"image.repository={repository}", f"image.tag={tag}", f"trainerImage={TRAINER_IMAGE}", *settings]
+        flags = [flag for value in values for flag in ("--set", value)]
+        where = ("disttrain", str(ROOT / "helm" / "disttrain"), "-n", SYSTEM, "--create-namespace")
+        self("upgrade", "--install", *where, *flags, "--wait", "--timeout", "300s")
+
+
+@pytest.fixture(scope="session")
+def operator(images: None, helm: Helm, programs: dict[str, Path], kubeconfig: Path) -> Iterator[Kubectl]:
+    """The chart, installed. Answers with kubectl in the operator's namespace."""
+    helm.install()
+    kubectl = Kubectl(programs["kubectl"], kubeconfig, SYSTEM)
+    yield kubectl
+    kubectl.run("delete", "dtj", "--all", "--all-namespaces", "--timeout=120s", timeout=150)
+    helm("uninstall", "disttrain", "-n", SYSTEM, "--wait")
+    kubectl.run("delete", "crd", "disttrainingjobs.disttrain.io", "--timeout=60s")
+    kubectl.run("delete", "namespace", SYSTEM, "--timeout=120s", timeout=150)
+
+
+@pytest.fixture
+def kubectl(operator: Kubectl, programs: dict[str, Path], kubeconfig: Path) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace that enforces the restricted Pod Security Standard."""
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    kubectl = Kubectl(programs["kubectl"], kubeconfig, namespace)
+    kubectl("create", "namespace", namespace)
+    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    yield kubectl
+    kubectl.run("delete", "namespace", namespace, "--wait=false")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """The operator never logs a traceback, whatever the test did to it."""
+    operator = item.funcargs.get("operator") if isinstance(item, pytest.Function) else None
+    if isinstance(operator, Kubectl):
+        log = operator.run("logs", "-l", "app.kubernetes.io/name=disttrain-operator", "--tail=-1").stdout
+        assert "Traceback" not in log, log[-4000:]

@@ -1,0 +1,85 @@
+"""kubectl as the tests use it: every claim is read the way a user would read it."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PATIENCE = 300
+"""Seconds that a condition may take on a slow machine before the test gives up."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl against one cluster and namespace."""
+
+    program: Path
+    kubeconfig: Path
+    namespace: str
+
+    def run(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """The finished command, whatever its exit code."""
+        command = [str(self.program), "--namespace", self.namespace, *arguments]
+        environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
+        return subprocess.run(
+            command, check=False, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment
+        )
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
+        """Standard output of a command that must succeed."""
+        done = self.run(*arguments, stdin=stdin, timeout=timeout)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        self("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self("get", *arguments, "-o", "json"))
+
+    def status(self, job: str) -> dict[str, Any]:
+        """Status of a job; empty before the operator's first write."""
+        found: dict[str, Any] = self.get("dtj", job).get("status") or {}
+        return found
+
+    def condition(self, job: str, type_: str) -> dict[str, str]:
+        """A condition of a job; empty before the operator's first write."""
+        conditions = self.status(job).get("conditions") or []
+        return next((entry for entry in conditions if entry["type"] == type_), {})
+
+    def pods(self, job: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("pods", "-l", f"disttrain.io/job-name={job}")["items"]
+        return found
+
+    def wait(self, condition: str, job: str, *, patience: float = PATIENCE) -> None:
+        """`kubectl wait`, as the README tells users to."""
+        waited = self.run(
+            "wait", f"--for=condition={condition}", f"dtj/{job}", f"--timeout={patience}s", timeout=patience + 30
+        )
+        assert waited.returncode == 0, f"{waited.stderr}\n{self.story(job)}"
+
+    def until(self, claim: Callable[[], Any], what: str, *, job: str = "", patience: float = PATIENCE) -> Any:
+        """Wait until the claim holds and return what it returned."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            answer = claim()
+            if answer:
+                return answer
+            time.sleep(0.2)
+        raise AssertionError(f"still not after {patience} s: {what}\n{self.story(job) if job else ''}")
+
+    def story(self, job: str) -> str:
+        """Everything that helps to see why a job is where it is."""
+        parts = [
+            self.run("get", "dtj", job, "-o", "yaml").stdout,
+            self.run("get", "pods", "-o", "wide").stdout,
+            self.run("get", "events", "--sort-by=.lastTimestamp").stdout[-4000:],
+            self.run("logs", "-l", f"disttrain.io/job-name={job}", "--tail=40", "--prefix").stdout,
+        ]
+        return "\n".join(parts)

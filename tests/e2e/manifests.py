@@ -1,0 +1,45 @@
+"""Jobs of the end-to-end tests."""
+
+from pathlib import Path
+from typing import Any
+
+from disttrain_api.manifest import load
+from tests.builders import merge
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STORAGE = {"size": "1Gi", "storageClassName": "disttrain-shared", "retain": False}
+
+
+def example(name: str, **spec: Any) -> dict[str, Any]:
+    """An example manifest; `spec` is laid over it."""
+    manifest = load(EXAMPLES / f"{name}.yaml").model_dump(mode="json", by_alias=True, exclude_none=True)
+    return merge(manifest, {"spec": spec})
+
+
+def long_job(name: str, **spec: Any) -> dict[str, Any]:
+    """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
+    base = {
+        "workers": {"replicas": 2},
+        "storage": STORAGE,
+        "training": {
+            "model": {"name": "mlp"},
+            "data": {"name": "digits"},
+            "optimizer": {"name": "SGD", "learningRate": 0.05},
+            "steps": 1_000_000,
+            "microBatchSize": 16,
+            "checkpoint": {"interval": 20, "keepLatest": 2},
+            "logging": {"interval": 20},
+        },
+    }
+    return job(name, merge(base, spec))
+
+
+def program(name: str, script: str, image: str, *, replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    """A job whose pods run a script of their own under /bin/sh."""
+    container = {"name": "trainer", "image": image, "command": ["/bin/sh", "-c", script]}
+    base = {"workers": {"replicas": replicas, "template": {"spec": {"containers": [container]}}}}
+    return job(name, merge(base, spec))
+
+
+def job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "disttrain.io/v1alpha1", "kind": "DistTrainingJob", "metadata": {"name": name}, "spec": spec}

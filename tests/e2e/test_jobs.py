@@ -1,0 +1,240 @@
+"""Jobs on a real cluster, from the chart and the images that users get."""
+
+import re
+from typing import Any
+
+import yaml
+
+from tests.e2e.conftest import TRAINER_IMAGE
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.manifests import example, job, long_job, program
+
+TORCHRUN = """
+cat > /scratch/program.py <<'PROGRAM'
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}", flush=True)
+dist.barrier()
+import os; os._exit(0)
+PROGRAM
+exec torchrun /scratch/program.py
+"""
+
+SERVE = """
+import os, socketserver
+port = int(os.environ["DISTTRAIN_PS_ADDRESSES"].split(",")[0].rpartition(":")[2])
+socketserver.TCPServer(("", port), socketserver.BaseRequestHandler).serve_forever()
+"""
+ASK = """
+import os, socket, time
+for address in os.environ["DISTTRAIN_PS_ADDRESSES"].split(","):
+    host, port = address.split(":")
+    for _ in range(300):
+        try:
+            socket.create_connection((host, int(port)), 2).close()
+            break
+        except OSError:
+            time.sleep(0.2)
+    else:
+        raise SystemExit(f"{address} does not answer")
+"""
+
+
+def checkpoints(kubectl: Kubectl, name: str) -> list[int]:
+    """Steps of the complete checkpoints, as the first worker sees them on the shared storage."""
+    pods = [pod for pod in kubectl.pods(name) if pod["status"]["phase"] == "Running"]
+    if not pods:
+        return []
+    look = "ls -d /checkpoints/*/step-*/.metadata 2>/dev/null || true"
+    listed = kubectl.run("exec", pods[0]["metadata"]["name"], "-c", "trainer", "--", "sh", "-c", look).stdout
+    return sorted(int(step) for step in re.findall(r"step-(\d+)/\.metadata", listed))
+
+
+def train_until_a_checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
+    """Wait for a checkpoint of a running job; its step."""
+    kubectl.wait("Running", name)
+    found = kubectl.until(
+        lambda: [step for step in checkpoints(kubectl, name) if step >= at_least], "a checkpoint", job=name
+    )
+    return int(found[-1])
+
+
+def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
+    """The first step that rank 0 of an attempt logged."""
+    (pod,) = [
+        pod["metadata"]["name"]
+        for pod in kubectl.pods(name)
+        if pod["metadata"]["labels"]["disttrain.io/attempt"] == str(attempt)
+        and pod["metadata"]["labels"]["disttrain.io/index"] == "0"
+    ]
+    found = kubectl.until(
+        lambda: re.search(r"\bstep: *(\d+)", kubectl.run("logs", pod, "-c", "trainer").stdout),
+        "a logged step",
+        job=name,
+    )
+    return int(found[1])
+
+
+def end_soon(kubectl: Kubectl, name: str) -> None:
+    """Delete a job that would train for ever."""
+    kubectl("delete", "dtj", name, "--timeout=120s", timeout=150)
+
+
+def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
+    kubectl.apply(example("ddp"))
+    kubectl.wait("Finished", "ddp")
+    status = kubectl.status("ddp")
+    assert kubectl.condition("ddp", "Complete")["status"] == "True", kubectl.story("ddp")
+    metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
+    assert metrics["accuracy"] >= 0.97
+    assert status["progress"]["step"] == status["progress"]["totalSteps"]
+    assert status["progress"]["samplesPerSecond"] > 0
+    assert (status["restarts"], status["mesh"], status["phase"]) == (0, "dp2", "Succeeded")
+    line = kubectl("get", "dtj", "ddp").splitlines()
+    assert line[0].split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "RESTARTS", "AGE"]
+
+
+def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("killed"))
+    step = train_until_a_checkpoint(kubectl, "killed", at_least=40)
+    (victim,) = [p for p in kubectl.pods("killed") if p["metadata"]["labels"]["disttrain.io/index"] == "1"]
+    kill = "import os, signal; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), signal.SIGKILL)"
+    kubectl("exec", victim["metadata"]["name"], "-c", "trainer", "--", "python3", "-c", kill)
+    kubectl.until(lambda: kubectl.status("killed").get("attempt") == 2, "attempt 2", job="killed")
+    kubectl.wait("Running", "killed")
+    assert first_step(kubectl, "killed", attempt=2) >= step
+    status = kubectl.status("killed")
+    assert status["restarts"] == 1
+    verdict = status["attempts"][0]["verdict"]
+    assert (verdict["rank"], verdict["signal"]) == (1, 9), verdict
+    assert verdict["node"]
+    end_soon(kubectl, "killed")
+
+
+def test_a_pod_killed_as_a_whole_is_replaced_and_the_job_succeeds(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("lost", training={"steps": 6000, "checkpoint": {"interval": 100}}))
+    train_until_a_checkpoint(kubectl, "lost")
+    victim = kubectl.pods("lost")[1]["metadata"]["name"]
+    kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+    kubectl.wait("Finished", "lost", patience=400)
+    status = kubectl.status("lost")
+    assert kubectl.condition("lost", "Complete")["status"] == "True", kubectl.story("lost")
+    assert (status["restarts"], status["attempt"], status["progress"]["step"]) == (1, 2, 6000)
+
+
+def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("pause"))
+    train_until_a_checkpoint(kubectl, "pause")
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
+    kubectl.wait("Suspended", "pause")
+    kubectl.until(lambda: not kubectl.pods("pause"), "no pods", job="pause")
+    saved = kubectl.status("pause")["checkpoint"]["step"]
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
+    kubectl.wait("Running", "pause")
+    assert saved < first_step(kubectl, "pause", attempt=2) <= saved + 20
+    assert kubectl.status("pause")["restarts"] == 0
+    end_soon(kubectl, "pause")
+
+
+def test_a_failing_program_ends_failed_with_rank_and_exit_code(kubectl: Kubectl) -> None:
+    script = 'if [ "$RANK" = 1 ]; then echo "no data today" >&2; exit 7; fi; sleep 600'
+    kubectl.apply(program("failing", script, TRAINER_IMAGE, runPolicy={"maxRestarts": 1}))
+    kubectl.wait("Finished", "failing")
+    failed = kubectl.condition("failing", "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "RestartsExhausted")
+    assert "worker 1" in failed["message"]
+    assert "exited with code 7" in failed["message"]
+    assert "no data today" in failed["message"]
+    verdict = kubectl.status("failing")["attempts"][-1]["verdict"]
+    assert (verdict["exitCode"], verdict["role"]) == (7, "worker")
+
+
+def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) -> None:
+    data = {"name": "text", "config": {"paths": ["/no/such/folder"], "sequenceLength": 32}}
+    training = {"model": {"name": "gpt"}, "data": data, "steps": 5, "microBatchSize": 2}
+    kubectl.apply(job("nodata", {"workers": {"replicas": 2}, "training": training}))
+    kubectl.wait("Finished", "nodata")
+    failed = kubectl.condition("nodata", "Failed")
+    assert failed["reason"] == "DataNotFound"
+    assert "/no/such/folder" in failed["message"]
+    assert kubectl.status("nodata")["restarts"] == 0
+
+
+def test_an_image_that_does_not_exist_ends_with_its_reason(kubectl: Kubectl) -> None:
+    container = {"name": "trainer", "image": "localhost/no/such:image"}
+    workers = {"template": {"spec": {"containers": [container]}}}
+    kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startDeadlineSeconds": 20}))
+    told = kubectl.until(
+        lambda: kubectl.condition("noimage", "Running").get("reason") == "ImagePullBackOff", "the reason"
+    )
+    assert told
+    kubectl.wait("Finished", "noimage")
+    failed = kubectl.condition("noimage", "Failed")
+    assert failed["reason"] == "ImagePullBackOff"
+    assert "localhost/no/such:image" in failed["message"]
+
+
+def test_deletion_leaves_nothing(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("away"))
+    kubectl.wait("Running", "away")
+    end_soon(kubectl, "away")
+    left = "pods,services,secrets,persistentvolumeclaims"
+    kubectl.until(lambda: not kubectl.get(left, "-l", "disttrain.io/job-name=away")["items"], "nothing left")
+
+
+def test_a_job_deleted_and_made_again_at_once_runs_and_starts_anew(kubectl: Kubectl) -> None:
+    manifest = long_job("again")
+    kubectl.apply(manifest)
+    train_until_a_checkpoint(kubectl, "again", at_least=60)
+    first = kubectl.get("dtj", "again")["metadata"]["uid"]
+    kubectl("delete", "dtj", "again", "--wait=false")
+    kubectl.until(lambda: kubectl.run("get", "dtj", "again").returncode != 0, "the old job gone")
+    kubectl.apply(manifest)
+    kubectl.wait("Running", "again")
+    second = kubectl.get("dtj", "again")["metadata"]["uid"]
+    assert second != first
+    kubectl.until(
+        lambda: {p["metadata"]["labels"]["disttrain.io/job-uid"] for p in kubectl.pods("again")} == {second},
+        "only pods of the new job",
+        job="again",
+    )
+    assert first_step(kubectl, "again", attempt=1) <= 20
+    end_soon(kubectl, "again")
+
+
+def test_an_unmodified_torchrun_script_runs(kubectl: Kubectl) -> None:
+    kubectl.apply(program("torchrun", TORCHRUN, TRAINER_IMAGE, workers={"processesPerPod": 2}))
+    kubectl.wait("Finished", "torchrun")
+    assert kubectl.condition("torchrun", "Complete")["status"] == "True", kubectl.story("torchrun")
+    logs = "".join(kubectl("logs", pod["metadata"]["name"]) for pod in kubectl.pods("torchrun"))
+    assert sorted(re.findall(r"rank (\d) of 4: 6", logs)) == ["0", "1", "2", "3"]
+
+
+def test_parameter_server_pods_are_addressed_counted_and_end_with_the_workers(kubectl: Kubectl) -> None:
+    def pods(code: str) -> dict[str, Any]:
+        container = {"name": "trainer", "image": TRAINER_IMAGE, "command": ["python3", "-c", code]}
+        return {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+
+    kubectl.apply(job("servers", {"workers": pods(ASK), "parameterServers": pods(SERVE)}))
+    kubectl.wait("Finished", "servers")
+    assert kubectl.condition("servers", "Complete")["status"] == "True", kubectl.story("servers")
+    kubectl.until(
+        lambda: all(p["status"]["phase"] in ("Succeeded", "Failed") for p in kubectl.pods("servers")),
+        "the servers end",
+        job="servers",
+    )
+
+
+def test_wrong_manifests_are_refused_with_the_field_and_the_numbers(kubectl: Kubectl) -> None:
+    wrong = long_job("wrong", parallelism={"dataParallelReplicateDegree": 3})
+    refused = kubectl.run("apply", "-f", "-", stdin=yaml.safe_dump(wrong))
+    assert refused.returncode != 0
+    assert "spec.parallelism" in refused.stderr
+    assert "world size 2" in refused.stderr
+    assert "which is 3" in refused.stderr
+    unknown = long_job("wrong", workers={"replica": 2})
+    refused = kubectl.run("apply", "-f", "-", stdin=yaml.safe_dump(unknown))
+    assert refused.returncode != 0
+    assert "replica" in refused.stderr
