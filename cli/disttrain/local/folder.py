@@ -1,0 +1,150 @@
+"""The folder of one run: everything it leaves behind, and all that `--resume` needs.
+
+disttrain-runs/
+  claims/<claimName>/      storage of all jobs that name the claim
+  <job>-<uid5>/
+    status.yaml            the job, as `kubectl get -o yaml` would show it
+    config/                what the job's Secret holds
+    storage/               checkpoints, where the job has storage of its own
+    logs/<pod>.log
+    pods/<pod>/            scratch space; gone with the pod
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from disttrain.errors import USAGE, CommandError
+from disttrain_api.names import CONFIG_FILE, TOKEN_FILE
+from disttrain_api.spec import DistTrainingJob, Storage
+from disttrain_operator.plan.identity import child_name
+
+DEFAULT_RUNS = "disttrain-runs"
+STATUS_FILE = "status.yaml"
+
+RawJob = dict[str, Any]
+
+
+class RunFolder:
+    """Paths of one run, and its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def log(self, pod: str) -> Path:
+        return self.logs / f"{pod}.log"
+
+    def scratch(self, pod: str) -> Path:
+        return self.path / "pods" / pod
+
+    def termination_log(self, pod: str) -> Path:
+        return self.scratch(pod) / "termination-log"
+
+    def storage(self, storage: Storage | None) -> Path:
+        """The folder that a job's pods find in DISTTRAIN_STORAGE."""
+        if storage is not None and storage.claim_name is not None:
+            return self.path.parent / "claims" / storage.claim_name
+        return self.path / "storage"
+
+    def write_job(self, job: RawJob) -> None:
+        """Raises OSError, and then leaves the former file."""
+        part = self.path / f".{STATUS_FILE}.part"
+        try:
+            part.write_text(to_yaml(job))
+            part.replace(self.path / STATUS_FILE)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def read_job(self) -> RawJob:
+        file = self.path / STATUS_FILE
+        try:
+            job = yaml.safe_load(file.read_text())
+            DistTrainingJob.model_validate(job, by_alias=True, by_name=False)
+        except OSError as error:
+            sentence = f"{self.path} is not the folder of a run: cannot read {STATUS_FILE} ({error.strerror})"
+            raise CommandError(sentence, USAGE) from error
+        except (yaml.YAMLError, ValueError) as error:
+            raise CommandError(f"{file} is damaged: {str(error).splitlines()[0]}", USAGE) from error
+        return dict(job)
+
+    def write_support(self, secret: Mapping[str, str], storage: Storage | None) -> None:
+        """What a cluster keeps in the job's Secret and claim. Raises OSError."""
+        self.config.mkdir(exist_ok=True)
+        for name in (CONFIG_FILE, TOKEN_FILE):
+            if name in secret:
+                (self.config / name).write_text(secret[name])
+        (self.config / TOKEN_FILE).chmod(0o600)
+        if storage is not None:
+            self.storage(storage).mkdir(parents=True, exist_ok=True)
+
+    def forget_pod(self, pod: str) -> None:
+        """Its scratch space dies with it; its log stays."""
+        shutil.rmtree(self.scratch(pod), ignore_errors=True)
+
+    def forget_pods(self) -> None:
+        shutil.rmtree(self.path / "pods", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One runner at a time. The lock is the kernel's: it does not outlive the process."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise CommandError(f"{self.path} is in use: another disttrain run works on this job", USAGE) from error
+        finally:
+            os.close(descriptor)
+
+
+def new_run(runs: Path, manifest: DistTrainingJob) -> tuple[RunFolder, RawJob]:
+    """A folder, and the job in it as an API server would have stored it. Raises CommandError."""
+    metadata = manifest.metadata
+    claim = manifest.spec.storage.claim_name if manifest.spec.storage else None
+    if claim is not None and (claim.startswith(".") or Path(claim).name != claim):
+        raise CommandError(f"storage.claimName '{claim}' is not the name of a claim", USAGE)
+    uid = str(uuid.uuid4())
+    folder = RunFolder(runs / child_name(metadata.name, uid))
+    job: RawJob = {
+        "apiVersion": manifest.api_version,
+        "kind": manifest.kind,
+        "metadata": {
+            **metadata.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+            "namespace": metadata.namespace or "default",
+            "uid": uid,
+            "generation": 1,
+            "creationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        },
+        "spec": manifest.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+    try:
+        folder.path.mkdir(parents=True)
+        folder.logs.mkdir()
+        folder.write_job(job)
+    except OSError as error:
+        raise CommandError(
+            f"cannot write to {folder.path.parent}: {error.strerror}; choose another place with --runs FOLDER"
+        ) from error
+    return folder, job
+
+
+def to_yaml(value: object) -> str:
+    """As kubectl prints it: block style, in the order given."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)

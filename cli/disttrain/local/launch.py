@@ -1,0 +1,82 @@
+"""A planned pod -> the process that stands for it: command, environment, working folder. Pure.
+
+What a container's image would give, the machine gives: the user's own environment, the current folder, and `python`,
+`python3` and `torchrun` from where this command's own interpreter lies.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Manifest = Mapping[str, Any]
+
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
+# Of another distributed run, in which this one may have been started.
+_FOREIGN = re.compile(
+    r"(DISTTRAIN|PET|TORCHELASTIC)_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|ROLE_NAME"
+)
+# The plan points these to the pod's scratch folder because a container's user has no home; here the user has one.
+_OF_A_USER = ("HOME", "USER", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+
+
+def launch(
+    pod: Manifest,
+    *,
+    shell: Mapping[str, str],
+    local: Mapping[str, str],
+    scratch_defaults: Mapping[str, str],
+    folder: Path,
+) -> Launch:
+    """The process of a pod's trainer container.
+
+    `shell` is the user's environment; `local` is what this machine says to every pod, unless its template says
+    otherwise; `scratch_defaults` are the plan's own values for the user's folders.
+    """
+    container = pod["spec"]["containers"][0]
+    environment = {name: value for name, value in shell.items() if not _FOREIGN.fullmatch(name)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{shell.get('PATH', '/usr/bin:/bin')}"
+    environment |= local
+    defined: dict[str, str] = {}
+    for entry in container.get("env") or []:
+        name, value = entry["name"], entry.get("value")
+        if "valueFrom" in entry or (name in _OF_A_USER and value == scratch_defaults.get(name)):
+            continue
+        environment[name] = defined[name] = expand(value or "", defined)
+    command = [
+        expand(word, environment) for word in (*(container.get("command") or ()), *(container.get("args") or ()))
+    ]
+    if command and command[0] in ("python", "python3"):
+        command[0] = sys.executable
+    return Launch(tuple(command), environment, folder / container.get("workingDir", "."))
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Kubernetes' own references: $(NAME) becomes the value, an unknown one stays, $$ becomes $."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def left_out(pod: Manifest) -> list[str]:
+    """What of a pod has no counterpart here, in words."""
+    spec = pod["spec"]
+    found = [f"init container {entry['name']}" for entry in spec.get("initContainers") or []]
+    found += [f"container {entry['name']}" for entry in spec["containers"][1:]]
+    references = [entry["name"] for entry in spec["containers"][0].get("env") or [] if "valueFrom" in entry]
+    if references:
+        found.append(f"the values of {', '.join(references)} (set them in your shell)")
+    return found

@@ -1,0 +1,211 @@
+"""An in-memory cluster: raw pods in Kubernetes' shape, each a process below a keeper (keeper.py)."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from disttrain.local.folder import RunFolder
+from disttrain.local.launch import Launch
+from disttrain_api.names import CONTAINER, Label
+
+RawPod = dict[str, Any]
+
+_KEEPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
+_START_ERROR = 128
+# As the kubelet does for terminationMessagePolicy FallbackToLogsOnError.
+_LOG_TAIL_BYTES = 2048
+_LOG_TAIL_LINES = 80
+
+
+class Pods:
+    """Creates, deletes and watches pods. `on_change` is called whenever one of them changes."""
+
+    def __init__(self, folder: RunFolder, on_change: Callable[[], None]) -> None:
+        self._folder, self._on_change = folder, on_change
+        self._pods: dict[str, _Pod] = {}
+        self._gone: list[RawPod] = []
+
+    @property
+    def raw(self) -> list[RawPod]:
+        """Pods that exist."""
+        return [pod.raw for pod in self._pods.values()]
+
+    @property
+    def gone(self) -> list[RawPod]:
+        """Deleted pods, as they were last seen."""
+        return self._gone
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of pods with a process."""
+        return [name for name, pod in self._pods.items() if pod.process is not None]
+
+    async def create(self, manifest: RawPod, launch: Launch) -> None:
+        """Create a pod and start its process. What cannot be started is a pod that failed to start."""
+        pod = _Pod(manifest)
+        self._pods[pod.name] = pod
+        try:
+            pod.process = await self._start(pod.name, launch)
+        except OSError as error:
+            what = f": {error.filename}" if error.filename else ""
+            pod.end(_START_ERROR, "StartError", f"cannot start: {error.strerror}{what}")
+            self._on_change()
+            return
+        pod.run()
+        pod.watcher = asyncio.create_task(self._watch(pod, pod.process))
+        self._on_change()
+
+    def delete(self, name: str, uid: str, grace_seconds: float | None) -> None:
+        """As the API server does: SIGTERM now, SIGKILL when the grace period ends, then the pod vanishes."""
+        pod = self._pods.get(name)
+        if pod is None or pod.uid != uid:
+            return
+        pod.raw["metadata"].setdefault("deletionTimestamp", _now())
+        if pod.process is None:
+            self._vanish(pod)
+            return
+        grace = pod.grace_seconds if grace_seconds is None else grace_seconds
+        pod.order(b"T")
+        loop = asyncio.get_running_loop()
+        pod.timers.append(loop.call_later(grace, pod.order, b"K"))
+
+    def forget_gone_before(self, attempt: int) -> None:
+        """What older attempts had to say stands in the status."""
+        self._gone = [pod for pod in self._gone if int(pod["metadata"]["labels"][Label.ATTEMPT]) >= attempt]
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything, now."""
+        for pod in self._pods.values():
+            pod.order(b"K")
+
+    async def close(self) -> None:
+        """No process outlives this."""
+        self.kill_all()
+        await asyncio.gather(*(pod.watcher for pod in self._pods.values() if pod.watcher is not None))
+
+    async def _start(self, name: str, launch: Launch) -> asyncio.subprocess.Process:
+        if not launch.command:
+            raise FileNotFoundError(0, "the pod has no command, and an image's own cannot run without a cluster")
+        program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
+        if program is None:
+            raise FileNotFoundError(0, "no such program", launch.command[0])
+        self._folder.scratch(name).mkdir(parents=True, exist_ok=True)
+        with self._folder.log(name).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *_KEEPER,
+                program,
+                *launch.command[1:],
+                env=dict(launch.environment),
+                cwd=launch.folder if launch.folder.is_dir() else None,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # A terminal's Ctrl-C is for the runner, which stops the pods in order.
+                start_new_session=True,
+            )
+
+    async def _watch(self, pod: "_Pod", process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if code < 0:
+            code = 128 - code
+        pod.process = None
+        for timer in pod.timers:
+            timer.cancel()
+        message = _read(self._folder.termination_log(pod.name)) or (code and _tail(self._folder.log(pod.name))) or ""
+        pod.end(code, "Error" if code else "Completed", message)
+        if "deletionTimestamp" in pod.raw["metadata"]:
+            self._vanish(pod)
+        self._on_change()
+
+    def _vanish(self, pod: "_Pod") -> None:
+        del self._pods[pod.name]
+        self._gone.append(pod.raw)
+        self._folder.forget_pod(pod.name)
+        self._on_change()
+
+
+class _Pod:
+    """A raw pod and its process."""
+
+    def __init__(self, manifest: RawPod) -> None:
+        metadata = {**manifest["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": _now()}
+        self.raw: RawPod = {**manifest, "metadata": metadata, "status": {"phase": "Pending"}}
+        self.process: asyncio.subprocess.Process | None = None
+        self.watcher: asyncio.Task[None] | None = None
+        self.timers: list[asyncio.TimerHandle] = []
+        self._started = _now()
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def grace_seconds(self) -> float:
+        return float(self.raw["spec"]["terminationGracePeriodSeconds"])
+
+    def order(self, letter: bytes) -> None:
+        """An order to the keeper, if it still lives."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.write(letter)
+
+    def run(self) -> None:
+        self._set("Running", {"running": {"startedAt": self._started}}, ready=True)
+
+    def end(self, code: int, reason: str, message: str) -> None:
+        ended = {
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "startedAt": self._started,
+            "finishedAt": _now(),
+        }
+        self._set("Failed" if code else "Succeeded", {"terminated": ended}, ready=False)
+
+    def _set(self, phase: str, state: RawPod, *, ready: bool) -> None:
+        container = {"name": CONTAINER, "ready": ready, "restartCount": 0, "state": state}
+        self.raw = {**self.raw, "status": {"phase": phase, "containerStatuses": [container]}}
+
+
+def _now() -> str:
+    # Finer than the kubelet's whole seconds: it tells which of two processes ended first.
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(log_tail(path, _LOG_TAIL_LINES, _LOG_TAIL_BYTES))
+
+
+def log_tail(path: Path, lines: int, limit: int = 64 * 1024) -> list[str]:
+    """The last lines of a log, empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit))
+            return list(_lines(file.read()))[-lines:]
+    except OSError:
+        return []
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    for line in data.decode(errors="replace").splitlines():
+        if line.strip():
+            yield line.rstrip()

@@ -1,0 +1,49 @@
+"""What the ranks say while they run, for the eye alone: decisions see it when the pods end, as on a cluster."""
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from disttrain_api.report import RankReport
+from disttrain_api.status import JobStatus
+from disttrain_trainer.agent.environment import report_dir
+
+
+@dataclass(frozen=True)
+class LiveProgress:
+    """The newest figures of a job."""
+
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    samples_per_second: float | None = None
+    checkpoint_step: int | None = None
+
+    @classmethod
+    def of(cls, status: JobStatus) -> "LiveProgress":
+        """What the status knows."""
+        checkpoint = status.checkpoint.step if status.checkpoint else None
+        if status.progress is None:
+            return cls(checkpoint_step=checkpoint)
+        known = status.progress
+        return cls(known.step, known.total_steps, known.loss, known.samples_per_second, checkpoint)
+
+    def look(self, scratch_folders: Iterable[Path]) -> "LiveProgress":
+        """The figures of the lowest rank that reports any, else these."""
+        reports = [report for folder in scratch_folders for report in _reports(folder)]
+        if not reports:
+            return self
+        report = min(reports, key=lambda each: each.rank)
+        checkpoint = report.checkpoint.step if report.checkpoint else self.checkpoint_step
+        return LiveProgress(report.step, report.total_steps, report.loss, report.samples_per_second, checkpoint)
+
+
+def _reports(scratch: Path) -> Iterable[RankReport]:
+    # Only the pod's lowest rank: the others say the same.
+    paths = sorted(report_dir(scratch).glob("rank-*.json"), key=lambda path: (len(path.name), path.name))
+    for path in paths[:1]:
+        with contextlib.suppress(OSError, ValueError):
+            report = RankReport.model_validate_json(path.read_bytes())
+            if report.total_steps:
+                yield report

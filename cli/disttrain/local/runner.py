@@ -1,0 +1,232 @@
+"""The loop of a local run: the operator's own decisions, executed with processes.
+
+pods change, time passes, the user presses Ctrl-C -> decide(job, observed, now) -> status.yaml -> actions -> pods
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from disttrain.errors import CommandError
+from disttrain.local.folder import RawJob, RunFolder
+from disttrain.local.launch import launch, left_out
+from disttrain.local.pods import Pods
+from disttrain.local.ports import free_ports
+from disttrain.local.progress import LiveProgress
+from disttrain_api.names import Env, Role
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import ConditionType, JobStatus
+from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.conditions import condition
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Decision, Event
+from disttrain_operator.decide.observed import Job, job_facts, observe
+from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
+from disttrain_operator.plan.environment import scratch_environment, world_size
+
+_LOOK_AT_PROGRESS_SECONDS = 0.25
+# Decisions may ask to be made again "now"; the times in a status are whole seconds.
+_SHORTEST_PAUSE_SECONDS = 0.02
+
+
+class View(Protocol):
+    """What the user sees while the job runs."""
+
+    def status(self, status: JobStatus) -> None: ...
+    def progress(self, progress: LiveProgress) -> None: ...
+    def event(self, event: Event) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@dataclass
+class LocalRun:
+    """One job on this machine. `raw` is the job as an API server would hold it."""
+
+    folder: RunFolder
+    raw: RawJob
+    view: View
+    gpus: Sequence[str]
+    """CUDA_VISIBLE_DEVICES of each worker."""
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._pods = Pods(self.folder, self._changed.set)
+        self._sites: dict[int, Site] = {}
+        self._token = secrets.token_hex(32)
+        self._unwritable = False
+        self._told_left_out = False
+
+    @property
+    def job(self) -> Job:
+        return job_facts(self.raw)
+
+    async def run(self) -> JobStatus:
+        """Until the job has finished or is suspended, and no process of it is left."""
+        watching = asyncio.create_task(self._watch_progress())
+        try:
+            while not await self._step():
+                pass
+        finally:
+            watching.cancel()
+            await self._pods.close()
+            self.folder.forget_pods()
+        return self.job.status
+
+    def suspend(self) -> None:
+        """As `kubectl patch` would: the pods write a checkpoint and stop."""
+        set_suspend(self.raw, True)
+        self._changed.set()
+
+    def stop_now(self) -> None:
+        """Nobody waits for checkpoints any more."""
+        set_suspend(self.raw, True)
+        self._pods.kill_all()
+        self._changed.set()
+
+    async def _step(self) -> bool:
+        """One decision and its execution; True when nothing is left to do."""
+        self._changed.clear()
+        now = datetime.now(UTC)
+        job = self.job
+        decision = decide(job, observe(self._pods.raw, self._pods.gone), now)
+        written = self._write(job, decision)
+        # ttlSecondsAfterFinished has no meaning for a command that ends with the job.
+        actions = [action for action in decision.actions if not isinstance(action, DeleteJob)]
+        for action in actions:
+            await self._execute(job, action)
+        for event in decision.events:
+            self.view.event(event)
+        if _holds(self.job.status, ConditionType.FINISHED):
+            # On a cluster, pods that cleanPodPolicy spares run on; here they end with this process.
+            for pod in observe(self._pods.raw).pods:
+                if pod.alive and not pod.deleting:
+                    self._pods.delete(pod.name, pod.uid, None)
+        over = any(_holds(self.job.status, end) for end in (ConditionType.FINISHED, ConditionType.SUSPENDED))
+        if over and not self._pods.alive and not actions and not written:
+            return True
+        await self._pause(decision, now)
+        return False
+
+    async def _pause(self, decision: Decision, now: datetime) -> None:
+        timeout = None
+        if decision.look_again_at is not None:
+            timeout = max(_SHORTEST_PAUSE_SECONDS, (decision.look_again_at - now).total_seconds())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    def _write(self, job: Job, decision: Decision) -> bool:
+        """Write the status if it changed."""
+        if decision.status is None or decision.status == job.status:
+            return False
+        self.raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        try:
+            self.folder.write_job(self.raw)
+        except OSError as error:
+            if not self._unwritable:
+                self.view.say(
+                    f"cannot write {self.folder.path}/status.yaml: {error.strerror}; the job goes on without it"
+                )
+            self._unwritable = True
+        self.view.status(decision.status)
+        return True
+
+    async def _execute(self, job: Job, action: Action) -> None:
+        if isinstance(action, CreateSupport):
+            self._support(job, action.attempt)
+        elif isinstance(action, CreatePod):
+            await self._create(job, action)
+        elif isinstance(action, DeletePod):
+            self._pods.delete(action.name, action.uid, action.grace_seconds)
+
+    def _support(self, job: Job, attempt: int) -> None:
+        if attempt in self._sites:
+            return
+        spec = _spec(job)
+        self._sites[attempt] = site = self._site(spec)
+        self._pods.forget_gone_before(attempt - 1)
+        try:
+            self.folder.write_support(secret(job, site)["stringData"], spec.storage)
+        except OSError as error:
+            raise CommandError(f"cannot write to {error.filename}: {error.strerror}") from error
+
+    def _site(self, spec: JobSpec) -> Site:
+        servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
+        master, *others = free_ports(1 + servers)
+        return Site(
+            trainer_image="",
+            token=self._token,
+            config_dir=str(self.folder.config),
+            storage_dir=str(self.folder.storage(spec.storage)),
+            loopback=Loopback(master, tuple(others)),
+        )
+
+    async def _create(self, job: Job, action: CreatePod) -> None:
+        spec = _spec(job)
+        plan = GangPlan(job, action.attempt, self._sites[action.attempt])
+        name = plan.pod(action.role, action.index)["metadata"]["name"]
+        site = replace(self._sites[action.attempt], scratch_dir=str(self.folder.scratch(name)))
+        manifest = GangPlan(job, action.attempt, site).pod(action.role, action.index)
+        self._tell_left_out(manifest)
+        process = launch(
+            manifest,
+            shell=os.environ,
+            local=self._local_environment(spec, action, name),
+            scratch_defaults=scratch_environment(site),
+            folder=Path.cwd(),
+        )
+        await self._pods.create(manifest, process)
+
+    def _local_environment(self, spec: JobSpec, action: CreatePod, pod: str) -> dict[str, str]:
+        """What this machine says to a pod; its template may say otherwise."""
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        threads = max(1, (os.cpu_count() or 1) // world_size(spec))
+        return {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+            "TP_SOCKET_IFNAME": loopback,
+            "CUDA_VISIBLE_DEVICES": self.gpus[action.index] if action.role is Role.WORKER else "",
+            # The ranks share one machine: each gets its part of the cores, not all of them.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            Env.TERMINATION_LOG: str(self.folder.termination_log(pod)),
+        }
+
+    def _tell_left_out(self, manifest: RawJob) -> None:
+        missing = left_out(manifest)
+        if missing and not self._told_left_out:
+            self.view.say(f"not part of a local run: {', '.join(missing)}")
+        self._told_left_out = True
+
+    async def _watch_progress(self) -> None:
+        live = LiveProgress.of(self.job.status)
+        while True:
+            await asyncio.sleep(_LOOK_AT_PROGRESS_SECONDS)
+            scratches = [self.folder.scratch(pod["metadata"]["name"]) for pod in self._pods.raw]
+            newer = live.look(scratches)
+            if newer != live:
+                live = newer
+                self.view.progress(live)
+
+
+def set_suspend(raw: RawJob, value: bool) -> None:
+    """Change the spec as the API server would."""
+    policy = raw["spec"].setdefault("runPolicy", {})
+    if bool(policy.get("suspend")) != value:
+        policy["suspend"] = value
+        raw["metadata"]["generation"] += 1
+
+
+def _spec(job: Job) -> JobSpec:
+    assert job.spec is not None, "a manifest is validated before it gets here"
+    return job.spec
+
+
+def _holds(status: JobStatus, type_: ConditionType) -> bool:
+    found = condition(status, type_)
+    return found is not None and found.status == "True"

@@ -1,0 +1,89 @@
+"""How a run ended, for people: one line, or one block that says why; and the command's exit code."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from disttrain.local.folder import RunFolder
+from disttrain.local.pods import log_tail
+from disttrain_api.names import PERMANENT
+from disttrain_api.status import ConditionType, JobStatus, Verdict
+from disttrain_operator.decide.conditions import condition
+
+_SHOWN_LOG_LINES = 15
+INTERRUPTED = 130
+
+
+def exit_code(status: JobStatus, *, interrupted: bool) -> int:
+    """0 at success; a permanent exit code of the trainer where there is one; 130 after Ctrl-C; else 1."""
+    if _holds(status, ConditionType.COMPLETE):
+        return 0
+    if _holds(status, ConditionType.SUSPENDED):
+        return INTERRUPTED if interrupted else 0
+    verdict = _verdict(status)
+    permanent = verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT
+    return verdict.exit_code or 1 if permanent and verdict is not None else 1
+
+
+def summary(status: JobStatus, folder: RunFolder, *, storage: Path | None) -> str:
+    """What a person wants to read first."""
+    if _holds(status, ConditionType.COMPLETE):
+        return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage)])
+    if _holds(status, ConditionType.SUSPENDED):
+        at = f" · checkpoint at step {status.checkpoint.step}" if status.checkpoint else " · no checkpoint"
+        return f"Suspended{at} · go on with: disttrain run --resume {_short(folder.path)}"
+    return "\n".join(_failure(status, folder))
+
+
+def _figures(status: JobStatus) -> Iterator[str]:
+    if status.restarts:
+        yield f"{status.restarts} restart{'s' if status.restarts > 1 else ''}"
+    if status.progress is None:
+        return
+    known = status.progress
+    for metric in known.metrics:
+        yield f"{metric.name} {metric.value:.4g}"
+    yield f"{known.step} steps"
+    if known.loss is not None:
+        yield f"loss {known.loss:.4g}"
+    if known.samples_per_second is not None:
+        yield f"{known.samples_per_second:,.0f} samples/s"
+
+
+def _places(folder: RunFolder, storage: Path | None) -> Iterator[str]:
+    yield f"logs {_short(folder.logs)}"
+    if storage is not None:
+        yield f"checkpoints {_short(storage)}"
+
+
+def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
+    failed = condition(status, ConditionType.FAILED)
+    yield f"Failed: {failed.reason if failed else 'Unknown'}"
+    yield f"  {failed.message if failed else 'the job did not come to an end'}"
+    verdict = _verdict(status)
+    if verdict is None or verdict.pod is None:
+        yield f"  logs: {_short(folder.logs)}"
+        return
+    log = folder.log(verdict.pod)
+    lines = log_tail(log, 10_000)
+    if verdict.rank is not None:
+        own = [line for line in lines if line.startswith(f"[rank {verdict.rank}] ")]
+        lines = own or lines
+    if lines:
+        yield "  last lines of its log:"
+        yield from (f"    {line}" for line in lines[-_SHOWN_LOG_LINES:])
+    yield f"  log: {_short(log)}"
+
+
+def _verdict(status: JobStatus) -> Verdict | None:
+    return status.attempts[-1].verdict if status.attempts else None
+
+
+def _holds(status: JobStatus, type_: ConditionType) -> bool:
+    found = condition(status, type_)
+    return found is not None and found.status == "True"
+
+
+def _short(path: Path) -> str:
+    """Relative to the current folder where it lies below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

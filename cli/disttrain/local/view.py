@@ -1,0 +1,122 @@
+"""What the user sees while the job runs: a live line on a terminal, plain lines elsewhere. All of it goes to stderr."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TextIO
+
+from disttrain.local.progress import LiveProgress
+from disttrain_api.status import JobStatus
+from disttrain_operator.decide.decision import Event
+
+_PLAIN_INTERVAL_SECONDS = 5.0
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def open_view(name: str) -> "PlainView | TerminalView":
+    """The view that fits stderr."""
+    return TerminalView(name) if is_terminal(sys.stderr) else PlainView(name)
+
+
+def figures(progress: LiveProgress) -> str:
+    """ "step 120/400  loss 0.1234  5120 samples/s"; without the steps on a terminal, where a bar shows them."""
+    parts = [f"step {progress.step}/{progress.total_steps}", *_figures(progress)]
+    return "  ".join(parts)
+
+
+def _figures(progress: LiveProgress) -> list[str]:
+    parts = []
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+    return parts
+
+
+class PlainView:
+    """Lines with the time since the start; progress at most every few seconds. Never a control code."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None) -> None:
+        self._name, self._clock, self._stream = name, clock, stream or sys.stderr
+        self._began = clock()
+        self._said_at = self._began
+        self._phase: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def status(self, status: JobStatus) -> None:
+        if status.phase != self._phase:
+            self._phase = status.phase
+            restarts = f"  restarts {status.restarts}" if status.restarts else ""
+            self.say(f"{status.phase}  attempt {status.attempt}{restarts}" if status.attempt else f"{status.phase}")
+
+    def progress(self, progress: LiveProgress) -> None:
+        now = self._clock()
+        if now - self._said_at >= _PLAIN_INTERVAL_SECONDS or progress.step >= progress.total_steps:
+            self._said_at = now
+            self.say(figures(progress))
+
+    def event(self, event: Event) -> None:
+        if event.warning:
+            self.say(f"{event.reason}: {event.message}")
+
+    def say(self, text: str) -> None:
+        elapsed = int(self._clock() - self._began)
+        print(f"{elapsed // 60:02d}:{elapsed % 60:02d} {self._name}: {text}", file=self._stream, flush=True)
+
+
+class TerminalView:
+    """One live line: phase, bar, loss, samples/s, restarts. What happens is printed above it."""
+
+    def __init__(self, name: str) -> None:
+        # Imported here: rich costs a tenth of a second that a run without a terminal need not pay.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}[/] {task.fields[phase]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[restarts]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(name, total=None, phase="Pending", figures="", restarts="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def status(self, status: JobStatus) -> None:
+        restarts = f"restarts {status.restarts}" if status.restarts else ""
+        self._bar.update(self._task, phase=str(status.phase), restarts=restarts)
+
+    def progress(self, progress: LiveProgress) -> None:
+        self._bar.update(
+            self._task, completed=progress.step, total=progress.total_steps, figures="  ".join(_figures(progress))
+        )
+
+    def event(self, event: Event) -> None:
+        if event.warning:
+            self._console.print(f"{event.reason}: {event.message}", style="yellow", markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,99 @@
+"""The `disttrain` command. argparse: five commands do not need a dependency, and it starts at once."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from disttrain.errors import CommandError
+from disttrain.local.folder import DEFAULT_RUNS
+from disttrain_api.errors import DisttrainError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code. What the user can cause ends with a sentence, never with a traceback."""
+    given = _parser().parse_args(arguments)
+    try:
+        return int(given.command(given))
+    except CommandError as error:
+        print(f"disttrain: {error}", file=sys.stderr)
+        return error.exit_code
+    except DisttrainError as error:
+        print(f"disttrain: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has gone, for example `| head`.
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="disttrain", description="Train PyTorch models on this machine or a cluster.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="run a job on this machine, without a cluster", description=_run.__doc__)
+    what = run.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", metavar="FILE", help="manifest of a DistTrainingJob")
+    what.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the job in this folder")
+    run.add_argument(
+        "--runs",
+        type=Path,
+        default=Path(DEFAULT_RUNS),
+        metavar="FOLDER",
+        help=f"where the folder of the run is made (default: {DEFAULT_RUNS})",
+    )
+    run.set_defaults(command=_run)
+
+    submit = commands.add_parser("submit", help="send a job to a cluster", description=_submit.__doc__)
+    submit.add_argument("file", metavar="FILE", help="manifest of a DistTrainingJob")
+    submit.add_argument("-n", "--namespace", help="namespace (default: the manifest's, else the context's)")
+    submit.add_argument("--context", help="context of the kubeconfig (default: the current one)")
+    submit.add_argument("--wait", action="store_true", help="follow the job until it has finished")
+    submit.set_defaults(command=_submit)
+
+    validate = commands.add_parser(
+        "validate", help="say all that is wrong with a manifest", description=_validate.__doc__
+    )
+    validate.add_argument("files", nargs="+", metavar="FILE", help="manifest of a DistTrainingJob")
+    validate.set_defaults(command=_validate)
+
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(command=_version)
+    return parser
+
+
+# The commands are imported when they are called: `disttrain version` need not wait for the Kubernetes client.
+
+
+def _run(given: argparse.Namespace) -> int:
+    """Run a job as processes of this machine. Ctrl-C suspends it after a checkpoint; a second one stops it at once."""
+    from disttrain.run import resume, run
+
+    return resume(given.resume) if given.resume else run(given.file, given.runs)
+
+
+def _submit(given: argparse.Namespace) -> int:
+    """Check a manifest and send it to a cluster."""
+    from disttrain.submit import submit
+
+    return submit(given.file, namespace=given.namespace, context=given.context, wait=given.wait)
+
+
+def _validate(given: argparse.Namespace) -> int:
+    """Say all that is wrong with manifests, before anything is applied."""
+    from disttrain.validate import validate
+
+    return max(validate(path) for path in given.files)
+
+
+def _version(_: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(f"disttrain {version('disttrain')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

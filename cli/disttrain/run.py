@@ -1,0 +1,70 @@
+"""`disttrain run job.yaml`: the whole job on this machine, without a cluster."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from disttrain.local.folder import RawJob, RunFolder, new_run, to_yaml
+from disttrain.local.gpus import gpu_slices
+from disttrain.local.runner import LocalRun, set_suspend
+from disttrain.local.summary import exit_code, summary
+from disttrain.local.view import PlainView, TerminalView, open_view
+from disttrain.validate import validate
+from disttrain_api import manifest
+from disttrain_api.errors import ManifestError
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import JobStatus
+
+
+def run(path: str, runs: Path) -> int:
+    """Run a manifest as a new job."""
+    try:
+        job = manifest.load(path)
+    except ManifestError:
+        return validate(path)
+    gpu_slices(job.spec)
+    folder, raw = new_run(runs, job)
+    return _run(folder, raw)
+
+
+def resume(path: Path) -> int:
+    """Go on with a job that was suspended or whose runner was killed."""
+    folder = RunFolder(path)
+    raw = folder.read_job()
+    set_suspend(raw, False)
+    return _run(folder, raw)
+
+
+def _run(folder: RunFolder, raw: RawJob) -> int:
+    spec = JobSpec.model_validate(raw["spec"], by_alias=True, by_name=False)
+    slices = gpu_slices(spec)
+    with folder.locked(), open_view(raw["metadata"]["name"]) as view:
+        status, interrupted = asyncio.run(_until_the_end(folder, raw, view, slices))
+    storage = folder.storage(spec.storage) if spec.storage else None
+    print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
+    print(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}), end="", flush=True)
+    return exit_code(status, interrupted=interrupted)
+
+
+async def _until_the_end(
+    folder: RunFolder, raw: RawJob, view: PlainView | TerminalView, slices: list[str]
+) -> tuple[JobStatus, bool]:
+    job = LocalRun(folder, raw, view, slices)
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            view.say("suspending: the pods write a checkpoint and stop (once more to stop at once)")
+            job.suspend()
+        else:
+            job.stop_now()
+
+    # SIGHUP: the terminal was closed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    status = await job.run()
+    return status, asked > 0

@@ -1,0 +1,62 @@
+"""`disttrain submit job.yaml`: the job on a cluster."""
+
+import sys
+
+from disttrain.client import Client, RemoteJob
+from disttrain.validate import validate
+from disttrain_api import manifest
+from disttrain_api.errors import ManifestError
+from disttrain_api.names import PERMANENT, SHORT_NAME
+from disttrain_api.status import ConditionType
+
+
+def submit(path: str, *, namespace: str | None, context: str | None, wait: bool) -> int:
+    """Send a manifest; with `wait`, exit as the job does."""
+    try:
+        manifest.load(path)
+    except ManifestError:
+        return validate(path)
+    client = Client(namespace=namespace, context=context)
+    job = client.submit(path)
+    print(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}")
+    if not wait:
+        print(f"follow it with: kubectl get {SHORT_NAME} {job.name} -n {job.namespace} -w")
+        return 0
+    said = ""
+
+    def say(now: RemoteJob) -> None:
+        nonlocal said
+        line = _line(now)
+        if line != said:
+            print(line, flush=True)
+        said = line
+
+    return _exit_code(client.wait(job.name, namespace=job.namespace, on_change=say))
+
+
+def _line(job: RemoteJob) -> str:
+    status = job.status
+    parts = [f"{job.name}: {status.phase or 'Pending'}"]
+    if status.attempt:
+        parts.append(f"attempt {status.attempt}")
+    if status.ready:
+        parts.append(f"ready {status.ready}")
+    if status.progress is not None:
+        parts.append(f"step {status.progress.step}/{status.progress.total_steps}")
+        if status.progress.loss is not None:
+            parts.append(f"loss {status.progress.loss:.4g}")
+        parts += [f"{metric.name} {metric.value:.4g}" for metric in status.progress.metrics]
+    return "  ".join(parts)
+
+
+def _exit_code(job: RemoteJob) -> int:
+    """0 at success; a permanent exit code of the trainer where there is one; else 1."""
+    if job.holds(ConditionType.COMPLETE):
+        return 0
+    failed = job.condition(ConditionType.FAILED)
+    if failed is not None:
+        print(f"Failed: {failed.reason}\n  {failed.message}", file=sys.stderr)
+    verdict = job.status.attempts[-1].verdict if job.status.attempts else None
+    if verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT:
+        return verdict.exit_code
+    return 1
