@@ -1,0 +1,30 @@
+"""A fake API server, a client of it, and waiting on conditions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.client import Client
+from tests.unit.operator.fake_api import FakeApi
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(api: FakeApi) -> AsyncIterator[Client]:
+    made = Client(Access(api.url), retry_delays=(0.0, 0.01, 0.01, 0.01))
+    yield made
+    await made.close()
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Returns when the condition holds; fails long after it should."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

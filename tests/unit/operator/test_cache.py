@@ -1,0 +1,198 @@
+"""Whatever order the news comes in, the cache ends up as the server is, and never goes back on the way."""
+
+import copy
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from disttrain_operator.kube.cache import Cache, version_of
+
+Raw = dict[str, Any]
+
+
+def an_object(uid: str, version: int, group: str = "job", **fields: Any) -> Raw:
+    return {"metadata": {"uid": uid, "name": uid, "resourceVersion": str(version), "group": group}, **fields}
+
+
+def a_cache(**arguments: Any) -> Cache:
+    return Cache(group_of=lambda raw: raw["metadata"]["group"], **arguments)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """A server; its stream, delivered late; answers to own writes and a second watch, delivered later and out of order."""
+
+    @initialize()
+    def start(self) -> None:
+        self.cache = a_cache(clock=lambda: 0.0)
+        self.version = 10
+        self.server: dict[str, Raw] = {}
+        self.stream: list[tuple[str, Raw]] = []
+        self.others: list[tuple[str, Raw]] = []
+        self.list: tuple[list[Raw], int] | None = None
+        self.highest: dict[str, int] = {}
+        self.numbers = 0
+        self.cache.replace([], self.version)
+
+    def _happened(self, kind: str, raw: Raw) -> None:
+        self.stream.append((kind, copy.deepcopy(raw)))
+        self.others.append((kind, copy.deepcopy(raw)))
+
+    @rule()
+    def create(self) -> None:
+        self.version += 1
+        self.numbers += 1
+        raw = an_object(f"u{self.numbers}", self.version)
+        self.server[raw["metadata"]["uid"]] = raw
+        self._happened("ADDED", raw)
+
+    @precondition(lambda self: self.server)
+    @rule(data=st.data())
+    def change(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.server)))
+        self.version += 1
+        self.server[uid] = an_object(uid, self.version)
+        self._happened("MODIFIED", self.server[uid])
+
+    @precondition(lambda self: self.server)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.server)))
+        self.version += 1
+        del self.server[uid]
+        self._happened("DELETED", an_object(uid, self.version))
+
+    @precondition(lambda self: self.stream and self.list is None)
+    @rule()
+    def the_stream_delivers(self) -> None:
+        self.cache.apply(*self.stream.pop(0))
+
+    @precondition(lambda self: self.others)
+    @rule(data=st.data())
+    def an_answer_or_another_watch_delivers(self, data: st.DataObject) -> None:
+        kind, raw = self.others.pop(data.draw(st.integers(0, len(self.others) - 1)))
+        if kind == "DELETED":
+            self.cache.observe_deleted(raw)
+        else:
+            self.cache.observe(raw)
+
+    @precondition(lambda self: not self.stream and self.list is None)
+    @rule()
+    def a_bookmark(self) -> None:
+        self.cache.bookmark(self.version)
+
+    @precondition(lambda self: self.list is None)
+    @rule()
+    def the_stream_breaks_and_a_list_is_asked_for(self) -> None:
+        self.list = (copy.deepcopy(list(self.server.values())), self.version)
+        self.stream.clear()
+
+    @precondition(lambda self: self.list is not None)
+    @rule()
+    def the_list_arrives(self) -> None:
+        assert self.list is not None
+        self.cache.replace(*self.list)
+        self.list = None
+
+    @invariant()
+    def no_object_goes_back(self) -> None:
+        for raw in self.cache.group("job"):
+            uid, version = raw["metadata"]["uid"], version_of(raw)
+            assert version >= self.highest.get(uid, 0)
+            self.highest[uid] = version
+
+    @invariant()
+    def once_everything_is_delivered_the_cache_is_the_server(self) -> None:
+        cache = copy.deepcopy(self.cache)
+        if self.list is not None:
+            cache.replace(*copy.deepcopy(self.list))
+        for event in self.stream:
+            cache.apply(*copy.deepcopy(event))
+        held = {raw["metadata"]["uid"]: version_of(raw) for raw in cache.group("job")}
+        assert held == {uid: version_of(raw) for uid, raw in self.server.items()}
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def names(objects: list[Raw]) -> list[str]:
+    return sorted(raw["metadata"]["name"] for raw in objects)
+
+
+def test_an_own_write_is_seen_at_once_and_survives_an_older_list() -> None:
+    cache = a_cache()
+    cache.replace([], 10)
+    cache.observe(an_object("mine", 12))
+    cache.replace([], 11)
+    assert names(cache.group("job")) == ["mine"]
+
+
+def test_a_late_answer_does_not_bring_a_deleted_object_back() -> None:
+    cache = a_cache()
+    cache.replace([], 10)
+    cache.apply("ADDED", an_object("p", 11))
+    cache.apply("DELETED", an_object("p", 12))
+    cache.observe(an_object("p", 11))
+    assert cache.group("job") == []
+
+
+def test_a_late_answer_for_an_object_that_came_and_went_in_a_hole_is_ignored() -> None:
+    cache = a_cache()
+    cache.replace([], 10)
+    cache.replace([], 20)
+    cache.observe(an_object("p", 15))
+    assert cache.group("job") == []
+
+
+def test_what_is_deleted_stays_gone_for_a_while_with_its_last_words() -> None:
+    now = [0.0]
+    cache = a_cache(clock=lambda: now[0], gone_seconds=120)
+    cache.replace([an_object("p", 1, status="Running")], 10)
+    cache.apply("DELETED", an_object("p", 11, status="Failed"))
+    assert [raw["status"] for raw in cache.gone("job")] == ["Failed"]
+    now[0] = 121
+    assert cache.gone("job") == []
+
+
+def test_what_vanished_unseen_is_gone_with_what_was_known() -> None:
+    cache = a_cache()
+    cache.replace([an_object("p", 1, status="Running")], 10)
+    cache.replace([], 20)
+    assert [raw["status"] for raw in cache.gone("job")] == ["Running"]
+
+
+def test_the_gone_are_bounded() -> None:
+    cache = a_cache(gone_limit=3)
+    cache.replace([an_object(f"p{number}", 1) for number in range(10)], 10)
+    cache.replace([], 20)
+    assert len(cache.gone("job")) == 3
+
+
+def test_a_restored_etcd_that_is_older_replaces_everything() -> None:
+    cache = a_cache()
+    cache.replace([an_object("a", 50), an_object("b", 60)], 100)
+    cache.apply("DELETED", an_object("b", 101))
+    cache.replace([an_object("b", 30)], 40)
+    assert names(cache.group("job")) == ["b"]
+    assert version_of(cache.group("job")[0]) == 30
+
+
+def test_changes_are_told_once_each() -> None:
+    told: list[tuple[str, str]] = []
+    cache = a_cache(on_change=lambda group, raw: told.append((group, raw["metadata"]["resourceVersion"])))
+    cache.replace([an_object("p", 1)], 10)
+    cache.apply("MODIFIED", an_object("p", 11))
+    cache.observe(an_object("p", 11))
+    cache.observe(an_object("p", 5))
+    cache.apply("DELETED", an_object("p", 12))
+    cache.observe_deleted(an_object("p", 12))
+    assert told == [("job", "1"), ("job", "11"), ("job", "12")]
+
+
+def test_groups_are_kept_apart_and_empty_ones_vanish() -> None:
+    cache = a_cache()
+    cache.replace([an_object("a", 1, "one"), an_object("b", 2, "two")], 10)
+    cache.apply("DELETED", an_object("a", 11, "one"))
+    assert (cache.groups(), len(cache)) == (["two"], 1)

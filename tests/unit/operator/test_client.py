@@ -1,0 +1,158 @@
+"""Requests: what refusals mean, and which faults the caller never sees."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from disttrain_operator.kube import errors
+from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.client import Client
+from tests.unit.operator.fake_api import FakeApi, Raw, refusal
+
+PODS = "/api/v1/namespaces/team/pods"
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (400, "BadRequest", errors.Invalid),
+        (401, "Unauthorized", errors.Unauthorized),
+        (403, "Forbidden", errors.Forbidden),
+        (404, "NotFound", errors.NotFound),
+        (409, "AlreadyExists", errors.Conflict),
+        (410, "Expired", errors.Expired),
+        (422, "Invalid", errors.Invalid),
+        (418, "Teapot", errors.ApiError),
+        (500, "InternalError", errors.ServerTrouble),
+        (503, "ServiceUnavailable", errors.Unavailable),
+    ],
+)
+async def test_a_refusal_becomes_an_error_of_its_kind(
+    api: FakeApi, client: Client, code: int, reason: str, expected: type[errors.KubeError]
+) -> None:
+    api.refusals.append(lambda *_: refusal(code, reason, "the words"))
+    with pytest.raises(expected, match="the words") as caught:
+        await client.get(PODS)
+    if isinstance(caught.value, errors.ApiError):
+        assert (caught.value.code, caught.value.reason) == (code, reason)
+
+
+async def test_an_answer_that_is_no_status_keeps_its_words(api: FakeApi, client: Client) -> None:
+    api.refusals.append(lambda *_: web.Response(text="404 page not found", status=404))
+    with pytest.raises(errors.NotFound, match="page not found") as caught:
+        await client.get(PODS)
+    assert caught.value.reason == ""
+
+
+async def test_quota_and_terminating_namespaces_are_told_from_other_refusals(api: FakeApi, client: Client) -> None:
+    words = 'pods "a" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+    api.refusals.append(lambda *_: refusal(403, "Forbidden", words))
+    with pytest.raises(errors.Forbidden) as caught:
+        await client.create(PODS, POD)
+    assert caught.value.is_quota
+    assert not caught.value.is_namespace_terminating
+
+
+@pytest.mark.parametrize("code", [500, 502, 503, 504])
+async def test_passing_server_trouble_is_not_seen_by_the_caller(api: FakeApi, client: Client, code: int) -> None:
+    troubles = [refusal(code, "InternalError"), refusal(code, "InternalError")]
+    api.refusals.append(lambda *_: troubles.pop() if troubles else None)
+    made = await client.create(PODS, POD)
+    assert made["metadata"]["name"] == "a"
+    assert len(api.asked("POST")) == 3
+
+
+async def test_a_lost_answer_to_a_post_ends_in_already_exists(api: FakeApi, client: Client) -> None:
+    lost: list[str] = []
+
+    def drop_after_storing(method: str, path: str, body: Raw | None) -> web.Response | None:
+        if method == "POST" and not lost:
+            lost.append(path)
+            api.objects[f"{PODS}/a"] = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "101"}}
+            return refusal(504, "Timeout")
+        return None
+
+    api.refusals.append(drop_after_storing)
+    with pytest.raises(errors.Conflict) as caught:
+        await client.create(PODS, POD)
+    assert caught.value.already_exists
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    client = Client(Access("http://127.0.0.1:1"), retry_delays=(0.0, 0.0))
+    with pytest.raises(errors.Unavailable):
+        await client.get(PODS)
+    await client.close()
+
+
+async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi, client: Client) -> None:
+    answers = [refusal(429, "TooManyRequests", headers={"Retry-After": "0.2"})]
+    api.refusals.append(lambda *_: answers.pop() if answers else None)
+    loop = asyncio.get_running_loop()
+    await client.get(PODS)
+    answers.append(refusal(429, "TooManyRequests", headers={"Retry-After": "0.2"}))
+    first = asyncio.create_task(client.get(PODS))
+    while answers:
+        await asyncio.sleep(0.001)
+    told_at = loop.time()
+    await client.get(PODS)
+    assert loop.time() - told_at > 0.1
+    await first
+
+
+async def test_429_for_ever_reaches_the_caller(api: FakeApi, client: Client) -> None:
+    api.refusals.append(lambda *_: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
+    with pytest.raises(errors.Throttled):
+        await client.get(PODS)
+
+
+async def test_no_more_requests_are_in_flight_than_allowed(api: FakeApi) -> None:
+    running, most = 0, 0
+    gate = asyncio.Event()
+
+    class Slow(FakeApi):
+        async def _post(self, path: str, body: Raw) -> web.Response:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await gate.wait()
+            running -= 1
+            return await super()._post(path, body)
+
+    async with Slow() as slow:
+        client = Client(Access(slow.url), max_in_flight=3)
+        creations = [
+            asyncio.create_task(client.create(PODS, {"metadata": {"name": f"p{index}"}})) for index in range(10)
+        ]
+        while running < 3:
+            await asyncio.sleep(0.001)
+        gate.set()
+        await asyncio.gather(*creations)
+        await client.close()
+    assert most == 3
+
+
+async def test_a_list_comes_in_pages(api: FakeApi, client: Client) -> None:
+    for index in range(5):
+        await api.put(f"{PODS}/p{index}")
+    pages = [page async for page in client.list_pages("/api/v1/pods", {}, chunk=2)]
+    assert [len(page["items"]) for page in pages] == [2, 2, 1]
+
+
+async def test_a_delete_names_the_uid(api: FakeApi, client: Client) -> None:
+    pod = await api.put(f"{PODS}/a")
+    with pytest.raises(errors.Conflict):
+        await client.delete(f"{PODS}/a", uid="of another")
+    await client.delete(f"{PODS}/a", uid=pod["metadata"]["uid"], grace_seconds=5)
+    assert api.objects == {}
+
+
+async def test_the_token_is_asked_for_with_every_request(api: FakeApi) -> None:
+    tokens = iter(["first", "second"])
+    client = Client(Access(api.url, token=lambda: next(tokens)))
+    await client.get(PODS)
+    await client.get(PODS)
+    await client.close()
+    assert list(tokens) == []

@@ -1,0 +1,104 @@
+"""The cache becomes equal to the server, whatever happens to the stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.informer import Informer
+from tests.unit.operator.conftest import eventually
+from tests.unit.operator.fake_api import FakeApi, refusal
+
+PODS = "/api/v1/namespaces/team/pods"
+
+
+def a_cache() -> Cache:
+    return Cache(group_of=lambda raw: "all")
+
+
+def contents(cache: Cache) -> dict[str, str]:
+    return {raw["metadata"]["name"]: raw["metadata"]["resourceVersion"] for raw in cache.group("all")}
+
+
+def truth(api: FakeApi) -> dict[str, str]:
+    return {raw["metadata"]["name"]: raw["metadata"]["resourceVersion"] for raw in api.objects.values()}
+
+
+@pytest.fixture
+async def informer(api: FakeApi, client: Client) -> AsyncIterator[Informer]:
+    await api.put(f"{PODS}/a")
+    await api.put(f"{PODS}/b")
+    made = Informer(client, "/api/v1/pods", a_cache(), silence=0.3, chunk=1)
+    task = asyncio.create_task(made.run())
+    await made.wait_synced()
+    await eventually(lambda: api.watches == 1)
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_list_then_events(api: FakeApi, informer: Informer) -> None:
+    assert contents(informer.cache) == truth(api)
+    await api.put(f"{PODS}/c")
+    await api.put(f"{PODS}/a", status={"phase": "Running"})
+    await api.remove(f"{PODS}/b")
+    await eventually(lambda: contents(informer.cache) == truth(api))
+    assert api.asked("GET") == ["/api/v1/pods"] * 2, "two pages at the start and no list after"
+    assert [raw["metadata"]["name"] for raw in informer.cache.gone("all")] == ["b"]
+
+
+@pytest.mark.parametrize("fault", ["close", "reset", "silent", "half-line", "garbage", "error:410", "error:500"])
+async def test_the_cache_catches_up_after_a_fault_of_the_stream(api: FakeApi, informer: Informer, fault: str) -> None:
+    await api.fault(fault)
+    await api.put(f"{PODS}/c")
+    await api.remove(f"{PODS}/a")
+    await eventually(lambda: api.watches >= 2)
+    await api.put(f"{PODS}/d")
+    await eventually(lambda: contents(informer.cache) == truth(api))
+
+
+@pytest.mark.parametrize("fault", ["close", "reset", "silent", "half-line"])
+async def test_a_broken_stream_is_resumed_without_a_list(api: FakeApi, informer: Informer, fault: str) -> None:
+    lists = len(api.asked("GET"))
+    await api.fault(fault)
+    await api.put(f"{PODS}/c")
+    await eventually(lambda: contents(informer.cache) == truth(api))
+    assert len(api.asked("GET")) == lists
+
+
+async def test_a_deletion_in_a_hole_of_history_is_seen_as_one(api: FakeApi, informer: Informer) -> None:
+    api.watch_answers += [refusal(503, "ServiceUnavailable")] * 2
+    await api.fault("close")
+    await api.remove(f"{PODS}/a")
+    await api.put(f"{PODS}/c")
+    api.compact()
+    await eventually(lambda: contents(informer.cache) == truth(api))
+    assert [raw["metadata"]["name"] for raw in informer.cache.gone("all")] == ["a"]
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 410, 429, 500, 504])
+async def test_refused_watches_do_not_end_the_informer(api: FakeApi, informer: Informer, code: int) -> None:
+    api.watch_answers += [refusal(code, "Refused", headers={"Retry-After": "0.01"})] * 3
+    await api.fault("close")
+    await api.put(f"{PODS}/c")
+    await eventually(lambda: contents(informer.cache) == truth(api))
+
+
+async def test_refused_lists_do_not_end_the_informer(api: FakeApi, informer: Informer) -> None:
+    def no_lists(method: str, path: str, body: object) -> object:
+        return refusal(403, "Forbidden") if method == "GET" and refusing else None
+
+    refusing = [True]
+    api.refusals.append(no_lists)  # type: ignore[arg-type]
+    await api.fault("error:410")
+    await eventually(lambda: len(api.asked("GET")) > 4)
+    await api.remove(f"{PODS}/a")
+    refusing.clear()
+    await eventually(lambda: contents(informer.cache) == truth(api))
+
+
+async def test_lines_longer_than_any_buffer_are_read(api: FakeApi, informer: Informer) -> None:
+    await api.put(f"{PODS}/long", spec={"text": "x" * 1_000_000})
+    await eventually(lambda: contents(informer.cache) == truth(api))

@@ -1,0 +1,118 @@
+"""Keys: once in the queue, with one worker at a time, now or later."""
+
+import asyncio
+
+from disttrain_operator.queue import WorkQueue
+
+
+async def drain(queue: WorkQueue[str]) -> list[str]:
+    """All keys that are ready now."""
+    keys = []
+    while len(queue):
+        keys.append(await queue.get())
+    return keys
+
+
+async def test_a_key_is_queued_once() -> None:
+    queue = WorkQueue[str]()
+    for key in ("a", "b", "a", "a"):
+        queue.add(key)
+    assert await drain(queue) == ["a", "b"]
+
+
+async def test_what_is_added_while_a_worker_holds_the_key_makes_it_come_again_after() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    await queue.get()
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0, "no second worker gets it"
+    queue.done("a")
+    assert await drain(queue) == ["a"]
+    queue.done("a")
+    assert len(queue) == 0
+
+
+async def test_the_earliest_of_several_delays_counts() -> None:
+    queue = WorkQueue[str]()
+    queue.add("late", 3600)
+    queue.add("late", 0.02)
+    queue.add("late", 1800)
+    queue.add("other", 0.01)
+    assert [await queue.get(), await queue.get()] == ["other", "late"]
+
+
+async def test_now_overtakes_later_and_later_does_not_come_on_top() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a", 0.01)
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    queue.add("b", 0.05)
+    assert await queue.get() == "b"
+    assert len(queue) == 0
+
+
+async def test_a_delay_that_ends_while_the_key_is_held_is_not_lost() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    await queue.get()
+    queue.add("a", 0.01)
+    queue.add("b", 0.03)
+    assert await queue.get() == "b"
+    queue.done("a")
+    assert await drain(queue) == ["a"]
+
+
+async def test_back_off_doubles_until_forgotten() -> None:
+    queue = WorkQueue[str](first_delay=0.01, max_delay=0.04)
+    loop = asyncio.get_running_loop()
+    waits = []
+    for _ in range(5):
+        began = loop.time()
+        queue.retry("a")
+        await queue.get()
+        queue.done("a")
+        waits.append(loop.time() - began)
+    assert all(wait >= least - 0.002 for wait, least in zip(waits, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True))
+    assert queue.failures("a") == 5
+    queue.forget("a")
+    assert queue.failures("a") == 0
+
+
+async def test_a_change_overtakes_the_back_off() -> None:
+    queue = WorkQueue[str](first_delay=3600, max_delay=3600)
+    queue.retry("a")
+    assert len(queue) == 0
+    queue.add("a")
+    assert await drain(queue) == ["a"]
+
+
+async def test_a_held_key_waits_whatever_is_added() -> None:
+    queue = WorkQueue[str]()
+    queue.hold("a", 0.03)
+    queue.add("a")
+    queue.add("a")
+    queue.add("b")
+    assert await drain(queue) == ["b"]
+    assert await queue.get() == "a"
+    queue.done("a")
+    assert len(queue) == 0
+
+
+async def test_workers_that_wait_get_one_key_each() -> None:
+    queue = WorkQueue[str]()
+    workers = [asyncio.create_task(queue.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for key in ("a", "b", "c"):
+        queue.add(key)
+    assert sorted(await asyncio.gather(*workers)) == ["a", "b", "c"]
+
+
+async def test_a_cancelled_worker_takes_no_wake_up_with_it() -> None:
+    queue = WorkQueue[str]()
+    first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    first.cancel()
+    assert await asyncio.wait_for(second, 5) == "a"
