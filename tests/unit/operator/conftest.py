@@ -26,5 +26,5 @@ async def client(api: FakeApi) -> AsyncIterator[Client]:
 async def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
     """Returns when the condition holds; fails long after it should."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions of any kind, nobody sets an event
             await asyncio.sleep(0.005)

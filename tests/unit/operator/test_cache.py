@@ -21,7 +21,7 @@ def a_cache(**arguments: Any) -> Cache:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """A server; its stream, delivered late; answers to own writes and a second watch, delivered later and out of order."""
+    """A server; its stream, delivered late; own writes' answers and a second watch, later and out of order."""
 
     @initialize()
     def start(self) -> None:

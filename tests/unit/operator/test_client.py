@@ -8,6 +8,7 @@ from aiohttp import web
 from disttrain_operator.kube import errors
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
+from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -94,8 +95,7 @@ async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi, clien
     await client.get(PODS)
     answers.append(refusal(429, "TooManyRequests", headers={"Retry-After": "0.2"}))
     first = asyncio.create_task(client.get(PODS))
-    while answers:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: not answers)
     told_at = loop.time()
     await client.get(PODS)
     assert loop.time() - told_at > 0.1
@@ -126,8 +126,7 @@ async def test_no_more_requests_are_in_flight_than_allowed(api: FakeApi) -> None
         creations = [
             asyncio.create_task(client.create(PODS, {"metadata": {"name": f"p{index}"}})) for index in range(10)
         ]
-        while running < 3:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: running == 3)
         gate.set()
         await asyncio.gather(*creations)
         await client.close()
