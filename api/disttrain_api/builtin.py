@@ -1,0 +1,306 @@
+"""`config` of the built-in models and data sets, and which of them go together.
+
+A model's sizes that follow from the data may be left out with built-in data; `model_config` fills them in.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from disttrain_api.base import ApiModel
+from disttrain_api.training import Data, DataName, Fraction, Model, ModelName, Training
+
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+HeldOutFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+
+BYTE_VALUES = 256
+DIGITS_SHAPE = (1, 8, 8)
+DIGITS_CLASSES = 10
+
+Problem = tuple[str, str]
+"""(field path below `spec`, sentence)."""
+
+
+class MlpConfig(ApiModel):
+    """Fully connected layers with ReLU between them; the input is flattened."""
+
+    hidden_sizes: Annotated[list[Size], Field(max_length=100)] = [128]
+    """Width of each hidden layer."""
+    dropout: Fraction = 0.0
+    """Probability of zeroing a hidden unit."""
+    input_size: Size | None = None
+    """Numbers per sample. Absent: those of the built-in data."""
+    output_size: Size | None = None
+    """Classes, or numbers to predict. Absent: the classes of the built-in data."""
+
+
+class ResnetConfig(ApiModel):
+    """A small residual network with group normalisation, so that every layout computes the same."""
+
+    width: Annotated[int, Field(ge=8, le=4096, multiple_of=8)] = 16
+    """Channels of the first stage; each further stage has twice as many and half the image."""
+    blocks: Annotated[list[Size], Field(min_length=1, max_length=6)] = [1, 1, 1]
+    """Residual blocks of each stage."""
+    input_channels: Size | None = None
+    """Channels of an image. Absent: those of the built-in data."""
+    output_size: Size | None = None
+    """Classes, or numbers to predict. Absent: the classes of the built-in data."""
+
+
+class GptConfig(ApiModel):
+    """A decoder-only transformer (GPT-2's shape). GPT-2 124M: 12 layers, 12 heads, width 768, vocabulary 50304."""
+
+    vocabulary_size: Size = BYTE_VALUES
+    """Different tokens; 256 for bytes."""
+    layers: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Transformer blocks."""
+    heads: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Attention heads; must divide the width."""
+    width: Size = 128
+    """Size of the residual stream."""
+    sequence_length: Size | None = None
+    """Longest sequence, in tokens. Absent: that of the built-in data."""
+    dropout: Fraction = 0.0
+    """Probability of zeroing, after embeddings, attention and feed-forward layers."""
+    tie_weights: bool = True
+    """Whether the output layer is the token embedding, as in GPT-2."""
+
+
+class DigitsConfig(ApiModel):
+    """scikit-learn's 1,797 handwritten digits, 1 x 8 x 8, scaled to 0..1. The split keeps the share of each class."""
+
+    held_out_fraction: HeldOutFraction = 0.2
+    """Part that is kept for evaluation."""
+    split_seed: Seed = 0
+    """Seed of the split; apart from `seed`, so that runs can be compared."""
+
+
+class TextConfig(ApiModel):
+    """Bytes of text files, cut into sequences, each predicting its next byte."""
+
+    paths: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=1000)] = []
+    """Files, and folders whose files are read recursively. Absent: the *.py files of Python's standard library, without its
+    packages."""
+    pattern: Annotated[str, Field(min_length=1, max_length=253)] = "*"
+    """Which files of a folder are read, as a shell pattern for their names."""
+    sequence_length: Size = 128
+    """Bytes per sample."""
+    held_out_fraction: HeldOutFraction = 0.1
+    """Part of the bytes that is kept for evaluation: whole files, of a single file its end."""
+    split_seed: Seed = 0
+    """Seed of the split."""
+
+
+class SyntheticKind(StrEnum):
+    """What is made up."""
+
+    IMAGES = "Images"
+    TOKENS = "Tokens"
+
+
+class SyntheticConfig(ApiModel):
+    """Made-up samples that need no files: images that can be learnt (a pattern per class, and noise), random tokens."""
+
+    kind: SyntheticKind
+    """Images or Tokens."""
+    size: Annotated[int, Field(ge=2, le=1_000_000_000)] = 1024
+    """Samples, held-out ones included."""
+    held_out_fraction: HeldOutFraction = 0.1
+    """Part that is kept for evaluation."""
+    data_seed: Seed = 0
+    """Seed of the samples."""
+    channels: Size | None = None
+    """Images only. Absent: 1."""
+    height: Size | None = None
+    """Images only. Absent: 8."""
+    width: Size | None = None
+    """Images only. Absent: 8."""
+    classes: Size | None = None
+    """Images only. Absent: 10."""
+    sequence_length: Size | None = None
+    """Tokens only. Absent: 128."""
+    vocabulary_size: Size | None = None
+    """Tokens only. Absent: 256."""
+
+
+ModelConfig = MlpConfig | ResnetConfig | GptConfig
+DataConfig = DigitsConfig | TextConfig | SyntheticConfig
+
+MODEL_CONFIGS: dict[ModelName, type[MlpConfig] | type[ResnetConfig] | type[GptConfig]] = {
+    ModelName.MLP: MlpConfig,
+    ModelName.RESNET: ResnetConfig,
+    ModelName.GPT: GptConfig,
+}
+DATA_CONFIGS: dict[DataName, type[DigitsConfig] | type[TextConfig] | type[SyntheticConfig]] = {
+    DataName.DIGITS: DigitsConfig,
+    DataName.TEXT: TextConfig,
+    DataName.SYNTHETIC: SyntheticConfig,
+}
+
+_IMAGE_DEFAULTS = {"channels": 1, "height": 8, "width": 8, "classes": 10}
+_TOKEN_DEFAULTS = {"sequence_length": 128, "vocabulary_size": BYTE_VALUES}
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a sample of a built-in data set is: an image of `shape` (channels, height, width) and a class."""
+
+    shape: tuple[int, int, int]
+    classes: int
+
+    @property
+    def size(self) -> int:
+        """Numbers per image."""
+        channels, height, width = self.shape
+        return channels * height * width
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a sample of a built-in data set is: `length` tokens below `vocabulary`, and each one's successor."""
+
+    length: int
+    vocabulary: int
+
+
+def data_config(data: Data) -> DataConfig:
+    """The config of a built-in data set, defaults filled in. Raises pydantic.ValidationError where it is wrong."""
+    assert data.name is not None
+    config = DATA_CONFIGS[data.name].model_validate(data.config, by_alias=True, by_name=False)
+    if isinstance(config, SyntheticConfig):
+        defaults = _IMAGE_DEFAULTS if config.kind is SyntheticKind.IMAGES else _TOKEN_DEFAULTS
+        missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
+        config = config.model_copy(update=missing)
+    return config
+
+
+def model_config(training: Training) -> ModelConfig:
+    """The config of a built-in model, with the sizes that follow from the data.
+
+    Raises pydantic.ValidationError where it is wrong; `config_problems` must have found nothing.
+    """
+    config = _own_config(training.model)
+    if training.data.name is None:
+        return config
+    fitting = _sizes_from(config, samples_of(data_config(training.data)))
+    return config.model_copy(update={name: value for name, value in fitting.items() if getattr(config, name) is None})
+
+
+def samples_of(config: DataConfig) -> Images | Tokens:
+    """What the samples of a built-in data set are."""
+    if isinstance(config, DigitsConfig):
+        return Images(DIGITS_SHAPE, DIGITS_CLASSES)
+    if isinstance(config, TextConfig):
+        return Tokens(config.sequence_length, BYTE_VALUES)
+    if config.kind is SyntheticKind.IMAGES:
+        shape = (config.channels or 1, config.height or 8, config.width or 8)
+        return Images(shape, config.classes or 10)
+    return Tokens(config.sequence_length or 128, config.vocabulary_size or BYTE_VALUES)
+
+
+def config_problems(training: Training) -> list[Problem]:
+    """All that is wrong with `model.config` and `data.config`, alone and together. Paths start with `training.`."""
+    problems = [*_schema_problems(training), *_choice_problems(training)]
+    return problems or list(_fit_problems(training))
+
+
+def _own_config(model: Model) -> ModelConfig:
+    assert model.name is not None
+    return MODEL_CONFIGS[model.name].model_validate(model.config, by_alias=True, by_name=False)
+
+
+def _sizes_from(config: ModelConfig, samples: Images | Tokens) -> dict[str, int]:
+    if isinstance(config, GptConfig):
+        return {"sequence_length": samples.length} if isinstance(samples, Tokens) else {}
+    if isinstance(samples, Tokens):
+        return {}
+    if isinstance(config, MlpConfig):
+        return {"input_size": samples.size, "output_size": samples.classes}
+    return {"input_channels": samples.shape[0], "output_size": samples.classes}
+
+
+def _schema_problems(training: Training) -> Iterator[Problem]:
+    for part, parse in (("model", lambda: _own_config(training.model)), ("data", lambda: data_config(training.data))):
+        if getattr(training, part).name is None:
+            continue
+        try:
+            parse()
+        except ValidationError as error:
+            for one in error.errors():
+                path = ".".join(str(step) for step in one["loc"])
+                yield f"training.{part}.config{'.' if path else ''}{path}", f"{one['msg']}, found {one['input']!r:.80}"
+
+
+def _choice_problems(training: Training) -> Iterator[Problem]:
+    for part in ("model", "data"):
+        chosen = getattr(training, part)
+        if (chosen.name is None) == (chosen.entrypoint is None):
+            yield f"training.{part}", "exactly one of `name` and `entrypoint` must be given"
+
+
+def _fit_problems(training: Training) -> Iterator[Problem]:
+    if training.data.name is not None:
+        data = data_config(training.data)
+        if isinstance(data, SyntheticConfig):
+            yield from _foreign_fields(data)
+    if training.model.name is None:
+        return
+    config = _own_config(training.model)
+    if isinstance(config, GptConfig) and config.width % config.heads:
+        yield (
+            "training.model.config.heads",
+            f"width {config.width} must be a multiple of heads, which is {config.heads}",
+        )
+    if training.data.name is None:
+        yield from _missing_sizes(config)
+    else:
+        yield from _pair_problems(training, config, samples_of(data))
+
+
+def _foreign_fields(config: SyntheticConfig) -> Iterator[Problem]:
+    other = _TOKEN_DEFAULTS if config.kind is SyntheticKind.IMAGES else _IMAGE_DEFAULTS
+    for name in other:
+        if getattr(config, name) is not None:
+            yield f"training.data.config.{_camel(config, name)}", f"must be left out with kind '{config.kind}'"
+
+
+def _missing_sizes(config: ModelConfig) -> Iterator[Problem]:
+    needed = {
+        MlpConfig: ("input_size", "output_size"),
+        ResnetConfig: ("input_channels", "output_size"),
+        GptConfig: ("sequence_length",),
+    }[type(config)]
+    for name in needed:
+        if getattr(config, name) is None:
+            message = "must be given with data from an entry point, whose sizes are not known before it runs"
+            yield f"training.model.config.{_camel(config, name)}", message
+
+
+def _pair_problems(training: Training, config: ModelConfig, samples: Images | Tokens) -> Iterator[Problem]:
+    model, data = training.model.name, training.data.name
+    if isinstance(config, GptConfig) != isinstance(samples, Tokens):
+        takes, gives = ("tokens", "images") if isinstance(config, GptConfig) else ("images", "tokens")
+        fitting = "text, or synthetic of kind Tokens" if takes == "tokens" else "digits, or synthetic of kind Images"
+        yield "training.data.name", f"model '{model}' takes {takes}, data '{data}' has {gives}; choose {fitting}"
+        return
+    if isinstance(config, GptConfig) and isinstance(samples, Tokens):
+        bounds = {"sequence_length": samples.length, "vocabulary_size": samples.vocabulary}
+        for name, least in bounds.items():
+            found = getattr(config, name)
+            if found is not None and found < least:
+                message = f"{found} must be greater than or equal to that of data '{data}', which is {least}"
+                yield f"training.model.config.{_camel(config, name)}", message
+        return
+    for name, expected in _sizes_from(config, samples).items():
+        found = getattr(config, name)
+        if found is not None and found != expected:
+            message = f"{found} must be {expected} with data '{data}'; leave it out"
+            yield f"training.model.config.{_camel(config, name)}", message
+
+
+def _camel(config: ApiModel, name: str) -> str:
+    return type(config).model_fields[name].alias or name

@@ -1,0 +1,191 @@
+"""Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
+
+Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and each rank's random
+state. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from disttrain_api.report import CheckpointReport
+from disttrain_api.training import Checkpoint
+from disttrain_trainer.config import Config
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
+from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.mesh import World
+from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.state import State
+from disttrain_trainer.storage import StepFolders, require_shared
+
+
+class Checkpoints:
+    """The checkpoints of this job on its storage. Every method is called by all ranks together."""
+
+    def __init__(self, folder: Path, config: Config, world: World) -> None:
+        self._world = world
+        self._settings = config.training.checkpoint or Checkpoint()
+        self._attempt = config.attempt
+        self._folders = StepFolders(folder)
+        self._fence = Fence(folder, Owner(uid=config.job.uid, attempt=config.attempt))
+        self._latest: CheckpointReport | None = None
+
+    @classmethod
+    def open(cls, folder: Path, config: Config, world: World) -> Checkpoints:
+        """Take the folder over from earlier attempts and clean up what they left unfinished.
+
+        Raises StorageNotShared, InvalidConfiguration (cannot write) or Fenced.
+        """
+        checkpoints = cls(folder, config, world)
+        require_shared(folder, world)
+        world.from_first(checkpoints._take_over)
+        return checkpoints
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after this step."""
+        return step % self._settings.interval == 0
+
+    def restore(self, state: State) -> CheckpointReport | None:
+        """Load the latest complete checkpoint into `state`; None where there is none.
+
+        Raises CheckpointMismatch naming the first parameter that does not fit.
+        """
+        steps = self._world.from_first(self._folders.complete)
+        if not steps:
+            return None
+        path = self._folders.path(steps[-1])
+        _load(state, path, self._world.rank)
+        written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
+        self._latest = _report(state.step, path, written)
+        return self._latest
+
+    def save(self, state: State) -> CheckpointReport:
+        """Write and commit `step-N`, then delete what is older than the latest ones to keep.
+
+        Does nothing where this step's checkpoint is the latest already.
+        Raises StorageFull or Fenced on every rank; nothing is committed then and the previous checkpoint stays.
+        """
+        if self._latest is not None and self._latest.step == state.step:
+            return self._latest
+        partial = self._folders.partial(state.step, self._attempt)
+        try:
+            dcp.save(_contents(state, self._world.rank), storage_writer=dcp.FileSystemWriter(partial))
+        except CheckpointException as failure:
+            self._world.from_first(functools.partial(self._give_up, partial, failure))
+            raise
+        self._latest = self._world.from_first(lambda: self._commit(partial, state.step))
+        return self._latest
+
+    def _take_over(self) -> None:
+        self._fence.take()
+        self._folders.clean()
+
+    def _commit(self, partial: Path, step: int) -> CheckpointReport:
+        try:
+            self._fence.check()
+            path = self._folders.commit(partial, step)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._folders.keep_latest(self._settings.keep_latest)
+        return _report(step, path, datetime.now(UTC))
+
+    def _give_up(self, partial: Path, error: CheckpointException) -> None:
+        """Remove what was written; say so where a full file system is the cause."""
+        size = sum(file.stat().st_size for file in partial.glob("*")) if partial.is_dir() else 0
+        shutil.rmtree(partial, ignore_errors=True)
+        # A newer attempt cleans up the folder of an older one under its feet; then that is the cause.
+        self._fence.check()
+        if any(no_room(cause) for cause, _ in error.failures.values()):
+            raise StorageFull(
+                f"no room for {partial.name.split('.')[0]} in {partial.parent} after {size} bytes; the checkpoints before "
+                "it are untouched; ask for a larger `storage.size`, or lower `training.checkpoint.keepLatest`, which is "
+                f"{self._settings.keep_latest}"
+            )
+
+
+def _contents(state: State, rank: int) -> dict[str, Any]:
+    """What a checkpoint holds; also the place that loading writes to."""
+    return {
+        "model": get_model_state_dict(state.module),
+        "optimizer": get_optimizer_state_dict(state.module, state.optimizer)["state"],
+        "scaler": state.precision.scaler.state_dict(),
+        "train": {
+            "step": state.step,
+            "epoch": state.cursor.epoch,
+            "position": state.cursor.position,
+            "samples": state.sampler.size,
+        },
+        "random": {str(rank): random_state()},
+    }
+
+
+def _load(state: State, path: Path, rank: int) -> None:
+    reader = dcp.FileSystemReader(path)
+    metadata = reader.read_metadata()
+    contents = _contents(state, rank)
+    _require_fit(metadata, contents, path)
+    saved = metadata.state_dict_metadata
+    # A larger world has ranks without a saved random state, another precision none for the scaler.
+    for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
+        if not present:
+            del contents[part]
+    dcp.load(contents, storage_reader=reader)
+    set_model_state_dict(state.module, contents["model"])
+    groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]
+    set_optimizer_state_dict(state.module, state.optimizer, {"state": contents["optimizer"], "param_groups": groups})
+    if contents.get("scaler"):
+        state.precision.scaler.load_state_dict(contents["scaler"])
+    if "random" in contents:
+        restore_random_state(contents["random"][str(rank)])
+    train = contents["train"]
+    state.step = train["step"]
+    # Other data (a job that continues another's model): its order begins at the beginning.
+    same_data = train["samples"] == state.sampler.size
+    state.cursor = Cursor(train["epoch"], train["position"]) if same_data else Cursor()
+
+
+def _require_fit(metadata: Metadata, contents: dict[str, Any], path: Path) -> None:
+    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there."""
+    there = {name: entry for name, entry in metadata.state_dict_metadata.items() if name.startswith("model.")}
+    here = {f"model.{name}": value for name, value in contents["model"].items()}
+    advice = "use the model that wrote it, or another `training.checkpoint.folder`"
+    for name, value in here.items():
+        entry = there.get(name)
+        parameter = name.removeprefix("model.")
+        if entry is None:
+            raise CheckpointMismatch(f"{path} is of another model: it has no parameter `{parameter}`; {advice}")
+        if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
+            raise CheckpointMismatch(
+                f"{path} is of another model: parameter `{parameter}` has shape {list(entry.size)} there and "
+                f"{list(value.shape)} here; {advice}"
+            )
+    for name in there.keys() - here.keys():
+        parameter = name.removeprefix("model.")
+        raise CheckpointMismatch(f"{path} is of another model: parameter `{parameter}` is unknown here; {advice}")
+    for parameter, values in contents["optimizer"].items():
+        for kind in values:
+            if f"optimizer.{parameter}.{kind}" not in metadata.state_dict_metadata:
+                raise CheckpointMismatch(
+                    f"{path} was written with another optimizer: it has no `{kind}` of parameter `{parameter}`; use "
+                    "the optimizer that wrote it, or another `training.checkpoint.folder`"
+                )
+
+
+def _report(step: int, path: Path, written: datetime) -> CheckpointReport:
+    return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -1,0 +1,142 @@
+"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from disttrain_api.batch import Batch, resolve_batch
+from disttrain_api.builtin import config_problems
+from disttrain_api.errors import LayoutError
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.mesh import Mesh
+from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.training import Training
+from disttrain_trainer.errors import InvalidConfiguration
+
+# How long a rank waits for a live but silent peer. A peer that has died is noticed at once.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that a rank knows before it meets the others."""
+
+    job: JobConfig
+    mesh: Mesh
+    batch: Batch
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master: str = ""
+    """host:port where the ranks meet, for messages."""
+    attempt: int = 1
+    checkpoint_folder: Path | None = None
+    """Where checkpoints, fence and metrics lie; None without storage."""
+    report_dir: Path | None = None
+    grace_seconds: float | None = None
+    threads_given: bool = False
+    """Whether OMP_NUM_THREADS decides the number of threads."""
+    timeout: timedelta = COLLECTIVE_TIMEOUT
+
+    @property
+    def training(self) -> Training:
+        return self.job.training
+
+
+def read_config(environment: Mapping[str, str] = os.environ) -> Config:
+    """The Config of this process.
+
+    Without RANK, WORLD_SIZE and the rest this is a world of one rank, so the module can be run by hand.
+    Raises InvalidConfiguration naming the field or variable.
+    """
+    job = read_job(Path(environment.get(Env.CONFIG) or Path(CONFIG_DIR, CONFIG_FILE)))
+    world_size = _number(environment, Env.WORLD_SIZE, 1)
+    rank = _number(environment, Env.RANK, 0)
+    if not 0 <= rank < world_size:
+        raise InvalidConfiguration(f"RANK is {rank}, expected 0 to {world_size - 1} with WORLD_SIZE {world_size}")
+    if world_size > 1:
+        for name in (Env.MASTER_ADDR, Env.MASTER_PORT):
+            if not environment.get(name):
+                raise InvalidConfiguration(f"{name} is not set, but WORLD_SIZE is {world_size}: where to meet rank 0?")
+    mesh, batch = resolve(job, world_size)
+    storage = environment.get(Env.STORAGE)
+    report_dir = environment.get(Env.REPORT_DIR)
+    grace = environment.get(Env.GRACE_SECONDS)
+    return Config(
+        job=job,
+        mesh=mesh,
+        batch=batch,
+        rank=rank,
+        local_rank=_number(environment, Env.LOCAL_RANK, rank),
+        world_size=world_size,
+        local_world_size=_number(environment, Env.LOCAL_WORLD_SIZE, world_size),
+        master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
+        attempt=_number(environment, Env.ATTEMPT, 1),
+        checkpoint_folder=Path(storage, job.checkpoint_folder) if storage else None,
+        report_dir=Path(report_dir) if report_dir else None,
+        grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
+        threads_given="OMP_NUM_THREADS" in environment,
+    )
+
+
+def read_job(path: Path) -> JobConfig:
+    """The job.json at `path`. Raises InvalidConfiguration naming the first wrong field."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"{path} cannot be read ({error.strerror}), expected the job's configuration; set {Env.CONFIG} to its path"
+        ) from error
+    try:
+        return JobConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InvalidConfiguration(f"{path}: `{field}`: {first['msg']}, found {first['input']!r:.80}") from error
+
+
+def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
+    """Layout and batch sizes of `world_size` ranks. Raises InvalidConfiguration where they do not fit."""
+    _refuse_what_is_not_built(job)
+    for field, message in config_problems(job.training):
+        raise InvalidConfiguration(f"`{field}`: {message}")
+    try:
+        mesh = Mesh.of(job.parallelism, world_size)
+        return mesh, resolve_batch(job.training, mesh.data_parallel)
+    except LayoutError as error:
+        raise InvalidConfiguration(str(error)) from error
+
+
+def _refuse_what_is_not_built(job: JobConfig) -> None:
+    parallelism = job.parallelism
+    if parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE:
+        raise InvalidConfiguration(
+            f"`parallelism.dataParallel.mode` is {parallelism.data_parallel.mode}, this trainer knows AllReduce only"
+        )
+    known = {"data_parallel", "data_parallel_replicate_degree"}
+    for field, value in parallelism.model_dump(by_alias=True, exclude=known).items():
+        if value not in (None, 1):
+            raise InvalidConfiguration(f"`parallelism.{field}` is {value}, this trainer knows 1 only; leave it out")
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidConfiguration(f"{name} is {text!r}, expected a whole number") from error
+
+
+def report_place(environment: Mapping[str, str] = os.environ) -> tuple[int, Path | None]:
+    """Rank and report folder, known even where the configuration is wrong."""
+    rank = environment.get(Env.RANK, "")
+    folder = environment.get(Env.REPORT_DIR)
+    return int(rank) if rank.isdigit() else 0, Path(folder) if folder else None

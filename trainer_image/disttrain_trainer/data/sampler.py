@@ -1,0 +1,95 @@
+"""Which samples a step uses: a pure function of (seed, epoch, position), whatever the number of ranks.
+
+An epoch is a permutation of all samples. A global batch takes the next positions of it; the last one of an epoch is
+short and filled up with samples of weight 0. The cursor (epoch, position) is all that a checkpoint needs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disttrain_api.batch import Batch
+
+_ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where the data stands: `position` samples of `epoch` are consumed."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Samples of one microbatch. `weights` is 1 for a sample and 0 for padding; both are [micro batch size]."""
+
+    indices: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Cuts epochs of `size` samples into global batches, and those into microbatches of each replica."""
+
+    size: int
+    seed: int
+    batch: Batch
+    replicas: int
+
+    def microbatches(self, cursor: Cursor, replica: int) -> list[Slots]:
+        """The microbatches of one replica in the global batch at `cursor`, in order.
+
+        The global batch is cut into slots of the micro batch size; slot m x replicas + r is microbatch m of replica r.
+        """
+        slots = range(replica, self.batch.accumulation * self.replicas, self.replicas)
+        return [self._slot(cursor, cursor.position + slot * self.batch.micro) for slot in slots]
+
+    def advance(self, cursor: Cursor) -> Cursor:
+        """The cursor after the global batch at `cursor`."""
+        position = cursor.position + self.batch.world
+        return Cursor(cursor.epoch + 1, 0) if position >= self.size else Cursor(cursor.epoch, position)
+
+    def _slot(self, cursor: Cursor, start: int) -> Slots:
+        positions = np.arange(start, start + self.batch.micro)
+        weights = (positions < self.size).astype(np.float32)
+        # Padding repeats the first sample of the batch, which is always there.
+        positions = np.where(weights > 0, positions, cursor.position)
+        return Slots(permute(positions, self.size, self.seed, cursor.epoch), weights)
+
+
+def permute(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Sample at each position (0 <= position < size) of the epoch's permutation; no memory grows with `size`.
+
+    A Feistel network permutes 0..4^k - 1 >= size; what falls outside is permuted again until it falls inside
+    (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Written out here so that neither
+    NumPy nor torch can change the order of a run that is resumed under another version.
+    """
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    keys = [_mix_int(_mix_int(_mix_int(seed) ^ epoch) ^ turn) for turn in range(_ROUNDS)]
+    values = _feistel(positions.astype(np.uint64), half, keys)
+    while (outside := values >= size).any():
+        values[outside] = _feistel(values[outside], half, keys)
+    return values.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: list[int]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ np.uint64(key)) & mask)
+    return (left << half) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), on arrays; uint64 wraps around."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _mix_int(value: int) -> int:
+    return int(_mix(np.array([(value + 0x9E3779B97F4A7C15) & _MASK], dtype=np.uint64))[0])

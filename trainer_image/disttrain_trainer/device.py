@@ -1,0 +1,49 @@
+"""All differences between a CPU and a CUDA rank."""
+
+import os
+import resource
+from dataclasses import dataclass
+
+import torch
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where this rank computes, and what its process groups use."""
+
+    torch: torch.device
+    backend: str
+
+    @property
+    def kind(self) -> str:
+        """ "cpu" or "cuda"."""
+        return self.torch.type
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given; a CPU always has."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.torch)
+
+    def memory(self) -> tuple[str, float]:
+        """Key and GiB of the most memory used so far: of the GPU, on a CPU of the process."""
+        if self.kind == "cuda":
+            return "memory/max_reserved(GiB)", torch.cuda.max_memory_reserved(self.torch) / _GIB
+        # Linux counts ru_maxrss in KiB.
+        return "memory/max_resident(GiB)", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def find_device(local_rank: int, local_world_size: int, threads_given: bool) -> Device:
+    """The GPU of this local rank, or the CPU with this rank's share of the cores.
+
+    Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for
+    a GPU.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return Device(device, "cpu:gloo,cuda:nccl")
+    if not threads_given:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+    return Device(torch.device("cpu"), "gloo")

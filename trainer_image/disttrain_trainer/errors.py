@@ -1,0 +1,122 @@
+"""What ends a rank, and the exit code that says so.
+
+TrainerError                    base; the message is one sentence for the user
+├── InvalidConfiguration        a field or variable that cannot work
+├── DataNotFound                files that are missing, empty or not alike on all ranks
+├── EntrypointNotImportable     `package.module:function` that does not lead to a function
+├── CheckpointMismatch          a checkpoint of another model or optimizer
+├── StorageNotShared            ranks that do not see the same storage
+├── StorageFull                 no room for a checkpoint
+├── Fenced                      a newer attempt owns the checkpoints
+├── PortInUse                   the master port belongs to another program
+├── PeerLost                    a collective failed because another rank is gone: a symptom
+├── NonFiniteLoss               the loss or the gradient is inf or nan
+└── Stopped                     SIGTERM was obeyed
+"""
+
+# ruff: noqa: N818 - an error is named like its exit code, and so like the reason a user reads
+
+import errno
+import re
+
+from torch.distributed import DistError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from disttrain_api.names import ExitCode, Reason, exit_reason
+from disttrain_api.report import RankError
+
+
+class TrainerError(Exception):
+    """Base: ends the rank with `exit_code` and its message as it stands."""
+
+    exit_code: ExitCode
+    on_every_rank = False
+    """Whether all ranks raise it together, having agreed on it; they then leave together, too."""
+
+
+class InvalidConfiguration(TrainerError):
+    exit_code = ExitCode.INVALID_CONFIGURATION
+
+
+class DataNotFound(TrainerError):
+    exit_code = ExitCode.DATA_NOT_FOUND
+
+
+class EntrypointNotImportable(TrainerError):
+    exit_code = ExitCode.ENTRYPOINT_NOT_IMPORTABLE
+
+
+class CheckpointMismatch(TrainerError):
+    exit_code = ExitCode.CHECKPOINT_MISMATCH
+
+
+class StorageNotShared(TrainerError):
+    exit_code = ExitCode.STORAGE_NOT_SHARED
+    on_every_rank = True
+
+
+class StorageFull(TrainerError):
+    exit_code = ExitCode.STORAGE_FULL
+    on_every_rank = True
+
+
+class Fenced(TrainerError):
+    exit_code = ExitCode.FENCED
+    on_every_rank = True
+
+
+class PortInUse(TrainerError):
+    exit_code = ExitCode.PORT_IN_USE
+
+
+class PeerLost(TrainerError):
+    exit_code = ExitCode.PEER_LOST
+
+
+class NonFiniteLoss(TrainerError):
+    exit_code = ExitCode.NON_FINITE_LOSS
+    on_every_rank = True
+
+
+class Stopped(TrainerError):
+    exit_code = ExitCode.STOPPED
+    on_every_rank = True
+
+
+# gloo and NCCL report a vanished peer as a plain RuntimeError; its text is all there is.
+_PEER_LOST = re.compile(
+    r"gloo[/\\]|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|Socket Timeout|recvValue failed"
+)
+
+
+def peer_lost(error: BaseException) -> bool:
+    """Whether `error` says that another rank, or the way to it, is gone."""
+    if isinstance(error, DistError | ConnectionError):
+        return True
+    if isinstance(error, CheckpointException):
+        return any(peer_lost(cause) for cause, _ in error.failures.values())
+    return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, is a file system that takes no more bytes."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def describe(error: BaseException) -> RankError:
+    """The error as the report and the exit code tell it."""
+    if isinstance(error, TrainerError):
+        return RankError(exit_code=error.exit_code, reason=exit_reason(error.exit_code), message=str(error))
+    if peer_lost(error):
+        return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
+    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=f"{type(error).__name__}: {last_line(error)}")
+
+
+def last_line(error: BaseException) -> str:
+    """Last line of the error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

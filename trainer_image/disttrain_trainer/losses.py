@@ -1,0 +1,63 @@
+"""Losses as weighted sums, so that the mean is taken once, over all samples of all ranks and microsteps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from disttrain_api.training import Loss, LossName
+
+# torch's own mark for targets that do not count.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class WeightedLoss:
+    """`per_element(outputs, targets)` is the loss of each element with a target of its own: sample or token."""
+
+    per_element: Callable[[Tensor, Tensor], Tensor]
+
+    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Sum of weight x loss over elements.
+
+        outputs: [B, ..., C]; targets: [B, ...] of classes or [B, ..., C] of numbers; weights: [B], 1 for a sample and 0
+        for padding.
+        """
+        losses = self.per_element(outputs, targets)
+        return (losses * _over(weights, losses).to(losses.dtype)).sum()
+
+
+def build_loss(loss: Loss) -> WeightedLoss:
+    """The loss that the manifest names."""
+    if loss.name is LossName.MEAN_SQUARED_ERROR:
+        return WeightedLoss(_squared_error)
+    smoothing = loss.label_smoothing or 0.0
+    return WeightedLoss(lambda outputs, targets: _cross_entropy(outputs, targets, smoothing))
+
+
+def weight_of(targets: Tensor, weights: Tensor) -> float:
+    """Number of elements that count: samples or tokens with weight 1 and a target that is not IGNORED."""
+    if targets.is_floating_point():
+        return float(weights.sum())
+    return float(((targets != IGNORED) * _over(weights, targets)).sum())
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    losses = functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
+    )
+    return losses.view(targets.shape)
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the outputs of a sample; classes become one-hot vectors (square loss for classification)."""
+    if targets.is_floating_point():
+        return (outputs - targets.view_as(outputs)).square().reshape(len(outputs), -1).mean(1)
+    counted = targets != IGNORED
+    one_hot = functional.one_hot(targets.where(counted, 0), outputs.shape[-1]).to(outputs.dtype)
+    return (outputs - one_hot).square().mean(-1) * counted
+
+
+def _over(weights: Tensor, elements: Tensor) -> Tensor:
+    return weights.view(-1, *[1] * (elements.dim() - 1)).to(elements.device).expand(elements.shape)

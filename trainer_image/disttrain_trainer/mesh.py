@@ -1,0 +1,136 @@
+"""The ranks of a job as process groups, and the few ways in which the trainer talks over them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from disttrain_api.mesh import AXES, Mesh
+from disttrain_trainer.config import Config
+from disttrain_trainer.device import Device
+from disttrain_trainer.errors import PeerLost, PortInUse, TrainerError, last_line
+
+T = TypeVar("T")
+
+PARTING_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among the others."""
+
+    rank: int
+    size: int
+    device: Device
+    mesh: Mesh
+    device_mesh: DeviceMesh
+    """One dimension per axis of the mesh whose degree is above 1; `replicate` where none is."""
+    store: dist.Store
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def replicas(self) -> int:
+        """Parts that a global batch is cut into."""
+        return self.mesh.data_parallel
+
+    @property
+    def replica(self) -> int:
+        """Index of this rank's part."""
+        at = self.mesh.coordinates(self.rank)
+        return at["replicate"] * self.mesh.shard + at["shard"]
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
+        return self._all_reduce(torch.tensor(numbers, dtype=torch.float64), dist.ReduceOp.SUM).tolist()
+
+    def sum_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """A CPU copy of `values` summed over all ranks in float64."""
+        return self._all_reduce(values.detach().to("cpu", torch.float64), dist.ReduceOp.SUM)
+
+    def max_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """A CPU copy of `values`, the largest of all ranks, in float64."""
+        return self._all_reduce(values.detach().to("cpu", torch.float64), dist.ReduceOp.MAX)
+
+    def gather(self, value: T) -> list[T]:
+        """`value` of every rank, in order of rank, on every rank."""
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """The result of `work` on rank 0, on every rank; a TrainerError it raises is raised on every rank."""
+        outcome: list[object] = [None]
+        if self.first:
+            try:
+                outcome = [work()]
+            except TrainerError as error:
+                outcome = [error]
+        dist.broadcast_object_list(outcome, src=0)
+        if isinstance(outcome[0], TrainerError):
+            raise outcome[0]
+        return outcome[0]  # type: ignore[return-value]
+
+    def part(self) -> None:
+        """Wait, but not for ever, until every rank is past its last collective. Rank 0, the store's host, goes last.
+
+        Who leaves earlier resets connections that peers may still read from, and gloo then fails or aborts there.
+        """
+        others = range(1, self.size)
+        with suppress(dist.DistError, RuntimeError):
+            for stage, waiting in (("done", True), ("gone", self.first)):
+                self.store.set(f"disttrain/{stage}/{self.rank}", "")
+                if waiting:
+                    ranks = range(self.size) if stage == "done" else others
+                    self.store.wait([f"disttrain/{stage}/{rank}" for rank in ranks], PARTING_TIMEOUT)
+
+    @staticmethod
+    def _all_reduce(values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        values = values.clone()
+        dist.all_reduce(values, operation)
+        return values
+
+
+def join_world(config: Config, device: Device) -> World:
+    """Meet the other ranks. Raises PortInUse on rank 0, PeerLost where the others do not come in time."""
+    try:
+        # A lone rank needs no port, so any number of them can run on one machine.
+        store = dist.HashStore() if config.world_size == 1 else _meet(config)
+        dist.init_process_group(
+            device.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=config.timeout
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise _translate(config, error) from error
+    shape = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) > 1} or {"replicate": 1}
+    device_mesh = init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    return World(config.rank, config.world_size, device, config.mesh, device_mesh, store)
+
+
+def _meet(config: Config) -> dist.Store:
+    """torchrun's rendezvous by MASTER_ADDR and MASTER_PORT; it tries again where the name does not resolve yet."""
+    rendezvous = dist.rendezvous("env://", config.rank, config.world_size, timeout=config.timeout)
+    return next(iter(rendezvous))[0]
+
+
+def _translate(config: Config, error: Exception) -> TrainerError:
+    text = str(error)
+    if "EADDRINUSE" in text or os.strerror(errno.EADDRINUSE).lower() in text.lower():
+        return PortInUse(
+            f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; choose a free port"
+        )
+    seconds = config.timeout.total_seconds()
+    return PeerLost(
+        f"{config.world_size} ranks did not meet at {config.master} within {seconds:g} s: {last_line(error)}"
+    )

@@ -1,0 +1,88 @@
+"""A decoder-only transformer in GPT-2's shape (Radford et al. 2019; the code follows nanoGPT's).
+
+Shapes: B batch, T tokens, D width, H heads, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from disttrain_api.builtin import GptConfig
+
+
+class Attention(nn.Module):
+    """Causal self-attention: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each normalised before and added after: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * config.width, config.width),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.feed_forward(self.norm2(x)))
+
+
+class Gpt(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        assert config.sequence_length is not None
+        self.tokens = nn.Embedding(config.vocabulary_size, config.width)
+        self.positions = nn.Embedding(config.sequence_length, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+        self.apply(_initialise)
+        for block in self.blocks:
+            # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
+            for layer in (block.attention.out, block.feed_forward[2]):
+                nn.init.normal_(layer.weight, std=0.02 / (2 * config.layers) ** 0.5)
+        if config.tie_weights:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def build(config: GptConfig) -> nn.Module:
+    """A Gpt of this shape, initialised from torch's random state."""
+    return Gpt(config)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,21 @@
+"""The optimizer that the manifest names."""
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn import Parameter
+
+from disttrain_api.training import Optimizer, OptimizerName
+
+
+def build_optimizer(settings: Optimizer, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW of torch.optim at the peak rate; `train.py` sets the rate of each step."""
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.name is OptimizerName.SGD:
+        return torch.optim.SGD(
+            parameters, momentum=settings.momentum or 0.0, nesterov=settings.nesterov or False, **common
+        )
+    kind = torch.optim.AdamW if settings.name is OptimizerName.ADAMW else torch.optim.Adam
+    betas = (0.9 if settings.beta1 is None else settings.beta1, 0.999 if settings.beta2 is None else settings.beta2)
+    return kind(parameters, betas=betas, eps=settings.epsilon or 1e-8, **common)

@@ -1,0 +1,47 @@
+"""Data parallelism: every rank holds the model and a part of the batch; gradients are averaged over the replicas."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from disttrain_trainer.mesh import World
+
+
+def replicate(module: nn.Module, world: World) -> nn.Module:
+    """The module, its gradients averaged over the replicas during the backward pass; itself where there is one replica.
+
+    DDP re-forms its buckets after the first step of a process, in the order in which gradients became ready. Another
+    place in a bucket is another order of summation with three ranks or more, so a resumed run would differ in the last
+    bits from one that never stopped. With `find_unused_parameters` DDP keeps the first buckets (parameters in reverse
+    order of registration). It costs a walk over the autograd graph and a small asynchronous all-reduce per step, and
+    lets models leave parameters unused.
+    """
+    if world.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return DistributedDataParallel(
+        module,
+        device_ids=[world.device.torch] if world.device.kind == "cuda" else None,
+        process_group=world.device_mesh.get_group("replicate"),
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+    )
+
+
+def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager[object]:
+    """Forward and backward pass run inside; only with `now` are gradients averaged, those kept from before included."""
+    if now or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return model.no_sync()
+
+
+def share_buffers(module: nn.Module, world: World) -> None:
+    """Give every replica the buffers of the first one (running means and the like), as DDP does before each forward."""
+    if world.replicas == 1:
+        return
+    group = world.device_mesh.get_group("replicate")
+    with torch.no_grad():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=dist.get_global_rank(group, 0), group=group)

@@ -1,0 +1,50 @@
+"""Number formats: parameters keep their own, the forward pass runs under autocast, FP16 gradients are scaled."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from disttrain_api.training import Precision
+
+_FORMATS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """How a step computes. `scaler` passes everything through unless the format is FP16."""
+
+    device: torch.device
+    format: torch.dtype | None
+    scaler: torch.amp.GradScaler
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The forward pass and the loss run inside."""
+        if self.format is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.format)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass of the loss, scaled up for FP16, whose small gradients would vanish."""
+        self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the gradients their true size."""
+        self.scaler.unscale_(optimizer)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer, except where FP16 gradients overflowed; then the scale falls instead."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    @property
+    def scales(self) -> bool:
+        """Whether gradients may overflow and be skipped."""
+        return self.scaler.is_enabled()
+
+
+def build_precision(precision: Precision, device: torch.device) -> MixedPrecision:
+    """FP32: no autocast. BF16: autocast. FP16: autocast and a loss scaler."""
+    scaler = torch.amp.GradScaler(device.type, enabled=precision is Precision.FP16)
+    return MixedPrecision(device, _FORMATS.get(precision), scaler)

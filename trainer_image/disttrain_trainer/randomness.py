@@ -1,0 +1,43 @@
+"""Seeds and random states, and what this trainer promises about equal runs.
+
+Determinism. On CPUs two runs of one manifest with the same layout, thread count, versions and kind of machine are equal
+bit for bit, also when one of them was stopped and resumed:
+- parameters: initialised from `seed` alone, alike on every rank and in every layout;
+- data order: a pure function of (seed, epoch, position), see data/sampler.py;
+- dropout and the like: each rank draws from its own stream, from (seed, rank), kept in the checkpoint; with dropout,
+  layouts therefore differ in their noise;
+- sums of gradients: DDP's buckets keep one order from the first step on, see parallel/data_parallel.py.
+Another number of ranks or threads adds the same numbers in another order: equal up to rounding.
+On GPUs several kernels add with atomics, so runs differ in the last bits there; nothing is promised.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(*seeds: int) -> None:
+    """Seed Python, NumPy and torch (all devices) from a tuple of numbers, well mixed."""
+    words = np.random.SeedSequence(seeds).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[0]))
+    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+
+
+def random_state() -> dict[str, Any]:
+    """All random states of this process, as a checkpoint holds them."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """The opposite of `random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

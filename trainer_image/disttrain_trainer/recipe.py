@@ -1,0 +1,101 @@
+"""From the manifest to a State: what is built, and the order in which techniques wrap the model.
+
+The order and its reasons:
+1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
+2. model to its device: the optimizer must hold the parameters that the device computes with;
+3. optimizer on the bare module: a checkpoint names parameters as the user's module does;
+4. data parallelism outermost: it must see the gradients that everything inside it has produced.
+"""
+
+from importlib import import_module
+
+from torch import nn
+
+from disttrain_api.builtin import data_config, model_config
+from disttrain_api.training import Training
+from disttrain_trainer.config import Config
+from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.sampler import Sampler
+from disttrain_trainer.entrypoint import call_entrypoint
+from disttrain_trainer.errors import DataNotFound, InvalidConfiguration
+from disttrain_trainer.losses import build_loss
+from disttrain_trainer.mesh import World
+from disttrain_trainer.optimizers import build_optimizer
+from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.precision import build_precision
+from disttrain_trainer.randomness import seed_everything
+from disttrain_trainer.state import State
+
+
+def build_state(config: Config, world: World) -> State:
+    """The State before the first step, alike on every rank but for the random stream.
+
+    Raises InvalidConfiguration, EntrypointNotImportable or DataNotFound.
+    """
+    training = config.training
+    data = load_data(training)
+    _agree_on_sizes(data, world)
+    seed_everything(training.seed)
+    module = build_model(training).to(world.device.torch)
+    optimizer = build_optimizer(training.optimizer, module.parameters())
+    model = replicate(module, world)
+    # From here on each replica draws its own dropout.
+    seed_everything(training.seed, 1 + world.replica)
+    return State(
+        module=module,
+        model=model,
+        optimizer=optimizer,
+        precision=build_precision(training.precision, world.device.torch),
+        loss=build_loss(training.loss),
+        data=data,
+        sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
+    )
+
+
+def build_model(training: Training) -> nn.Module:
+    """The built-in model, or the one that the entry point returns."""
+    if training.model.name is not None:
+        return import_module(f"disttrain_trainer.models.{training.model.name}.model").build(model_config(training))
+    assert training.model.entrypoint is not None
+    model = call_entrypoint("training.model", training.model.entrypoint, training.model.config)
+    if not isinstance(model, nn.Module):
+        raise InvalidConfiguration(
+            f"`training.model.entrypoint`: {training.model.entrypoint} returned a {type(model).__name__}, "
+            "expected a torch.nn.Module"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidConfiguration("`training.model`: the model has no parameter to train")
+    return model
+
+
+def load_data(training: Training) -> Datasets:
+    """The built-in data, or what the entry point returns."""
+    if training.data.name is not None:
+        return import_module(f"disttrain_trainer.data.{training.data.name}").load(data_config(training.data))
+    entrypoint = training.data.entrypoint
+    assert entrypoint is not None
+    returned = call_entrypoint("training.data", entrypoint, training.data.config)
+    pair = tuple(returned) if isinstance(returned, tuple | list) else ()
+    if len(pair) != 2 or not _is_dataset(pair[0]) or not (pair[1] is None or _is_dataset(pair[1])):
+        raise InvalidConfiguration(
+            f"`training.data.entrypoint`: {entrypoint} returned a {type(returned).__name__}, expected "
+            "(training, held-out) with __len__ and __getitem__ each; None for the second where nothing is held out"
+        )
+    if len(pair[0]) == 0:
+        raise DataNotFound(f"`training.data.entrypoint`: {entrypoint} returned no training samples")
+    return Datasets(*pair)
+
+
+def _is_dataset(value: object) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _agree_on_sizes(data: Datasets, world: World) -> None:
+    """Ranks with other files would silently train on other samples than the order says."""
+    sizes = world.gather((len(data.training), 0 if data.held_out is None else len(data.held_out)))
+    for rank, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise DataNotFound(
+                f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
+                f"{sizes[0][1]}: the data must be alike in every pod"
+            )

@@ -1,0 +1,165 @@
+"""What a rank tells the world: its report file, and on rank 0 the log and metrics.jsonl. Keys are torchtitan's."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from disttrain_api.report import RankError, RankReport
+from disttrain_trainer.errors import NonFiniteLoss
+from disttrain_trainer.files import write_atomically
+from disttrain_trainer.mesh import World
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Reporter:
+    """Keeps `rank-<rank>.json` (disttrain_api.report.RankReport) in the report folder; without a folder, nothing."""
+
+    def __init__(self, rank: int, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / f"rank-{rank}.json"
+        self.report = RankReport(rank=rank)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and rewrite the file."""
+        self.report = self.report.model_copy(update=changes)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, self.report.model_dump_json(by_alias=True))
+
+    def fail(self, error: RankError) -> None:
+        """The report of a rank that ends with `error`."""
+        self.update(error=error)
+
+
+def say(world: World, text: str) -> None:
+    """A line of the log, from rank 0."""
+    if world.first:
+        print(text, flush=True)
+
+
+@dataclass
+class _Step:
+    """A step since the last logged one; tensors stay on the device, so that nothing waits for it in between."""
+
+    loss: Tensor
+    """This rank's part of the mean loss: sum of its losses / weight of all ranks."""
+    weight: float
+    """Samples or tokens of all ranks."""
+    own_weight: float
+    gradient_norm: Tensor
+    samples: float
+    """Samples of all ranks."""
+    rate: float
+    loading_seconds: float
+
+
+@dataclass
+class Metrics:
+    """Collects steps; turns them into a log line, a line of metrics.jsonl and the report."""
+
+    world: World
+    reporter: Reporter
+    file: Path | None
+    attempt: int
+    counts_tokens: bool
+    check_gradients: bool
+    """False with FP16, where the scaler handles gradients that overflow."""
+    steps: list[_Step] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    logged: float = field(default_factory=time.monotonic)
+    samples: float = 0.0
+
+    def record(self, **step: Any) -> None:
+        """Remember a step; see _Step for its fields."""
+        self.steps.append(_Step(**step))
+        self.samples += self.steps[-1].samples
+
+    def log(self, step: int) -> None:
+        """Report the last of the recorded steps. Raises NonFiniteLoss, see `settle`."""
+        losses = self.settle(step)
+        self.world.device.synchronize()
+        now = time.monotonic()
+        values = self._values(step, losses[-1], now - self.logged)
+        self.samples_per_second = self.samples / (now - self.started)
+        self.reporter.update(step=step, loss=losses[-1], samples_per_second=self.samples_per_second)
+        self.logged = now
+        self.steps.clear()
+        if self.world.first:
+            print(_line(values), flush=True)
+            self._append(values)
+
+    def settle(self, step: int) -> list[float]:
+        """Mean loss over all ranks of each step recorded since the last log; `step` is the last of them.
+
+        Raises NonFiniteLoss on every rank, naming the first step whose loss or gradient is not finite.
+        """
+        if not self.steps:
+            return []
+        losses = self.world.sum_tensor(torch.stack([one.loss for one in self.steps])).tolist()
+        norms = torch.stack([one.gradient_norm for one in self.steps]).tolist()
+        for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=step - len(losses) + 1):
+            wrong = "loss" if not math.isfinite(loss) else "gradient norm"
+            if wrong == "loss" or (self.check_gradients and not math.isfinite(norm)):
+                raise NonFiniteLoss(
+                    f"the {wrong} of step {number} is {loss if wrong == 'loss' else norm}; lower "
+                    "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32"
+                )
+        return losses
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Report an evaluation."""
+        self.reporter.update(metrics=metrics)
+        if self.world.first:
+            print(
+                "  ".join([f"evaluation: {step}", *(f"{name}: {value:.4f}" for name, value in metrics.items())]),
+                flush=True,
+            )
+            names = {"loss": "global_avg_loss"}
+            values = {f"validation_metrics/{names.get(name, name)}": value for name, value in metrics.items()}
+            self._append({"step": step, **values})
+
+    def _values(self, step: int, loss: float, seconds: float) -> dict[str, Any]:
+        last = self.steps[-1]
+        own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
+        memory, gib = self.world.device.memory()
+        counted = sum(one.weight if self.counts_tokens else one.samples for one in self.steps)
+        unit = "tps" if self.counts_tokens else "sps"
+        return {
+            "step": step,
+            "loss_metrics/global_avg_loss": loss,
+            "loss_metrics/global_max_loss": float(self.world.max_tensor(own)),
+            "grad_norm": float(last.gradient_norm),
+            "lr": last.rate,
+            f"throughput({unit})": counted / seconds / self.world.size,
+            "time_metrics/end_to_end(s)": seconds / len(self.steps),
+            "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
+            memory: gib,
+        }
+
+    def _append(self, values: dict[str, Any]) -> None:
+        if self.file is None:
+            return
+        try:
+            with self.file.open("a") as file:
+                file.write(json.dumps({"attempt": self.attempt, **values}) + "\n")
+        except OSError as error:
+            # A checkpoint that meets the same wall ends the job; lost metrics alone do not.
+            print(f"disttrain: {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _line(values: dict[str, Any]) -> str:
+    memory = next(value for key, value in values.items() if key.startswith("memory/"))
+    unit, rate = next((key[11:14], value) for key, value in values.items() if key.startswith("throughput("))
+    return (
+        f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
+        f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+    )

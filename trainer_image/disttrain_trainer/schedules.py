@@ -1,0 +1,24 @@
+"""Learning rate as a closed form of the step: nothing to keep in a checkpoint."""
+
+import math
+
+from disttrain_api.training import LrSchedule, LrScheduleName
+
+
+def rate_factor(schedule: LrSchedule, step: int, steps: int) -> float:
+    """Rate of the step with index `step` (from 0) of `steps`, as a part of the peak.
+
+    Warm-up: (step + 1) / warmupSteps, so the first step already moves and step warmupSteps - 1 has the peak.
+    Then, with progress p from 0 at the first step after the warm-up to 1 at the last step, and m the minimum ratio:
+    Constant 1; Linear 1 - p (1 - m); Cosine m + (1 - m) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, no restarts).
+    """
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.name is LrScheduleName.CONSTANT:
+        return 1.0
+    minimum = schedule.minimum_ratio or 0.0
+    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
+    if schedule.name is LrScheduleName.LINEAR:
+        return 1.0 - progress * (1.0 - minimum)
+    return minimum + (1.0 - minimum) * (1.0 + math.cos(math.pi * progress)) / 2.0

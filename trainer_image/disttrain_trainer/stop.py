@@ -1,0 +1,66 @@
+"""SIGTERM: a wish to stop that ranks agree on between two steps.
+
+Python runs a signal handler only between two byte codes of the main thread, which may sit in a collective for minutes
+when a peer is gone. The interpreter's wake-up descriptor is written at once; a thread of ours reads the signal there.
+Imports nothing but the standard library: it is installed before torch, whose import takes seconds.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+
+# What the end of a rank needs after the last chance for a checkpoint has passed.
+_MARGIN_SECONDS = 3.0
+
+
+class StopRequest:
+    """Whether SIGTERM has come. Before `loop_started()` the signal ends the process at once with 143."""
+
+    EXIT_CODE = 143
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self._looping = False
+        self._grace_seconds: float | None = None
+        self.before_exit = lambda message: None
+        """Called with a sentence when this thread, not the loop, ends the process."""
+
+    @classmethod
+    def on_sigterm(cls) -> "StopRequest":
+        """Install the handler. Main thread only."""
+        stop = cls()
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=stop._listen, args=(reader, writer), name="sigterm", daemon=True).start()
+        return stop
+
+    @property
+    def requested(self) -> bool:
+        return self._requested.is_set()
+
+    def request(self) -> None:
+        self._requested.set()
+
+    def loop_started(self, grace_seconds: float | None) -> None:
+        """From now on the loop obeys; should it not end within the grace, the process still exits with 143 in time."""
+        self._grace_seconds = grace_seconds
+        self._looping = True
+
+    def _listen(self, reader: socket.socket, _writer: socket.socket) -> None:
+        while signal.SIGTERM not in reader.recv(64):
+            continue
+        if not self._looping:
+            self._exit("SIGTERM came before the first step")
+        self.request()
+        if self._grace_seconds is not None:
+            threading.Event().wait(max(0.0, self._grace_seconds - _MARGIN_SECONDS))
+            self._exit(f"the step that SIGTERM met did not end within the grace of {self._grace_seconds:g} s")
+
+    def _exit(self, message: str) -> None:
+        self.before_exit(message)
+        print(f"disttrain: Stopped: {message}", file=sys.stderr, flush=True)
+        os._exit(self.EXIT_CODE)

@@ -1,0 +1,111 @@
+"""The folder that holds a job's checkpoints: which are complete, which go, and whether all ranks see the same folder.
+
+<folder>/fence.json          owner, see fence.py
+<folder>/metrics.jsonl       one line per logged step
+<folder>/step-20/            complete: it got this name by one rename after everything in it was written
+<folder>/step-30.partial-2   being written by attempt 2, or left over
+<folder>/step-10.deleting    on its way out, or left over
+"""
+
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from disttrain_trainer.errors import InvalidConfiguration, StorageNotShared
+from disttrain_trainer.files import sync_folder
+from disttrain_trainer.mesh import World
+
+_STEP = re.compile(r"step-(\d+)")
+_LEFT_OVER = re.compile(r"step-\d+\.(partial-\d+|deleting)")
+# torch.distributed.checkpoint writes it last.
+_METADATA = ".metadata"
+
+SHARED_WITHIN_SECONDS = 15.0
+"""How long a file of rank 0 may take to be seen by another rank."""
+_LOOK_AGAIN_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class StepFolders:
+    """The `step-N` folders of a checkpoint folder. Only rank 0 changes anything."""
+
+    folder: Path
+
+    def complete(self) -> list[int]:
+        """Steps with a complete checkpoint, in order."""
+        found = ((entry, _STEP.fullmatch(entry.name)) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for entry, match in found if match and (entry / _METADATA).is_file())
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step}"
+
+    def partial(self, step: int, attempt: int) -> Path:
+        """Where the checkpoint is written before it is complete."""
+        return self.folder / f"step-{step}.partial-{attempt}"
+
+    def commit(self, partial: Path, step: int) -> Path:
+        """Make a written checkpoint complete, in place of one of the same step."""
+        path = self.path(step)
+        if path.exists():
+            self.remove(path)
+        partial.rename(path)
+        sync_folder(self.folder)
+        return path
+
+    def keep_latest(self, count: int) -> None:
+        """Delete all complete checkpoints but the latest `count`."""
+        for step in self.complete()[:-count]:
+            self.remove(self.path(step))
+
+    def remove(self, path: Path) -> None:
+        """Delete a checkpoint; renamed first, so that a half deleted one is never taken for complete."""
+        doomed = path.with_name(f"{path.name}.deleting")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Delete what earlier attempts left unfinished."""
+        for entry in self.folder.iterdir():
+            unfinished = _STEP.fullmatch(entry.name) and not (entry / _METADATA).is_file()
+            if unfinished or _LEFT_OVER.fullmatch(entry.name):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def require_shared(folder: Path, world: World, within: float = SHARED_WITHIN_SECONDS) -> None:
+    """Make `folder`; every rank must see what rank 0 writes there.
+
+    Raises StorageNotShared on every rank, naming those that do not; InvalidConfiguration where rank 0 cannot write.
+    """
+    nonce = world.from_first(lambda: _write_nonce(folder))
+    probe = folder / nonce
+    blind = [rank for rank, seen in enumerate(world.gather(_appears(probe, within))) if not seen]
+    if world.first:
+        probe.unlink(missing_ok=True)
+    if blind:
+        raise StorageNotShared(
+            f"ranks {', '.join(map(str, blind))} do not see a file that rank 0 wrote to {folder} within {within:g} s: "
+            "`storage` must be one volume that all pods share"
+        )
+
+
+def _write_nonce(folder: Path) -> str:
+    name = f".shared-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    except OSError as error:
+        raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {error.strerror}") from error
+    return name
+
+
+def _appears(path: Path, within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    return True

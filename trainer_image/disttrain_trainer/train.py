@@ -1,0 +1,204 @@
+"""Train a model on this rank: `python -m disttrain_trainer.train`. The algorithm is `train`, below.
+
+Comes in: job.json and the environment (config.py). Goes out: checkpoints on the storage, a report file per rank, a log,
+and an exit code (disttrain_api.names.ExitCode).
+"""
+
+import os
+
+from disttrain_trainer.stop import StopRequest
+
+if __name__ == "__main__":
+    # First of all: importing torch takes seconds in which SIGTERM may come.
+    stop_request = StopRequest.on_sigterm()
+    # Below errors torch's C++ warns of choices that are ours, not the user's (parallel/data_parallel.py).
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+import sys
+import time
+import traceback
+from contextlib import suppress
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from disttrain_trainer.checkpoint import Checkpoints
+from disttrain_trainer.config import Config, read_config, report_place
+from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.device import find_device
+from disttrain_trainer.errors import Stopped, TrainerError, describe
+from disttrain_trainer.evaluate import evaluate
+from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.parallel.data_parallel import synchronize_gradients
+from disttrain_trainer.recipe import build_state
+from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.state import State
+
+
+def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
+    """Run the job to its last step and return the State it ends in. Raises TrainerError."""
+    training = config.training
+    state = build_state(config, world)
+    checkpoints = open_checkpoints(config, world, state, reporter)
+    metrics = start_metrics(config, world, state, reporter)
+    stop.loop_started(config.grace_seconds)
+
+    while state.step < training.steps:
+        begin = time.monotonic()
+        microbatches = load_step(state, world)
+        loading = time.monotonic() - begin
+        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
+        own_weight = sum(microbatch.weight for microbatch in microbatches)
+        own_samples = sum(microbatch.samples for microbatch in microbatches)
+        weight, samples, stopping = world.sum(own_weight, own_samples, stop.requested)
+        if stopping:
+            raise stopped(state, checkpoints, metrics, reporter)
+
+        rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
+        loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
+        norm = clip_gradients(state, training.max_gradient_norm)
+        update_parameters(state, rate)
+        metrics.record(
+            loss=loss, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
+            loading_seconds=loading,
+        )  # fmt: skip
+
+        last = state.step == training.steps
+        if last or state.step % training.logging.interval == 0:
+            metrics.log(state.step)
+        if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
+            run_evaluation(state, config, world, metrics)
+        if checkpoints is not None and (last or checkpoints.due(state.step)):
+            save(state, checkpoints, metrics, reporter)
+    return state
+
+
+def load_step(state: State, world: World) -> list[Microbatch]:
+    """This rank's microbatches of the next global batch."""
+    slots = state.sampler.microbatches(state.cursor, world.replica)
+    return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
+
+
+def accumulate_gradients(state: State, microbatches: list[Microbatch], weight: float, replicas: int) -> torch.Tensor:
+    """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
+
+    `weight` is the number of those samples. Replicas are averaged where the losses are summed, hence x replicas.
+    """
+    total = torch.zeros((), device=state.precision.device)
+    for index, batch in enumerate(microbatches):
+        last = index == len(microbatches) - 1
+        with synchronize_gradients(state.model, now=last):
+            with state.precision.autocast():
+                loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
+            state.precision.backward(loss * replicas)
+        total = total + loss.detach()
+    return total
+
+
+def clip_gradients(state: State, maximum: float | None) -> torch.Tensor:
+    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
+    state.precision.unscale(state.optimizer)
+    norm = get_total_norm([parameter.grad for parameter in state.parameters if parameter.grad is not None])
+    if maximum is not None:
+        clip_grads_with_norm_(state.parameters, maximum, norm)
+    return norm
+
+
+def update_parameters(state: State, rate: float) -> None:
+    """One optimizer step; the state then stands after it."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    state.precision.update(state.optimizer)
+    state.optimizer.zero_grad()
+    state.cursor = state.sampler.advance(state.cursor)
+    state.step += 1
+
+
+def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> None:
+    """Evaluate on held-out data, where there is some, and report it."""
+    figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
+    if figures:
+        metrics.evaluated(state.step, figures)
+
+
+def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter) -> None:
+    """Write a checkpoint, but never one of parameters that are not finite."""
+    metrics.settle(state.step)
+    reporter.update(step=state.step, checkpoint=checkpoints.save(state))
+
+
+def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
+    """Save where there is storage; what to raise after SIGTERM."""
+    if checkpoints is None:
+        return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
+    save(state, checkpoints, metrics, reporter)
+    return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
+
+
+def open_checkpoints(config: Config, world: World, state: State, reporter: Reporter) -> Checkpoints | None:
+    """The job's checkpoints, the latest of them loaded; None without storage."""
+    if config.checkpoint_folder is None:
+        say(world, "no storage: no checkpoints are written, a restart begins at step 0")
+        reporter.update(total_steps=config.training.steps)
+        return None
+    checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
+    latest = checkpoints.restore(state)
+    say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
+    return checkpoints
+
+
+def start_metrics(config: Config, world: World, state: State, reporter: Reporter) -> Metrics:
+    """Metrics that begin to count now."""
+    folder = config.checkpoint_folder
+    target = state.data.training[0][1]
+    return Metrics(
+        world=world,
+        reporter=reporter,
+        file=None if folder is None else folder / METRICS_FILE,
+        attempt=config.attempt,
+        # A class per position of a sequence; anything else is counted in samples.
+        counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
+        check_gradients=not state.precision.scales,
+    )
+
+
+def run(stop: StopRequest) -> int:
+    """Everything from the environment to the exit code; no exception leaves."""
+    reporter = Reporter(*report_place())
+    stop.before_exit = lambda message: reporter.fail(describe(Stopped(message)))
+    world: World | None = None
+    try:
+        config = read_config()
+        device = find_device(config.local_rank, config.local_world_size, config.threads_given)
+        world = join_world(config, device)
+        train(config, world, reporter, stop)
+        reporter.update(done=True)
+    # CheckpointException derives from BaseException.
+    except (Exception, CheckpointException) as error:
+        return failed(error, reporter, world)
+    world.part()
+    return 0
+
+
+def failed(error: BaseException, reporter: Reporter, world: World | None) -> int:
+    """Say why this rank ends: on stderr, in the report, by the exit code."""
+    told = describe(error)
+    if not isinstance(error, TrainerError):
+        traceback.print_exception(error)
+    print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        reporter.fail(told)
+    if world is not None and isinstance(error, TrainerError) and error.on_every_rank:
+        world.part()
+    return told.exit_code
+
+
+if __name__ == "__main__":
+    code = run(stop_request)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without tear-down: gloo's threads can abort a process that has done all its work.
+    os._exit(code)
