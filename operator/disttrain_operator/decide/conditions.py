@@ -11,6 +11,7 @@ from disttrain_operator.decide.decision import Move, State
 from disttrain_operator.decide.ledger import restarting
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import newest_checkpoint, progress
+from disttrain_operator.decide.waiting import USUAL_REASONS
 from disttrain_operator.plan.environment import job_mesh, world_size
 from disttrain_operator.plan.identity import worker_selector
 
@@ -34,7 +35,7 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
     """The whole status that the move leads to."""
     changes: dict[str, object] = {
         "conditions": list(_conditions(job, move, now)),
-        "phase": _PHASES[move.state],
+        "phase": _phase(move),
         "observed_generation": job.generation,
         "progress": progress(job.status, observed, now),
         "checkpoint": newest_checkpoint(job.status, observed),
@@ -46,6 +47,11 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
     if not _said(job.status, move):
         changes |= _counts(job, observed, move.ledger.attempt)
     return move.ledger.model_copy(update=changes)
+
+
+def _phase(move: Move) -> Phase:
+    held_back = move.state is State.STARTING and move.reason not in USUAL_REASONS
+    return Phase.PENDING if held_back else _PHASES[move.state]
 
 
 def _said(status: JobStatus, move: Move) -> bool:

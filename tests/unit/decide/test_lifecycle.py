@@ -205,6 +205,7 @@ def test_an_image_that_cannot_be_pulled_is_said_at_once_and_only_once() -> None:
             "and the pull secret"
         ),
     )
+    assert world.job.status.phase == "Pending"
     assert world.status_writes == 2
     assert [event.reason for event in world.events] == ["CreatingPods", "ImagePullBackOff"]
 
