@@ -1,0 +1,29 @@
+"""The language that every side of disttrain speaks: the job, its status, its arithmetic, its rules.
+
+    job = disttrain_api.load("examples/ddp.yaml")       # DistTrainingJob, or ManifestError with every problem
+    job.spec.workers.replicas, job.spec.world_size
+
+Names that cross a border (labels, variables, exit codes) are in `disttrain_api.names`.
+"""
+
+from disttrain_api.errors import DisttrainError, LayoutError, ManifestError
+from disttrain_api.manifest import load, parse
+from disttrain_api.mesh import Mesh
+from disttrain_api.spec import DistTrainingJob, JobSpec
+from disttrain_api.status import JobStatus
+from disttrain_api.validate import problems
+from disttrain_api.violation import Violation
+
+__all__ = [
+    "DistTrainingJob",
+    "DisttrainError",
+    "JobSpec",
+    "JobStatus",
+    "LayoutError",
+    "ManifestError",
+    "Mesh",
+    "Violation",
+    "load",
+    "parse",
+    "problems",
+]

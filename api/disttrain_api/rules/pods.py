@@ -107,8 +107,8 @@ def _operator_volume(template: dict[str, Any]) -> Values | None:
 
 
 def _operator_variable(template: dict[str, Any]) -> Values | None:
-    names = (entry.get("name") for entry in _objects(_trainer(template), "env"))
-    return _first(name for name in names if name in OPERATOR_ENVIRONMENT)
+    names = {entry.get("name") for entry in _objects(_trainer(template), "env")}
+    return _first(name for name in OPERATOR_ENVIRONMENT if name in names)
 
 
 def _gpu_in_template(spec: JobSpec) -> Values | None:
@@ -133,7 +133,12 @@ def _gpu_cel(containers: str) -> str:
 
 
 _LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self.metadata.labels)"
-_TRAINERS_ENV = f"self.spec.containers.filter(c, c.name == '{CONTAINER}')[0].env"
+# CEL: the first of the operator's variables that the container `trainer` sets. Looking through the variables of the
+# container for one of the operator's would be shorter, but its message counts as too expensive.
+_FIRST_VARIABLE = (
+    f"{_cel_list(OPERATOR_ENVIRONMENT)}.filter(n, self.spec.containers.exists(c,"
+    f" c.name == '{CONTAINER}' && has(c.env) && c.env.exists(e, e.name == n)))[0]"
+)
 
 POD_RULES = (
     Rule(
@@ -220,6 +225,6 @@ POD_RULES = (
         _operator_variable,
         "!has(self.spec) || !has(self.spec.containers) || self.spec.containers.all(c, "
         f"c.name != '{CONTAINER}' || !has(c.env) || c.env.all(e, !(e.name in {_cel_list(OPERATOR_ENVIRONMENT)})))",
-        {"name": f"{_TRAINERS_ENV}.filter(e, e.name in {_cel_list(OPERATOR_ENVIRONMENT)})[0].name"},
+        {"name": _FIRST_VARIABLE},
     ),
 )

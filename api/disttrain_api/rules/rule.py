@@ -57,7 +57,8 @@ class Rule:
 
 def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: str) -> dict[str, str]:
     """An entry under `x-kubernetes-validations`."""
-    entry = {"rule": cel}
+    # With the other reasons the answer begins with `Invalid value: "object"`.
+    entry = {"rule": cel, "reason": "FieldValueForbidden"}
     names = _PLACEHOLDER.findall(sentence)
     if names:
         # `'…' + string(n)` is refused for its estimated cost; format is not.

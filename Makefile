@@ -1,0 +1,94 @@
+# Every command of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What `make test` runs; for example TESTS="tests/unit -k rules".
+TESTS ?= tests
+
+CRD := crds/disttrain.io_disttrainingjobs.yaml
+CHART_CRD := helm/disttrain/templates/crd.yaml
+POD_TEMPLATE := api/disttrain_api/pod_template.json
+REFERENCE := docs/reference.md
+GENERATED := $(CRD) $(CHART_CRD) $(REFERENCE)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+##@ Every day
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-zA-Z0-9_-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.stamp ## Make .venv with everything in it; does nothing when nothing changed
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: run
+run: setup ## Train examples/ddp.yaml on this machine
+	$(BIN)/disttrain run examples/ddp.yaml
+
+.PHONY: test
+test: setup lint ## Everything: linters, then all tests, up to a real cluster (TESTS=… for fewer)
+	$(BIN)/pytest $(TESTS)
+
+.PHONY: lint
+lint: setup ## Style, types, and who may import whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+
+.PHONY: format
+format: setup ## Put the code in shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+##@ Generated files
+
+.PHONY: generate
+generate: setup ## Write the CRD, the chart's copy of it, and docs/reference.md from api/
+	@mkdir -p $(dir $(GENERATED))
+	$(BIN)/python -m disttrain_api.crd > $(CRD).new && mv $(CRD).new $(CRD)
+	$(BIN)/python -m disttrain_api.crd --helm > $(CHART_CRD).new && mv $(CHART_CRD).new $(CHART_CRD)
+	$(BIN)/python -m disttrain_api.reference > $(REFERENCE).new && mv $(REFERENCE).new $(REFERENCE)
+
+.PHONY: verify
+verify: generate ## Fail if a generated file is not what `make generate` writes
+	git diff --exit-code -- $(GENERATED)
+
+.PHONY: generate-pod-template
+generate-pod-template: setup ## Take the schema of pod templates from the API server of KUBECONFIG, then generate
+	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m disttrain_api.pod_template > $(POD_TEMPLATE).new
+	mv $(POD_TEMPLATE).new $(POD_TEMPLATE)
+	$(MAKE) generate
+
+##@ Clusters and images
+
+.PHONY: cluster-up
+cluster-up: setup ## Start the test cluster on this machine (its KUBECONFIG is printed)
+	$(BIN)/python -m tests.cluster up
+
+.PHONY: cluster-down
+cluster-down: setup ## Stop it and clean up
+	$(BIN)/python -m tests.cluster down
+
+.PHONY: images
+images: setup ## Build the operator's and the trainer's image and put them on the test cluster
+	$(BIN)/python -m tests.cluster images
+
+.PHONY: e2e
+e2e: setup ## End-to-end tests alone, on the cluster of KUBECONFIG or on one of our own
+	$(BIN)/pytest tests/e2e
+
+.PHONY: soak
+soak: setup ## All tests in their long variants
+	DISTTRAIN_SOAK=1 $(BIN)/pytest $(TESTS)
