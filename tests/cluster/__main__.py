@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
-from tests.cluster import build
+from tests.cluster import build, full, images, leftovers
 from tests.cluster.errors import ClusterError, MissingError
+from tests.cluster.programs import CLUSTER
 
 
 def say(text: str) -> None:
@@ -15,12 +17,56 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def assets(_: argparse.Namespace) -> None:
+def assets() -> None:
     print(build.ensure_assets(say))
 
 
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], None]]] = {
+def kwok() -> None:
+    print(build.ensure(["kwok"], say)["kwok"])
+
+
+def up() -> None:
+    print(os.environ.get("KUBECONFIG") or full.up(say))
+
+
+def down() -> None:
+    full.down()
+    check_clean()
+
+
+def check_clean() -> None:
+    if left := leftovers.remains():
+        raise ClusterError(f"{len(left)} things are left:\n" + "\n".join(f"  {thing}" for thing in left))
+    say("nothing is left of the cluster")
+
+
+def provide_images() -> None:
+    images.provide(say)
+
+
+def prefetch() -> None:
+    build.ensure([*CLUSTER, "kwok"], say)
+    images.build(say)
+
+
+def status() -> None:
+    for line in full.status():
+        print(line)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "assets": ("build etcd, kube-apiserver and kubectl; print their folder", assets),
+    "kwok": ("build kwok (fake nodes); print its path", kwok),
+    "up": ("start a cluster with two nodes, or repair it; print its kubeconfig's path", up),
+    "down": ("end the cluster and remove all that belongs to it, but for the cache", down),
+    "images": ("build both images and give them to the cluster's nodes", provide_images),
+    "prefetch": ("build all programs and images, at low priority, without starting anything", prefetch),
+    "status": ("what runs and what does not", status),
+    "check-clean": ("list what is left of a cluster on this machine; fails if anything is", check_clean),
+}
+NODE_COMMANDS: dict[str, tuple[str, Callable[[str], None]]] = {
+    "kill-node": ("kill a node as a power cut does: kubelet, containerd, its pods", full.kill_node),
+    "start-node": ("bring a killed node back", full.start_node),
 }
 
 
@@ -29,9 +75,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, _) in COMMANDS.items():
         commands.add_parser(name, help=summary, description=summary)
+    for name, (summary, _) in NODE_COMMANDS.items():
+        commands.add_parser(name, help=summary, description=summary).add_argument("node")
     arguments = parser.parse_args()
     try:
-        COMMANDS[arguments.command][1](arguments)
+        if arguments.command in NODE_COMMANDS:
+            NODE_COMMANDS[arguments.command][1](arguments.node)
+        else:
+            COMMANDS[arguments.command][1]()
     except MissingError as missing:
         say(f"tests.cluster: {missing}")
         return 2

@@ -58,9 +58,12 @@ class ApiClient:
 
     def ensure(self, collection: str, thing: Json) -> None:
         """Creates an object, or leaves the one of that name as it is."""
+        name = thing["metadata"]["name"]
+        # Asked first: a Service with the address that its own namesake has is refused as invalid, not as existing.
+        if self.ask("GET", f"{collection}/{name}").status == 200:
+            return
         answer = self.ask("POST", collection, thing)
         if answer.status not in (200, 201, 409):
-            name = thing["metadata"]["name"]
             raise ClusterError(f"creating {name}: {answer.status} {answer.body[:300].decode(errors='replace')}")
 
     def ready(self) -> bool:

@@ -1,0 +1,162 @@
+"""The full cluster: a control plane, two nodes, Services, names, shared storage. `up` ensures each part in turn; a part
+that already runs is left alone, so that the same list of steps starts a cluster and repairs one."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import leftovers, network, node_images, preflight, provisioner, services
+from tests.cluster.api import wait_for
+from tests.cluster.build import Say, ensure
+from tests.cluster.control_plane import ControlPlane, Place
+from tests.cluster.errors import ClusterError, MissingError
+from tests.cluster.nodes import NODES, Node
+from tests.cluster.paths import PACKAGE, cache_folder, state_folder
+from tests.cluster.processes import Daemon
+from tests.cluster.programs import CLUSTER
+
+
+def kubeconfig_path() -> Path:
+    return state_folder() / "control-plane" / "kubeconfig"
+
+
+def up(say: Say) -> Path:
+    """A healthy cluster, whatever was there before; returns its kubeconfig."""
+    preflight.check()
+    if warning := preflight.room_warning():
+        say(f"warning: {warning}")
+    ensure(CLUSTER, say)
+    with _alone():
+        if _made_by_other_code():
+            say("the running cluster was started by another version of tests/cluster: it is replaced")
+            leftovers.remove()
+        try:
+            return _ensure_all(say)
+        except MissingError:
+            raise
+        except ClusterError as trouble:
+            if not _fingerprint_file().exists():
+                raise
+            say(f"the running cluster cannot be repaired ({trouble}): it is replaced")
+            leftovers.remove()
+            return _ensure_all(say)
+
+
+def down() -> None:
+    with _alone():
+        leftovers.remove()
+
+
+def status() -> list[str]:
+    """One line for each daemon, by its pid file."""
+    files = [*state_folder().glob("*.pid"), *state_folder().glob("*/*.pid")]
+    return [_daemon_line(file) for file in sorted(files)] or ["no cluster"]
+
+
+def _daemon_line(pid_file: Path) -> str:
+    process = Daemon(pid_file.stem, [], pid_file.parent).running()
+    return f"{pid_file.parent.name}/{pid_file.stem}: " + (
+        f"runs as process {process.pid}" if process else "does not run"
+    )
+
+
+def kill_node(name: str) -> None:
+    _node(name).kill()
+
+
+def start_node(name: str) -> None:
+    node = _node(name)
+    control_plane = _control_plane()
+    node.start_containerd(control_plane.root_certificate)
+    node.start_kubelet(control_plane)
+    _wait_for_node(control_plane, node)
+
+
+def _node(name: str) -> Node:
+    for node in NODES:
+        if node.name == name:
+            return node
+    raise ClusterError(f"there is no node {name!r}: there are {', '.join(node.name for node in NODES)}")
+
+
+def _control_plane() -> ControlPlane:
+    """On a node's address, as pods have to reach it, and on fixed ports, as a later process has to find it."""
+    place = Place(
+        folder=state_folder() / "control-plane",
+        address=NODES[0].address,
+        port=6443,
+        etcd_port=23790,
+        etcd_peer_port=23800,
+        temporary=False,
+    )
+    return ControlPlane(controller_manager=True, scheduler=True, place=place)
+
+
+def _ensure_all(say: Say) -> Path:
+    state_folder().mkdir(parents=True, exist_ok=True)
+    _fingerprint_file().write_text(_fingerprint())
+    for node in NODES:
+        network.add_link(node.link, node.address)
+    network.forward(state_folder())
+    control_plane = _control_plane()
+    say("control plane")
+    control_plane.start()
+    say("nodes")
+    node_images.write_pause_image()
+    for node in NODES:
+        node.start_containerd(control_plane.root_certificate)
+    node_images.load(["pause"])
+    for node in NODES:
+        node.start_kubelet(control_plane)
+    _start_services(control_plane)
+    for node in NODES:
+        _wait_for_node(control_plane, node)
+    return control_plane.kubeconfig
+
+
+def _start_services(control_plane: ControlPlane) -> None:
+    home = NODES[0]
+    provisioner.ensure_class(control_plane.api)
+    services.publish_dns(control_plane.api, home)
+    dns = services.coredns(control_plane, home)
+    for daemon in (services.kube_proxy(control_plane, home), dns, services.provisioner(control_plane)):
+        daemon.start()
+    wait_for(lambda: services.coredns_ready(home), 30, lambda: f"CoreDNS does not get ready (log: {dns.log})")
+
+
+def _wait_for_node(control_plane: ControlPlane, node: Node) -> None:
+    log = node.folder / "kubelet.log"
+    wait_for(lambda: node.ready(control_plane.api), 60, lambda: f"{node.name} does not get ready (log: {log})", 0.2)
+
+
+# --- one at a time, and of this very code ---
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fingerprint_file() -> Path:
+    return state_folder() / "made-by"
+
+
+def _fingerprint() -> str:
+    """Of everything that says how the cluster is made: a change of it makes another cluster."""
+    digest = hashlib.sha256()
+    for path in sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("templates/*"), *PACKAGE.glob("tools/*/go.mod")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _made_by_other_code() -> bool:
+    return state_folder().exists() and (
+        not _fingerprint_file().exists() or _fingerprint_file().read_text() != _fingerprint()
+    )
