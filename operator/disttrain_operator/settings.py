@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disttrain_operator.plan.site import PodDefaults
 
-DEFAULT_IMAGE = "ghcr.io/disttrain/trainer:0.1.0"
+DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,234 @@
+"""The operator as a process, and a namespace in which a test plays user and kubelet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.builders import merge
+from tests.cluster.api import ApiClient
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.paths import REPOSITORY
+from tests.cluster.ports import free_port
+
+Raw = dict[str, Any]
+
+CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
+JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
+SECONDS = 60.0
+"""How long a test waits for what should take a moment."""
+
+
+def install_crd(api: ApiClient) -> None:
+    """Returns when jobs can be listed."""
+    api.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(CRD.read_text()))
+    eventually(lambda: api.ask("GET", "/apis/disttrain.io/v1alpha1/disttrainingjobs").status == 200)
+
+
+def eventually(condition: Callable[[], Any], why: Callable[[], object] = lambda: "", seconds: float = SECONDS) -> Any:
+    """The first true answer of `condition`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            answer = condition()
+        except OSError:  # the API server is being restarted
+            answer = None
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"still not so after {seconds} s: {why()}"
+        time.sleep(0.02)
+
+
+class OperatorProcess:
+    """`disttrain-operator` against a control plane."""
+
+    def __init__(self, control_plane: ControlPlane, folder: Path, *flags: str) -> None:
+        self._port = free_port()
+        self._log = folder / f"operator-{self._port}.log"
+        self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
+        self._command += ["--health-address=127.0.0.1", f"--health-port={self._port}", *flags]
+        packages = os.pathsep.join(str(REPOSITORY / part) for part in ("api", "operator"))
+        self._environment = os.environ | {"PYTHONPATH": packages}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stderr=log, env=self._environment)
+        if wait:
+            eventually(self.ready, self.log)
+
+    def ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        return self.health("readyz") == 200
+
+    def health(self, page: str) -> int:
+        """Status code of a health page; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{page}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(20)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+
+@contextmanager
+def running_operator(control_plane: ControlPlane, folder: Path, *flags: str) -> Iterator[OperatorProcess]:
+    """An operator that is ready, and ends with the block."""
+    operator = OperatorProcess(control_plane, folder, *flags)
+    try:
+        operator.start()
+        yield operator
+    finally:
+        operator.kill()
+
+
+def a_spec(**changes: Any) -> Raw:
+    """Two pods with a command of their own: nothing of the trainer's is asked."""
+    container = {"name": "trainer", "image": "registry.example/train:1", "command": ["train"]}
+    base = {"workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}}}
+    return merge(base, changes)
+
+
+@dataclass
+class Team:
+    """A namespace. The test creates jobs as a user would, and sets the statuses of pods as a kubelet would."""
+
+    api: ApiClient
+    namespace: str
+
+    def __post_init__(self) -> None:
+        self.api.ensure("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    # The user.
+
+    def create(self, name: str = "job", **spec: Any) -> Raw:
+        manifest = {
+            "apiVersion": "disttrain.io/v1alpha1",
+            "kind": "DistTrainingJob",
+            "metadata": {"name": name},
+            "spec": a_spec(**spec),
+        }
+        return self.ask("POST", JOBS.format(self.namespace), manifest)
+
+    def patch(self, name: str = "job", **spec: Any) -> Raw:
+        return self.ask("PATCH", f"{JOBS.format(self.namespace)}/{name}", {"spec": spec})
+
+    def delete(self, name: str = "job") -> None:
+        self.ask("DELETE", f"{JOBS.format(self.namespace)}/{name}")
+
+    def ask(self, method: str, path: str, body: Raw | None = None) -> Raw:
+        """Refusals fail the test; an API server that is away is waited for."""
+        answer = eventually(lambda: self.api.ask(method, path, body))
+        assert answer.status < 300, f"{method} {path}: {answer.status} {answer.body.decode()}"
+        parsed: Raw = answer.json()
+        return parsed
+
+    # What stands there.
+
+    def children(self, plural: str) -> list[Raw]:
+        items: list[Raw] = self.api.get(f"/api/v1/namespaces/{self.namespace}/{plural}")["items"]
+        return sorted(items, key=lambda raw: str(raw["metadata"]["name"]))
+
+    def pods(self, attempt: int | None = None) -> list[Raw]:
+        found = self.children("pods")
+        if attempt is None:
+            return found
+        return [pod for pod in found if pod["metadata"].get("labels", {}).get("disttrain.io/attempt") == str(attempt)]
+
+    def status(self, name: str = "job") -> Raw:
+        raw: Raw = self.api.get(f"{JOBS.format(self.namespace)}/{name}")
+        return raw.get("status") or {}
+
+    def exists(self, name: str = "job") -> bool:
+        return self.api.ask("GET", f"{JOBS.format(self.namespace)}/{name}").status == 200
+
+    def condition(self, type_: str, name: str = "job") -> Raw:
+        found = [entry for entry in self.status(name).get("conditions", []) if entry["type"] == type_]
+        return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
+
+    # Waiting.
+
+    def wait_for_pods(self, count: int, attempt: int = 1) -> list[Raw]:
+        eventually(lambda: len(self.pods(attempt)) == count, lambda: [self._names(), self.status()])
+        return self.pods(attempt)
+
+    def wait_for(self, type_: str, *, status: str = "True", reason: str | None = None, name: str = "job") -> Raw:
+        def holds() -> bool:
+            found = self.condition(type_, name)
+            return found["status"] == status and reason in (None, found["reason"])
+
+        eventually(holds, lambda: [self.status(name), self._names()])
+        return self.condition(type_, name)
+
+    def _names(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.pods()]
+
+    # The kubelet.
+
+    def run(self, pods: list[Raw]) -> None:
+        for pod in pods:
+            self._set(pod, "Running", {"running": {"startedAt": _now()}})
+
+    def finish(self, pods: list[Raw], code: int = 0) -> None:
+        for pod in pods:
+            state = {"exitCode": code, "finishedAt": _now(), "reason": "Completed" if code == 0 else "Error"}
+            self._set(pod, "Failed" if code else "Succeeded", {"terminated": state})
+
+    def _set(self, pod: Raw, phase: str, state: Raw) -> None:
+        container = {
+            "name": "trainer",
+            "image": "registry.example/train:1",
+            "imageID": "",
+            "ready": phase == "Running",
+            "restartCount": 0,
+            "state": state,
+        }
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
+        self.ask("PATCH", path, {"status": {"phase": phase, "containerStatuses": [container]}})
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def requests_of_operator(audit_log: Path, namespace: str) -> Counter[tuple[str, str, int]]:
+    """What the operator asked in a namespace: (verb, resource, status code) -> how often."""
+    counted: Counter[tuple[str, str, int]] = Counter()
+    for line in audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        about = entry.get("objectRef") or {}
+        ours = entry.get("userAgent", "").startswith("disttrain-operator") and about.get("namespace") == namespace
+        if ours and entry["stage"] == "ResponseComplete":
+            resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
+            counted[entry["verb"], resource, entry["responseStatus"]["code"]] += 1
+    return counted

@@ -1,0 +1,237 @@
+"""The life of a job: the operator as a process against a real API server. The test plays user and kubelet."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.operator_process import (
+    Raw,
+    Team,
+    eventually,
+    install_crd,
+    requests_of_operator,
+    running_operator,
+)
+
+pytestmark = pytest.mark.integration
+
+TRAINING = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 10, "microBatchSize": 4}
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(audit_log=tmp_path_factory.mktemp("audit") / "audit.log") as started:
+        install_crd(started.api)
+        with running_operator(started, tmp_path_factory.mktemp("operator"), "--trainer-image=trainer:test"):
+            yield started
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Team:
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
+    return Team(control_plane.api, name[:63].strip("-").lower())
+
+
+def environment(pod: Raw) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_job_becomes_pods_that_know_their_place(team: Team) -> None:
+    job = team.create(workers={"replicas": 3, "processesPerPod": 2})
+    pods = team.wait_for_pods(3)
+    stem = f"job-{job['metadata']['uid'][:5]}"
+    assert [pod["metadata"]["name"] for pod in pods] == [f"{stem}-worker-{index}-a1" for index in range(3)]
+    for index, pod in enumerate(pods):
+        variables = environment(pod)
+        assert variables["NODE_RANK"] == str(index)
+        assert variables["WORLD_SIZE"] == "6"
+        assert variables["MASTER_ADDR"].startswith(f"{stem}-worker-0-a1.{stem}")
+        assert pod["spec"]["hostname"] == pod["metadata"]["name"]
+        assert pod["spec"]["subdomain"] == stem
+    status = team.status()
+    assert (status["attempt"], status["restarts"], status["worldSize"]) == (1, 0, 6)
+
+
+def test_a_job_of_n_pods_costs_n_plus_4_requests_until_it_runs(team: Team, control_plane: ControlPlane) -> None:
+    team.create(workers={"replicas": 20})
+    team.run(team.wait_for_pods(20))
+    team.wait_for("Running")
+    assert control_plane.audit_log is not None
+    eventually(lambda: len(team.children("events")) == 2)
+    counted = requests_of_operator(control_plane.audit_log, team.namespace)
+    events = counted.pop(("create", "events", 201))
+    assert counted == {
+        ("create", "pods", 201): 20,
+        ("create", "services", 201): 1,
+        ("create", "secrets", 201): 1,
+        ("update", "disttrainingjobs/status", 200): 2,
+    }
+    assert events == 2
+    assert {event["reason"] for event in team.children("events")} == {"CreatingPods", "AllPodsRunning"}
+
+
+def test_a_job_runs_and_completes(team: Team) -> None:
+    team.create()
+    pods = team.wait_for_pods(2)
+    team.run(pods[:1])
+    team.wait_for("Running", status="False", reason="WaitingForPods")
+    team.run(pods)
+    team.wait_for("Running", reason="AllPodsRunning")
+    assert team.status()["ready"] == "2/2"
+    team.finish(pods)
+    team.wait_for("Complete")
+    assert team.condition("Finished")["status"] == "True"
+    assert team.status()["phase"] == "Succeeded"
+    assert len(team.pods()) == 2, "pods that have ended keep their logs"
+
+
+def test_a_failed_pod_restarts_the_gang_once(team: Team) -> None:
+    team.create()
+    first = team.wait_for_pods(2)
+    team.run(first)
+    team.wait_for("Running")
+    team.finish(first[1:], code=1)
+    second = team.wait_for_pods(2, attempt=2)
+    team.run(second)
+    team.wait_for("Running")
+    status = team.status()
+    assert (status["attempt"], status["restarts"]) == (2, 1)
+    assert status["attempts"][0]["verdict"]["exitCode"] == 1
+    assert team.pods(1) == []
+
+
+def test_a_pod_that_is_deleted_restarts_the_gang(team: Team) -> None:
+    team.create()
+    pods = team.wait_for_pods(2)
+    team.run(pods)
+    team.wait_for("Running")
+    team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{pods[0]['metadata']['name']}")
+    team.wait_for_pods(2, attempt=2)
+    assert team.status()["restarts"] == 1
+
+
+def test_restarts_are_used_up(team: Team) -> None:
+    team.create(runPolicy={"maxRestarts": 1})
+    for attempt in (1, 2):
+        pods = team.wait_for_pods(2, attempt)
+        team.run(pods)
+        team.wait_for("Running")
+        team.finish(pods, code=1)
+    failed = team.wait_for("Failed", reason="RestartsExhausted")
+    assert "maxRestarts (1)" in failed["message"]
+    assert team.status()["restarts"] == 1
+
+
+def test_a_job_is_suspended_and_resumed(team: Team) -> None:
+    team.create()
+    team.run(team.wait_for_pods(2))
+    team.wait_for("Running")
+    team.patch(runPolicy={"suspend": True})
+    team.wait_for("Suspended")
+    assert team.pods() == []
+    team.patch(runPolicy={"suspend": False})
+    team.run(team.wait_for_pods(2, attempt=2))
+    team.wait_for("Running")
+    assert team.status()["restarts"] == 0, "resuming is no restart"
+
+
+def test_children_belong_to_their_job(team: Team) -> None:
+    job = team.create(training=TRAINING, workers={"template": None})
+    team.wait_for_pods(2)
+    owned = [*team.pods(), *team.children("services"), *team.children("secrets")]
+    assert len(owned) == 4
+    for child in owned:
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == (
+            "DistTrainingJob",
+            job["metadata"]["uid"],
+            True,
+        )
+        assert "blockOwnerDeletion" not in owner
+    assert team.pods()[0]["spec"]["containers"][0]["image"] == "trainer:test"
+
+
+def test_a_deleted_job_is_left_in_peace_and_its_namesake_begins_anew(team: Team) -> None:
+    first = team.create()
+    team.wait_for_pods(2)
+    team.delete()
+    second = team.create()
+    # Nobody collects garbage here: the first job's pods stay, and are nobody's.
+    eventually(lambda: len(team.pods()) == 4)
+    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in team.pods()}
+    assert owners == {first["metadata"]["uid"], second["metadata"]["uid"]}
+    assert team.status()["attempt"] == 1
+
+
+def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
+    team.create(runPolicy={"ttlSecondsAfterFinished": 1})
+    pods = team.wait_for_pods(2)
+    team.run(pods)
+    team.finish(pods)
+    team.wait_for("Complete")
+    eventually(lambda: not team.exists())
+
+
+def test_a_job_fails_at_its_deadline(team: Team) -> None:
+    team.create(runPolicy={"activeDeadlineSeconds": 2})
+    team.run(team.wait_for_pods(2))
+    team.wait_for("Failed", reason="ActiveDeadlineExceeded")
+    eventually(lambda: not team.pods(), lambda: "pods that still run are deleted")
+
+
+def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
+    quotas = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
+    team.ask("POST", quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}})
+    # This control plane has no controller that would fill it in.
+    team.ask("PATCH", f"{quotas}/small/status", {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}})
+    team.create(workers={"replicas": 3})
+    waiting = team.wait_for("Running", status="False", reason="QuotaExceeded")
+    assert "exceeded quota: small" in waiting["message"]
+    team.ask("DELETE", f"{quotas}/small")
+    team.run(team.wait_for_pods(3))
+    team.wait_for("Running")
+    assert team.status()["attempt"] == 1
+
+
+def test_a_pod_that_the_api_server_refuses_is_a_reason(team: Team) -> None:
+    container = {
+        "name": "trainer",
+        "image": "x",
+        "command": ["train"],
+        "volumeMounts": [{"name": "no", "mountPath": "/n"}],
+    }
+    team.create(workers={"template": {"spec": {"containers": [container]}}})
+    refused = team.wait_for("Running", status="False", reason="InvalidPod")
+    assert "volumeMounts" in refused["message"]
+
+
+def test_a_wrong_spec_fails_with_all_that_is_wrong(team: Team) -> None:
+    wrong = {**TRAINING, "model": {"name": "mlp", "config": {"noSuchField": 1}}}
+    team.create(training=wrong, workers={"template": None})
+    failed = team.wait_for("Failed", reason="InvalidSpec")
+    assert "noSuchField" in failed["message"]
+    assert team.pods() == []
+
+
+def test_a_foreign_pod_of_the_same_name_is_a_conflict_until_it_goes(team: Team) -> None:
+    job = team.create(runPolicy={"suspend": True})
+    team.wait_for("Suspended")
+    name = f"job-{job['metadata']['uid'][:5]}-worker-1-a1"
+    pods = f"/api/v1/namespaces/{team.namespace}/pods"
+    container = {"name": "other", "image": "registry.example/other:1"}
+    team.ask("POST", pods, {"metadata": {"name": name}, "spec": {"containers": [container]}})
+    team.patch(runPolicy={"suspend": False})
+    team.wait_for("Running", status="False", reason="NameConflict")
+    team.ask("DELETE", f"{pods}/{name}")
+    eventually(lambda: [pod["metadata"]["name"] for pod in team.pods(1)].count(name) == 1)
+    team.run(team.wait_for_pods(2))
+    team.wait_for("Running")
+
+
+def test_a_claim_is_made_once_and_outlives_the_job(team: Team) -> None:
+    team.create(storage={"size": "1Gi"})
+    team.wait_for_pods(2)
+    (claim,) = team.children("persistentvolumeclaims")
+    assert "ownerReferences" not in claim["metadata"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

@@ -1,0 +1,195 @@
+"""What must not matter: the operator dies, the API server goes away, both at bad moments."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.operator_process import (
+    OperatorProcess,
+    Team,
+    eventually,
+    install_crd,
+    requests_of_operator,
+    running_operator,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(audit_log=tmp_path_factory.mktemp("audit") / "audit.log") as started:
+        install_crd(started.api)
+        yield started
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
+    made = Team(control_plane.api, name[:63].strip("-").lower())
+    yield made
+    if made.exists():
+        made.delete()
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running_operator(control_plane, tmp_path) as started:
+        yield started
+
+
+def killed_until(operator: OperatorProcess, done: Callable[[], bool]) -> None:
+    """Kill and start the operator, giving it a little longer each time, until it got through."""
+    for life in range(200):
+        operator.kill()
+        if done():
+            break
+        operator.start(wait=False)
+        eventually(lambda: operator.health("healthz"), operator.log)
+        # From "has just connected" on in small steps: together the lives cover the whole way.
+        time.sleep(0.005 * life)
+    operator.kill()
+    assert done()
+
+
+def pods_made(control_plane: ControlPlane, team: Team) -> int:
+    assert control_plane.audit_log is not None
+    return requests_of_operator(control_plane.audit_log, team.namespace)["create", "pods", 201]
+
+
+def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    workers = 30
+    operator.kill()
+    team.create(workers={"replicas": workers})
+    killed_until(operator, lambda: len(team.pods(1)) == workers)
+    operator.start()
+    team.run(team.wait_for_pods(workers))
+    team.wait_for("Running")
+    status = team.status()
+    assert (status["attempt"], status["restarts"], len(status["attempts"])) == (1, 0, 1)
+    assert pods_made(control_plane, team) == workers
+    assert len(team.children("services")) == len(team.children("secrets")) == 1
+
+
+def test_an_operator_that_is_killed_during_a_restart_counts_it_once(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    workers = 12
+    team.create(workers={"replicas": workers})
+    pods = team.wait_for_pods(workers)
+    team.run(pods)
+    team.wait_for("Running")
+    operator.kill()
+    team.finish(pods[3:4], code=1)
+    killed_until(operator, lambda: len(team.pods(2)) == workers)
+    operator.start()
+    team.run(team.wait_for_pods(workers, attempt=2))
+    team.wait_for("Running")
+    status = team.status()
+    assert (status["attempt"], status["restarts"], len(status["attempts"])) == (2, 1, 2)
+    assert team.pods(1) == []
+    assert pods_made(control_plane, team) == 2 * workers
+
+
+def test_what_happens_while_the_operator_is_down_is_seen_when_it_is_back(operator: OperatorProcess, team: Team) -> None:
+    team.create("fails")
+    team.create("goes")
+    failing = eventually(lambda: [pod for pod in team.pods() if pod["metadata"]["name"].startswith("fails-")])
+    eventually(lambda: len(team.pods()) == 4)
+    failing = [pod for pod in team.pods() if pod["metadata"]["name"].startswith("fails-")]
+    team.run(team.pods())
+    team.wait_for("Running", name="fails")
+    team.wait_for("Running", name="goes")
+    operator.kill()
+    team.finish(failing, code=1)
+    team.delete("goes")
+    team.create("comes")
+    operator.start()
+    eventually(lambda: team.status("fails").get("attempt") == 2, lambda: team.status("fails"))
+    eventually(lambda: team.status("comes").get("attempt") == 1)
+    for name in ("fails", "comes"):
+        team.delete(name)
+
+
+def test_the_operator_survives_the_api_server(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    team.create("before")
+    pods = team.wait_for_pods(2)
+    team.run(pods)
+    team.wait_for("Running", name="before")
+    control_plane.kill_api_server()
+    assert operator.health("healthz") == 200, "an outage is no illness"
+    control_plane.start_api_server()
+    team.finish(pods)
+    team.create("after")
+    team.wait_for("Complete", name="before")
+    eventually(lambda: len(team.pods()) == 4)
+    assert operator.process is not None
+    assert operator.process.poll() is None
+    for name in ("before", "after"):
+        team.delete(name)
+
+
+def test_the_api_server_dies_while_pods_are_made(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    workers = 100
+    team.create(workers={"replicas": workers})
+    eventually(lambda: team.pods(1))
+    control_plane.kill_api_server()
+    control_plane.start_api_server()
+    team.run(team.wait_for_pods(workers))
+    team.wait_for("Running")
+    assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
+
+
+def test_the_operator_waits_for_its_crd_and_says_so(tmp_path: Path) -> None:
+    with ControlPlane() as bare:
+        operator = OperatorProcess(bare, tmp_path)
+        try:
+            operator.start(wait=False)
+            eventually(lambda: "is not installed" in operator.log())
+            assert operator.health("readyz") == 503
+            assert operator.health("healthz") == 200
+            install_crd(bare.api)
+            eventually(operator.ready)
+        finally:
+            operator.kill()
+
+
+def test_missing_rights_are_named_in_one_line(control_plane: ControlPlane, tmp_path: Path) -> None:
+    control_plane.api.ensure(
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        {
+            "metadata": {"name": "reader"},
+            "rules": [
+                {"apiGroups": ["disttrain.io"], "resources": ["*"], "verbs": ["*"]},
+                {"apiGroups": [""], "resources": ["pods", "services"], "verbs": ["get", "list", "watch"]},
+            ],
+        },
+    )
+    control_plane.api.ensure(
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        {
+            "metadata": {"name": "reader"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
+            "subjects": [{"kind": "User", "name": "reader"}],
+        },
+    )
+    kubeconfig = control_plane.kubeconfig_for("reader", "reader")
+    with running_operator(control_plane, tmp_path, f"--kubeconfig={kubeconfig}") as operator:
+        line = next(line for line in operator.log().splitlines() if "may not" in line)
+    assert "create pods" in line
+    assert "create secrets" in line
+    assert "list pods" not in line
+
+
+def test_sigterm_ends_the_operator_at_once_and_cleanly(operator: OperatorProcess) -> None:
+    assert operator.stop() == 0
+    assert "Traceback" not in operator.log()
