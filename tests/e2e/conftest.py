@@ -38,12 +38,7 @@ def cluster_command(*arguments: str) -> str:
 @pytest.fixture(scope="session")
 def kubeconfig() -> Iterator[Path]:
     """The cluster: KUBECONFIG's, or one on this machine, which goes away again if it was not there before."""
-    was_up = (
-        subprocess.run(
-            [sys.executable, "-m", "tests.cluster", "status"], check=False, cwd=ROOT, capture_output=True
-        ).returncode
-        == 0
-    )
+    was_up = "runs as process" in cluster_command("status")
     try:
         yield Path(cluster_command("up").strip().splitlines()[-1])
     finally:
