@@ -33,18 +33,17 @@ def ensure_base(say: Say) -> None:
     """Debian with Python, made from packages: the stand-in for the base image that users take from a registry."""
     if run(["buildah", "images", "--format", "{{.Name}}:{{.Tag}}"]).find(BASE_IMAGE) >= 0:
         return
-    tree, tar = images_folder() / "base.tree", images_folder() / "base.tar"
+    tree = images_folder() / "base.tree"
     shutil.rmtree(tree, ignore_errors=True)
     say("building the base image")
     tree.parent.mkdir(parents=True, exist_ok=True)
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(tree)]
     run(["nice", "-n", "10", *bootstrap], doing="debootstrap", log=images_folder() / "base.log")
     _trim(tree)
-    run(["tar", "--numeric-owner", "-C", tree, "-cf", tar, "."])
+    container = run(["buildah", "from", "scratch"]).strip()
+    run(["buildah", "add", "--quiet", container, tree, "/"])
+    run(["buildah", "commit", "--quiet", "--rm", container, BASE_IMAGE])
     shutil.rmtree(tree)
-    LAYOUT.write("base", tar, {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]})
-    image = run(["buildah", "pull", "--quiet", f"oci:{LAYOUT.folder}:base"]).strip()
-    run(["buildah", "tag", image, BASE_IMAGE])
 
 
 def _trim(tree: Path) -> None:

@@ -83,7 +83,7 @@ class Node:
 
     def start_containerd(self, root_certificate: Path) -> None:
         """Alone first: the kubelet finds the pause image there when it starts."""
-        self._write_configs(root_certificate)
+        self.write_configs(root_certificate)
         cgroups.make(self.cgroup)
         self.containerd.start()
         answers = ["ctr", "--address", str(self.socket), "version"]
@@ -106,7 +106,7 @@ class Node:
         conditions = answer.json()["status"].get("conditions", []) if answer.status == 200 else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-    def _write_configs(self, root_certificate: Path) -> None:
+    def write_configs(self, root_certificate: Path) -> None:
         (self.folder / "cni").mkdir(parents=True, exist_ok=True)
         values = {
             "name": self.name,

@@ -1,0 +1,21 @@
+import pytest
+
+from tests.cluster.image_builds import IMAGES, pip_settings
+from tests.cluster.images import kind_cluster, references
+
+
+@pytest.mark.parametrize(("context", "cluster"), [("kind-kind", "kind"), ("kind-a-b", "a-b"), ("minikube", None)])
+def test_kind_is_known_by_its_context(context: str, cluster: str | None):
+    assert kind_cluster(context) == cluster
+
+
+def test_images_may_be_named_by_the_environment(monkeypatch):
+    monkeypatch.setenv("DISTTRAIN_TRAINER_IMAGE", "registry.example/trainer:1")
+    monkeypatch.delenv("DISTTRAIN_OPERATOR_IMAGE", raising=False)
+    assert references() == {"operator": "disttrain/operator:test", "trainer": "registry.example/trainer:1"}
+    assert set(references()) == set(IMAGES)
+
+
+def test_a_build_learns_how_to_reach_packages_and_nothing_of_this_machines_folders():
+    listed = ":env:.find-links='/opt/wheels'\n:env:.default-timeout='180'\nglobal.cert='/a.pem'\nglobal.index-url='x'\n"
+    assert pip_settings(listed) == {"timeout": "180", "cert": "/a.pem", "index-url": "x"}
