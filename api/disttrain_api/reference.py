@@ -6,6 +6,7 @@
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ def reference() -> str:
             lines += _object(model_schema(config, "config"), title, 3)
     lines += _refusals()
     lines += _object(model_schema(JobStatus, "status"), "status", 2)
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _object(schema: Schema, path: str, level: int) -> Iterator[str]:
@@ -114,4 +115,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(reference())
+    sys.stdout.write(reference())

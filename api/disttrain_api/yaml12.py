@@ -158,13 +158,13 @@ def _key(node: yaml.Node) -> str:
         raise YamlError("a key must be a word", _line(node))
     if node.tag != _STR:
         raise YamlError(f"key {node.value or 'null'} is not a string: write it in quotes", _line(node))
-    return str(node.value)
+    return _string(node)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     text: str = node.value
     if node.tag == _STR:
-        return text
+        return _string(node)
     if node.tag == _NULL:
         return None
     if node.tag == _BOOL:
@@ -187,6 +187,15 @@ def _instead(text: str) -> str:
     if word in ("n", "no", "off"):
         return f"write false, or '{text}' in quotes"
     return f"write a decimal number without leading zeros and underscores, or '{text}' in quotes"
+
+
+def _string(node: yaml.ScalarNode) -> str:
+    text: str = node.value
+    try:
+        # JSON's escapes write a character beyond 16 bits as two halves, which PyYAML leaves apart.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise YamlError("half a character stands in a string: a lone \\ud800 to \\udfff", _line(node)) from None
 
 
 def _integer(node: yaml.ScalarNode) -> int:

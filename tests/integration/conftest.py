@@ -1,0 +1,21 @@
+"""A real etcd and kube-apiserver, without nodes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ControlPlane]:
+    """An API server for tests that leave it as they found it. Its programs are built where they are missing."""
+    with ControlPlane() as control_plane:
+        yield control_plane

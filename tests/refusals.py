@@ -1,0 +1,341 @@
+"""Jobs for every rule, and the very words with which it is refused: by Python and by the API server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.builders import a_manifest
+
+IMAGE = {"name": "trainer", "image": "an/image:1"}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`spec` laid over a valid manifest breaks the rule, and nothing but the rule."""
+
+    rule: str
+    path: str
+    message: str
+    spec: Mapping[str, Any]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The whole manifest."""
+        return a_manifest("refused", **self.spec)
+
+
+def own_program(*containers: Mapping[str, Any], **pod: Any) -> dict[str, Any]:
+    """A template that runs an image of its own."""
+    return {"template": {"spec": {"containers": list(containers or (IMAGE,)), **pod}}}
+
+
+def untrained(workers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
+    """Changes that take `training` away and lay something over the workers."""
+    return {"training": None, "workers": workers, **spec}
+
+
+def servers(*containers: Mapping[str, Any], metadata: Any = None, **pod: Any) -> dict[str, Any]:
+    """Changes that add parameter servers with this template."""
+    template = own_program(*containers, **pod)["template"] | ({"metadata": metadata} if metadata else {})
+    return untrained(own_program(), parameterServers={"template": template})
+
+
+def pods(replicas: int, processes: int | None = None) -> dict[str, Any]:
+    """Changes that give the job this many pods and processes."""
+    return {"replicas": replicas} | ({"processesPerPod": processes} if processes else {})
+
+
+def optimizer(**settings: Any) -> dict[str, Any]:
+    """Changes of the optimizer."""
+    return {"training": {"optimizer": settings}}
+
+
+CLAIM = {"claimName": "a-claim"}
+PARALLELISM, WORKERS, SERVERS = "spec.parallelism", "spec.workers.template", "spec.parameterServers.template"
+BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
+
+REFUSALS = (
+    Refusal(
+        "WorldSizeEqualsDegrees",
+        PARALLELISM,
+        "world size 8 (2 pods x 4 processes) must equal the product of the degrees, which is 6",
+        {"workers": pods(2, 4), "parallelism": {"dataParallelReplicateDegree": 6}},
+    ),
+    Refusal(
+        "WorldSizeMultipleOfDegrees",
+        PARALLELISM,
+        "world size 2 (2 pods x 1 processes) must be a multiple of the product of the degrees, which is 3",
+        {"parallelism": {"tensorParallelDegree": 3}},
+    ),
+    *(
+        Refusal(
+            f"{degree[0].upper()}{degree[1:]}",
+            f"{PARALLELISM}.{degree}",
+            f"`{degree}` 2 is not built yet: set it to 1 or leave it out",
+            {"parallelism": {degree: 2}},
+        )
+        for degree in (
+            "dataParallelShardDegree",
+            "contextParallelDegree",
+            "tensorParallelDegree",
+            "pipelineParallelDegree",
+            "expertParallelDegree",
+        )
+    ),
+    Refusal(
+        "ParameterServerMode",
+        f"{PARALLELISM}.dataParallel.mode",
+        "`mode` ParameterServer is not built yet: use AllReduce, or run servers of your own with"
+        " `spec.parameterServers` and a command in both templates",
+        {"parallelism": {"dataParallel": {"mode": "ParameterServer"}}},
+    ),
+    Refusal(
+        "GpusMultipleOfProcesses",
+        "spec.workers.gpusPerPod",
+        "`gpusPerPod` 8 must be a multiple of `processesPerPod` 3",
+        {"workers": {"gpusPerPod": 8, "processesPerPod": 3}},
+    ),
+    Refusal(
+        "GpuResourceNeedsGpus",
+        "spec.workers.gpuResource",
+        "`gpuResource` needs `gpusPerPod`: say how many of it each pod gets",
+        {"workers": {"gpuResource": "amd.com/gpu"}},
+    ),
+    Refusal(
+        "BatchSizeGiven",
+        "spec.training",
+        "`microBatchSize` or `globalBatchSize` must be given",
+        {"training": {"microBatchSize": None}},
+    ),
+    Refusal(
+        "GlobalBatchMultipleOfAccumulation",
+        BATCH,
+        "`globalBatchSize` 10 must be a multiple of gradientAccumulationSteps x data-parallel degree,"
+        " which is 3 x 2 = 6",
+        {"training": {"microBatchSize": None, "globalBatchSize": 10, "gradientAccumulationSteps": 3}},
+    ),
+    Refusal(
+        "GlobalBatchMultipleOfMicroBatch",
+        BATCH,
+        "`globalBatchSize` 24 must be a multiple of microBatchSize x data-parallel degree, which is 16 x 2 = 32",
+        {"training": {"globalBatchSize": 24}},
+    ),
+    Refusal(
+        "GlobalBatchEqualsProduct",
+        BATCH,
+        "`globalBatchSize` 64 must equal microBatchSize x gradientAccumulationSteps x data-parallel degree,"
+        " which is 16 x 3 x 2 = 96",
+        {"training": {"globalBatchSize": 64, "gradientAccumulationSteps": 3}},
+    ),
+    Refusal(
+        "ModelNameOrEntrypoint",
+        "spec.training.model",
+        "exactly one of `name` and `entrypoint` must be given",
+        {"training": {"model": {"entrypoint": "mine:build"}}},
+    ),
+    Refusal(
+        "DataNameOrEntrypoint",
+        "spec.training.data",
+        "exactly one of `name` and `entrypoint` must be given",
+        {"training": {"data": {"name": None}}},
+    ),
+    *(
+        Refusal(
+            f"{setting[0].upper()}{setting[1:]}NeedsOptimizer",
+            f"{OPTIMIZER}.{setting}",
+            f"`{setting}` is a setting of {owners}, not of {name}: remove it or change `name`",
+            optimizer(name=name, **{setting: value}),
+        )
+        for setting, value, name, owners in (
+            ("momentum", 0.9, "Adam", "SGD"),
+            ("nesterov", False, "AdamW", "SGD"),
+            ("beta1", 0.9, "SGD", "Adam and AdamW"),
+            ("beta2", 0.99, "SGD", "Adam and AdamW"),
+            ("epsilon", 1e-6, "SGD", "Adam and AdamW"),
+        )
+    ),
+    Refusal(
+        "NesterovNeedsMomentum",
+        f"{OPTIMIZER}.nesterov",
+        "`nesterov` needs `momentum` greater than 0",
+        optimizer(name="SGD", nesterov=True, momentum=0),
+    ),
+    Refusal(
+        "MinimumRatioNeedsShape",
+        "spec.training.lrSchedule.minimumRatio",
+        "`minimumRatio` is a setting of Linear and Cosine, not of Constant: remove it or change `name`",
+        {"training": {"lrSchedule": {"minimumRatio": 0.1}}},
+    ),
+    Refusal(
+        "WarmupWithinSteps",
+        "spec.training.lrSchedule.warmupSteps",
+        "`warmupSteps` 101 must be less than or equal to `steps` 100",
+        {"training": {"lrSchedule": {"warmupSteps": 101}}},
+    ),
+    Refusal(
+        "LabelSmoothingNeedsCrossEntropy",
+        "spec.training.loss.labelSmoothing",
+        "`labelSmoothing` is a setting of CrossEntropy, not of MeanSquaredError: remove it or change `name`",
+        {
+            "training": {
+                "loss": {"name": "MeanSquaredError", "labelSmoothing": 0.1},
+                "model": {"name": None, "entrypoint": "mine:build"},
+                "data": {"name": None, "entrypoint": "mine:data"},
+            }
+        },
+    ),
+    Refusal(
+        "CheckpointNeedsStorage",
+        "spec.training.checkpoint",
+        "`training.checkpoint` needs `spec.storage`, where checkpoints outlive the pods: give it, or"
+        " remove `checkpoint`",
+        {"training": {"checkpoint": {"interval": 10}}},
+    ),
+    Refusal(
+        "ClaimNameOrSize",
+        "spec.storage",
+        "exactly one of `claimName` and `size` must be given",
+        {"storage": CLAIM | {"size": "1Gi"}},
+    ),
+    *(
+        Refusal(
+            f"{field[0].upper()}{field[1:]}NeedsSize",
+            f"spec.storage.{field}",
+            f"`{field}` is about the claim that the operator creates: give `size`, or remove it",
+            {"storage": CLAIM | {field: value}},
+        )
+        for field, value in (("storageClassName", "fast"), ("accessMode", "ReadWriteMany"), ("retain", False))
+    ),
+    Refusal(
+        "ClaimOfOnePod",
+        "spec.storage.accessMode",
+        "a ReadWriteOnce claim serves one pod, and the job has 3 (2 workers + 1 servers): use ReadWriteMany",
+        servers() | {"storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+    ),
+    Refusal(
+        "MaxRestartsNeedsGang",
+        "spec.runPolicy.maxRestarts",
+        "`maxRestarts` 5 is a setting of restartPolicy Gang, not of Never: remove it or change `restartPolicy`",
+        {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 5}},
+    ),
+    Refusal(
+        "SomethingToRun",
+        WORKERS,
+        "nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
+        untrained(own_program({"name": "trainer", "args": ["train"]}, {"name": "other", "image": "an/image:1"})),
+    ),
+    Refusal(
+        "OneProgram",
+        WORKERS,
+        "`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`: remove"
+        " them, or `spec.training`",
+        {"workers": own_program(IMAGE | {"args": ["train"]})},
+    ),
+    Refusal(
+        "ServersProgram",
+        SERVERS,
+        "the servers have nothing to run: give their container `trainer` a command or an image of its own",
+        servers({"name": "trainer"}),
+    ),
+    Refusal(
+        "ServersWithoutTraining",
+        "spec.parameterServers",
+        "`parameterServers` cannot be combined with `training` yet: run both programs by a command in their templates,"
+        " or remove `parameterServers`",
+        {"parameterServers": own_program()},
+    ),
+    Refusal(
+        "GpusByGpusPerPod",
+        WORKERS,
+        "`nvidia.com/gpu` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
+        {"workers": own_program({"name": "side", "resources": {"limits": {"nvidia.com/gpu": 1}}})},
+    ),
+    *(
+        refusal
+        for role, path, changes in (
+            ("Workers", WORKERS, lambda *containers, **pod: {"workers": own_program(*containers, **pod)}),
+            ("Servers", SERVERS, servers),
+        )
+        for refusal in (
+            Refusal(
+                f"{role}RestartPolicy",
+                f"{path}.spec.restartPolicy",
+                "`restartPolicy` OnFailure must be Never: the operator restarts all pods of a job together",
+                changes(restartPolicy="OnFailure"),
+            ),
+            Refusal(
+                f"{role}Hostname",
+                f"{path}.spec",
+                "`hostname`, `subdomain` and `hostnameOverride` are the operator's to set: remove them",
+                changes(subdomain="mine"),
+            ),
+            Refusal(
+                f"{role}Volumes",
+                f"{path}.spec.volumes",
+                "volume `disttrain-b` must not begin with 'disttrain-', as the operator's own do: rename it",
+                changes(volumes=[{"name": "a", "emptyDir": {}}, {"name": "disttrain-b", "emptyDir": {}}]),
+            ),
+            Refusal(
+                f"{role}Environment",
+                f"{path}.spec.containers",
+                "environment variable `WORLD_SIZE` of the container `trainer` is the operator's to set: remove it",
+                changes(
+                    {"name": "side", "image": "an/image:1", "env": [{"name": "RANK", "value": "0"}]},
+                    IMAGE | {"env": [{"name": "MINE"}, {"name": "WORLD_SIZE", "value": "4"}]},
+                ),
+            ),
+        )
+    ),
+    Refusal(
+        "WorkersLabels",
+        f"{WORKERS}.metadata.labels",
+        "label `disttrain.io/role` is the operator's to set: remove it",
+        {"workers": {"template": {"metadata": {"labels": {"mine": "fine", "disttrain.io/role": "chief"}}}}},
+    ),
+    Refusal(
+        "ServersLabels",
+        f"{SERVERS}.metadata.labels",
+        "label `disttrain.io/job-name` is the operator's to set: remove it",
+        servers(metadata={"labels": {"disttrain.io/job-name": "mine"}}),
+    ),
+)
+
+NAME_REFUSALS = {
+    "a" * 41: "the name has 41 characters and may have at most 40: names of pods and hosts are made of it",
+    "2nd-run": "'2nd-run' must begin with a lower-case letter, hold lower-case letters, digits and '-' only, and"
+    " end with a letter or digit: a Service has this name",
+    "a.b": "'a.b' must begin with a lower-case letter, hold lower-case letters, digits and '-' only, and"
+    " end with a letter or digit: a Service has this name",
+}
+
+# What breaks no rule.
+ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "training with two pods": {},
+    "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
+    "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},
+    "a rank per GPU": {"workers": {"gpusPerPod": 8}},
+    "four GPUs per rank": {"workers": {"gpusPerPod": 8, "processesPerPod": 2}},
+    "GPUs of another make": {"workers": {"gpusPerPod": 1, "gpuResource": "amd.com/gpu"}},
+    "batch sizes that fit": {"training": {"globalBatchSize": 32}},
+    "a global batch alone": {"training": {"microBatchSize": None, "globalBatchSize": 32}},
+    "a micro batch and its repetitions": {"training": {"gradientAccumulationSteps": 7}},
+    "nesterov": {"training": {"optimizer": {"name": "SGD", "momentum": 0.9, "nesterov": True}}},
+    "betas of Adam": {"training": {"optimizer": {"name": "Adam", "beta1": 0.8, "epsilon": 1e-6}}},
+    "a cosine with an end": {"training": {"lrSchedule": {"name": "Cosine", "minimumRatio": 0.1}}},
+    "a warm-up to the last step": {"training": {"lrSchedule": {"warmupSteps": 100}}},
+    "checkpoints on a claim": {"training": {"checkpoint": {}}, "storage": {"claimName": "mine"}},
+    "a claim to make": {"storage": {"size": "1Gi", "retain": False, "storageClassName": "fast"}},
+    "one pod's claim": {"workers": {"replicas": 1}, "storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+    "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
+    "an image with its own entry point": untrained(own_program()),
+    "a command in the default image": untrained(own_program({"name": "trainer", "command": ["a"]})),
+    "training in an image of its own": {"workers": own_program(IMAGE)},
+    "a command beside the trainer": {"workers": own_program({"name": "side", "command": ["a"]})},
+    "servers with a command": servers({"name": "trainer", "command": ["serve"]}),
+    "GPUs of the servers": servers(IMAGE | {"resources": {"limits": {"nvidia.com/gpu": 1}}}),
+    "the restart policy there is": {"workers": {"template": {"spec": {"restartPolicy": "Never"}}}},
+    "other variables": {"workers": own_program(IMAGE | {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]})},
+}
+
+# Until another degree than the replicate one is built, whatever breaks this rule is refused for that, too.
+WITH_COMPANY = {"WorldSizeMultipleOfDegrees"}

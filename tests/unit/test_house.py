@@ -1,0 +1,49 @@
+"""The house itself: imports go one way, modules stay small, generated files are what their generators write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disttrain_api.crd import custom_resource_definition, to_helm, to_yaml
+from disttrain_api.reference import reference
+from tests.cluster.paths import REPOSITORY
+
+MAX_LINES = 400
+# The API server stores the last applied configuration in an annotation of at most 262144 bytes.
+MAX_CRD_BYTES = 250_000
+PACKAGES = ("api", "operator", "trainer_image", "cli", "benchmarks", "tests")
+
+
+def modules() -> list[Path]:
+    """Every module of ours."""
+    return sorted(module for package in PACKAGES for module in (REPOSITORY / package).rglob("*.py"))
+
+
+def test_imports_go_one_way() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_module_is_longer_than_people_like_to_read() -> None:
+    lengths = {str(module.relative_to(REPOSITORY)): len(module.read_text().splitlines()) for module in modules()}
+    assert len(lengths) > 50
+    assert {module: length for module, length in lengths.items() if length > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "generated"),
+    [
+        ("crds/disttrain.io_disttrainingjobs.yaml", to_yaml(custom_resource_definition())),
+        ("helm/disttrain/templates/crd.yaml", to_helm(custom_resource_definition())),
+        ("docs/reference.md", reference()),
+    ],
+)
+def test_a_generated_file_is_what_its_generator_writes(path: str, generated: str) -> None:
+    assert (REPOSITORY / path).read_text() == generated, f"{path} has drifted: run `make generate`"
+
+
+def test_the_definition_fits_a_client_side_apply() -> None:
+    assert len(to_yaml(custom_resource_definition()).encode()) < MAX_CRD_BYTES
