@@ -101,18 +101,26 @@ class LocalRun:
         actions = [action for action in decision.actions if not isinstance(action, DeleteJob)]
         for action in actions:
             await self._execute(job, action)
-        for event in decision.events:
-            self.view.event(event)
+        if written:
+            # As on a cluster, where the write itself comes back as a change of the job.
+            self._changed.set()
         if _holds(self.job.status, ConditionType.FINISHED):
-            # On a cluster, pods that cleanPodPolicy spares run on; here they end with this process.
-            for pod in observe(self._pods.raw).pods:
-                if pod.alive and not pod.deleting:
-                    self._pods.delete(pod.name, pod.uid, None)
+            self._delete_spared()
+        else:
+            # The end is left to the summary, which says more.
+            for event in decision.events:
+                self.view.event(event)
         over = any(_holds(self.job.status, end) for end in (ConditionType.FINISHED, ConditionType.SUSPENDED))
         if over and not self._pods.alive and not actions and not written:
             return True
         await self._pause(decision, now)
         return False
+
+    def _delete_spared(self) -> None:
+        """On a cluster, pods that cleanPodPolicy spares run on; here they end with this process."""
+        for pod in observe(self._pods.raw).pods:
+            if pod.alive and not pod.deleting:
+                self._pods.delete(pod.name, pod.uid, None)
 
     async def _pause(self, decision: Decision, now: datetime) -> None:
         timeout = None

@@ -42,7 +42,9 @@ def _figures(status: JobStatus) -> Iterator[str]:
         return
     known = status.progress
     for metric in known.metrics:
-        yield f"{metric.name} {metric.value:.4g}"
+        # Of the data that the model has not seen; only a loss has a namesake in training.
+        name = "held-out loss" if metric.name == "loss" else metric.name
+        yield f"{name} {metric.value:.4g}"
     yield f"{known.step} steps"
     if known.loss is not None:
         yield f"loss {known.loss:.4g}"
@@ -72,7 +74,8 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     if lines:
         yield "  last lines of its log:"
         yield from (f"    {line}" for line in lines[-_SHOWN_LOG_LINES:])
-    yield f"  log: {_short(log)}"
+    if log.exists():
+        yield f"  log: {_short(log)}"
 
 
 def _verdict(status: JobStatus) -> Verdict | None:

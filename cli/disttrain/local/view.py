@@ -80,21 +80,23 @@ class TerminalView:
     def __init__(self, name: str) -> None:
         # Imported here: rich costs a tenth of a second that a run without a terminal need not pay.
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}[/] {task.fields[phase]}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[steps]}"),
             TextColumn("{task.fields[figures]}"),
             TextColumn("{task.fields[restarts]}"),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=None, phase="Pending", figures="", restarts="")
+        self._task = self._bar.add_task(
+            name, total=None, phase="Pending", steps="", figures="the ranks start", restarts=""
+        )
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -111,7 +113,11 @@ class TerminalView:
 
     def progress(self, progress: LiveProgress) -> None:
         self._bar.update(
-            self._task, completed=progress.step, total=progress.total_steps, figures="  ".join(_figures(progress))
+            self._task,
+            completed=progress.step,
+            total=progress.total_steps,
+            steps=f"{progress.step}/{progress.total_steps}",
+            figures="  ".join(_figures(progress)),
         )
 
     def event(self, event: Event) -> None:
