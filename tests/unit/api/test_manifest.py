@@ -1,0 +1,267 @@
+"""Files -> jobs: everything that is wrong is said at once, each with its line, and nothing ends in a traceback."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttrain_api import DistTrainingJob, ManifestError, load, parse
+from disttrain_api.manifest import MAX_BYTES
+from disttrain_api.validate import read_job, read_spec
+from tests.builders import a_manifest
+
+GOOD = """\
+apiVersion: disttrain.io/v1alpha1
+kind: DistTrainingJob
+metadata: {name: digits}
+spec:
+  workers: {replicas: 2}
+  training:
+    model: {name: mlp}
+    data: {name: digits}
+    steps: 10
+    microBatchSize: 8
+    optimizer: {learningRate: 3e-4}
+"""
+
+
+def refused(text: str) -> list[str]:
+    """All problems of a text, as `line: problem`."""
+    with pytest.raises(ManifestError) as caught:
+        parse(text)
+    return [f"{problem.line}: {problem}" for problem in caught.value.problems]
+
+
+def test_a_manifest_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(GOOD)
+    job = load(file)
+    assert isinstance(job, DistTrainingJob)
+    assert (job.metadata.name, job.spec.world_size) == ("digits", 2)
+    assert job.spec.training is not None
+    assert job.spec.training.optimizer.learning_rate == 0.0003
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("replicas: 2", "replica: 2", "5: spec.workers.replica: unknown field; did you mean `replicas`?"),
+        (
+            "microBatchSize: 8",
+            "micro_batch_size: 8",
+            "10: spec.training.micro_batch_size: unknown field; did you mean `microBatchSize`?",
+        ),
+        (
+            "    steps: 10",
+            "    zzz: 1\n    steps: 10",
+            (
+                "9: spec.training.zzz: unknown field; known here: `checkpoint`, `data`, `evaluation`, "
+                "`globalBatchSize`, `gradientAccumulationSteps`, `logging`, `loss`, `lrSchedule`, `maxGradientNorm`, "
+                "`microBatchSize`, `model`, `optimizer`, `precision`, `seed`, `steps`"
+            ),
+        ),
+        (
+            "spec:",
+            "stuff: 1\nspec:",
+            "4: stuff: unknown field; known here: `apiVersion`, `kind`, `metadata`, `spec`, `status`",
+        ),
+        (
+            "steps: 10",
+            "steps: '10'",
+            "9: spec.training.steps: must be an integer, not the string '10'; write it without quotes",
+        ),
+        ("steps: 10", "steps: 1.5", "9: spec.training.steps: must be an integer, not the number 1.5"),
+        ("steps: 10", "steps: true", "9: spec.training.steps: must be an integer, not true"),
+        ("steps: 10", "steps: 0", "9: spec.training.steps: must be greater than or equal to 1, not 0"),
+        ("steps: 10", "steps: [10]", "9: spec.training.steps: must be an integer, not a list"),
+        ("steps: 10", "steps:", "9: spec.training.steps: has no value: give it one, or remove the key"),
+        ("    steps: 10\n", "", "6: spec.training.steps: must be given"),
+        ("3e-4", "0", "11: spec.training.optimizer.learningRate: must be greater than 0, not 0"),
+        (
+            "{learningRate: 3e-4}",
+            "{name: adamw}",
+            (
+                "11: spec.training.optimizer.name: must be one of 'SGD', 'Adam', 'AdamW', not the string 'adamw';"
+                " did you mean 'AdamW'?"
+            ),
+        ),
+        ("{replicas: 2}", "[]", "5: spec.workers: must be an object with keys and values, not a list"),
+        ("  workers: {replicas: 2}\n", "", "4: spec.workers: must be given"),
+        (
+            "metadata: {name: digits}",
+            "metadata: {name: 7}",
+            "3: metadata.name: must be a string, not the number 7; write it in quotes",
+        ),
+        ("metadata: {name: digits}", "metadata: {}", "3: metadata.name: must be given"),
+        ("kind: DistTrainingJob", "kind: Pod", "2: kind: must be 'DistTrainingJob', not the string 'Pod'"),
+        (
+            "apiVersion: disttrain.io/v1alpha1",
+            "apiVersion: v1",
+            "1: apiVersion: must be 'disttrain.io/v1alpha1', not the string 'v1'",
+        ),
+        (
+            "model: {name: mlp}",
+            "model: {entrypoint: mine}",
+            ("7: spec.training.model.entrypoint: 'mine' must match ^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"),
+        ),
+        (
+            "{replicas: 2}",
+            "{template: {spec: {containers: [{name: trainer, imagee: x}]}}}",
+            "5: spec.workers.template.spec.containers[0].imagee: unknown field; did you mean `image`?",
+        ),
+        (
+            "{replicas: 2}",
+            "{template: {spec: {containers: [{name: a, resources: {limits: {cpu: 0.5}}}]}}}",
+            (
+                "5: spec.workers.template.spec.containers[0].resources.limits.cpu: must be an integer or a string, not"
+                " the number 0.5; write it in quotes"
+            ),
+        ),
+        (
+            "{replicas: 2}",
+            "{template: {spec: {containers: [{name: a}, {name: a}]}}}",
+            "5: spec.workers.template.spec.containers[1]: name 'a' stands in [0] already",
+        ),
+        (
+            "{replicas: 2}",
+            "{template: {spec: {containers: [{image: a}]}}}",
+            "5: spec.workers.template.spec.containers[0].name: must be given",
+        ),
+        (
+            "{replicas: 2}",
+            "{template: {metadata: {name: mine}}}",
+            "5: spec.workers.template.metadata.name: unknown field; known here: `annotations`, `labels`",
+        ),
+    ],
+)
+def test_a_mistake_is_the_one_thing_said(good: str, bad: str, said: str) -> None:
+    assert good in GOOD
+    assert refused(GOOD.replace(good, bad, 1)) == [said]
+
+
+def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
+    text = (
+        GOOD.replace("name: digits}\nspec", "name: Digits}\nspec")
+        .replace("{replicas: 2}", "{replicas: 2, processesPerPod: 4}\n  parallelism: {dataParallelReplicateDegree: 6}")
+        .replace("steps: 10", "stepz: 10")
+        .replace("{learningRate: 3e-4}", "{name: SGD, beta1: 0.9, nesterov: 1}")
+    )
+    assert [problem.partition(" ")[0] + problem.split(":")[1] for problem in refused(text)] == [
+        "3: metadata.name",
+        "6: spec.parallelism",
+        "7: spec.training.steps",
+        "10: spec.training.stepz",
+        "12: spec.training.optimizer.nesterov",
+        "12: spec.training.optimizer.beta1",
+    ]
+
+
+def test_numbers_are_not_said_to_misfit_while_one_of_them_is_wrong() -> None:
+    text = GOOD.replace("{replicas: 2}", "{replicas: two}\n  parallelism: {dataParallelReplicateDegree: 6}")
+    assert refused(text) == ["5: spec.workers.replicas: must be an integer, not the string 'two'"]
+
+
+def test_the_config_of_a_built_in_model_is_checked() -> None:
+    (said,) = refused(GOOD.replace("{name: mlp}", "{name: mlp, config: {hiddenSizes: [0]}}"))
+    assert said.startswith("7: spec.training.model.config.hiddenSizes[0]: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty: it must hold a DistTrainingJob"),
+        (b"# only this\n---\n", "empty: it must hold a DistTrainingJob"),
+        (b"\xff\xfe", "not UTF-8 text: save the file in that encoding"),
+        (b"a: 1\nb: \xe9\n", "not UTF-8 text: save the file in that encoding"),
+        (b"x" * (MAX_BYTES + 1), f"larger than {MAX_BYTES} bytes, which no Kubernetes object can be"),
+        (
+            b"kind: PersistentVolumeClaim\n---\nkind: DistTrainingJob\n",
+            "2 documents (PersistentVolumeClaim, DistTrainingJob): put each job in a file of its own",
+        ),
+        (b"just words", "must be an object with keys and values, not the string 'just words'"),
+        (b"- a\n", "must be an object with keys and values, not a list"),
+    ],
+)
+def test_a_file_that_is_no_job_says_so_in_a_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ManifestError) as caught:
+        load(file)
+    assert [str(problem) for problem in caught.value.problems] == [said]
+    assert str(caught.value).startswith(f"{file}:")
+
+
+def test_what_is_no_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no such file"):
+        load(tmp_path / "absent.yaml")
+    with pytest.raises(ManifestError, match="this is a folder; give the file of one job"):
+        load(tmp_path)
+    with pytest.raises(ManifestError, match="cannot be read"):
+        load("a\0b")
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load(file).metadata.name == "digits"
+
+
+def test_the_spec_of_a_stored_job_is_read_like_a_manifest() -> None:
+    spec, found = read_spec(a_manifest()["spec"])
+    assert spec is not None
+    assert found == []
+    spec, found = read_spec({"workers": {"replicas": "2"}})
+    assert spec is None
+    assert [problem.path for problem in found] == ["spec.workers.replicas", "spec.workers.template"]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["spec", "workers", "template", "containers", "training", "model", "config", "name", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def values_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything in a manifest."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [path, *(found for key, item in items for found in values_of(item, (*path, key)))]
+
+
+FULL = a_manifest(
+    parallelism={"dataParallelReplicateDegree": 2, "dataParallel": {"mode": "AllReduce"}},
+    storage={"size": "1Gi"},
+    runPolicy={"suspend": False},
+    workers={
+        "template": {
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "trainer", "env": [{"name": "A"}]}], "volumes": [{"name": "v"}]},
+        }
+    },
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(values_of(FULL)), anything)
+def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...], value: Any) -> None:
+    def replaced(tree: Any, rest: tuple[Any, ...]) -> Any:
+        if not rest:
+            return value
+        if isinstance(tree, dict):
+            return {key: replaced(item, rest[1:]) if key == rest[0] else item for key, item in tree.items()}
+        return [replaced(item, rest[1:]) if index == rest[0] else item for index, item in enumerate(tree)]
+
+    job, found = read_job(replaced(FULL, path))
+    assert job is not None or found
+    for problem in found:
+        assert problem.message
+        assert "\n" not in str(problem)
