@@ -41,9 +41,9 @@ class MlpConfig(ApiModel):
 class ResnetConfig(ApiModel):
     """A small residual network with group normalisation, so that every layout computes the same."""
 
-    width: Annotated[int, Field(ge=8, le=4096, multiple_of=8)] = 16
+    width: Annotated[int, Field(ge=8, le=4096, multiple_of=8)] = 32
     """Channels of the first stage; each further stage has twice as many and half the image."""
-    blocks: Annotated[list[Size], Field(min_length=1, max_length=6)] = [1, 1, 1]
+    blocks: Annotated[list[Size], Field(min_length=1, max_length=6)] = [1, 1]
     """Residual blocks of each stage."""
     input_channels: Size | None = None
     """Channels of an image. Absent: those of the built-in data."""
@@ -83,8 +83,8 @@ class TextConfig(ApiModel):
     """Bytes of text files, cut into sequences, each predicting its next byte."""
 
     paths: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=1000)] = []
-    """Files, and folders whose files are read recursively. Absent: the *.py files of Python's standard library, without its
-    packages."""
+    """Files, and folders whose files are read recursively. Absent: the top-level *.py files of
+    Python's standard library."""
     pattern: Annotated[str, Field(min_length=1, max_length=253)] = "*"
     """Which files of a folder are read, as a shell pattern for their names."""
     sequence_length: Size = 128

@@ -1,7 +1,7 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
-Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and each rank's random
-state. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
+Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and the random state
+of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.state import State
 from disttrain_trainer.storage import StepFolders, require_shared
@@ -83,6 +84,8 @@ class Checkpoints:
         if self._latest is not None and self._latest.step == state.step:
             return self._latest
         partial = self._folders.partial(state.step, self._attempt)
+        # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
+        share_buffers(state.module, self._world)
         try:
             dcp.save(_contents(state, self._world.rank), storage_writer=dcp.FileSystemWriter(partial))
         except CheckpointException as failure:
@@ -113,8 +116,8 @@ class Checkpoints:
         self._fence.check()
         if any(no_room(cause) for cause, _ in error.failures.values()):
             raise StorageFull(
-                f"no room for {partial.name.split('.')[0]} in {partial.parent} after {size} bytes; the checkpoints before "
-                "it are untouched; ask for a larger `storage.size`, or lower `training.checkpoint.keepLatest`, which is "
+                f"no room for {partial.name.split('.')[0]} in {partial.parent} after {size} bytes; earlier checkpoints "
+                "are untouched; ask for a larger `storage.size`, or lower `training.checkpoint.keepLatest` from "
                 f"{self._settings.keep_latest}"
             )
 

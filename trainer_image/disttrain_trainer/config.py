@@ -9,13 +9,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from disttrain_api.batch import Batch, resolve_batch
-from disttrain_api.builtin import config_problems
-from disttrain_api.errors import LayoutError
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
-from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.spec import JobSpec, Storage, Workers
 from disttrain_api.training import Training
+from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
 
 # How long a rank waits for a live but silent peer. A peer that has died is noticed at once.
@@ -102,27 +101,23 @@ def read_job(path: Path) -> JobConfig:
 
 
 def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
-    """Layout and batch sizes of `world_size` ranks. Raises InvalidConfiguration where they do not fit."""
-    _refuse_what_is_not_built(job)
-    for field, message in config_problems(job.training):
-        raise InvalidConfiguration(f"`{field}`: {message}")
-    try:
-        mesh = Mesh.of(job.parallelism, world_size)
-        return mesh, resolve_batch(job.training, mesh.data_parallel)
-    except LayoutError as error:
-        raise InvalidConfiguration(str(error)) from error
+    """Layout and batch sizes of `world_size` ranks.
 
-
-def _refuse_what_is_not_built(job: JobConfig) -> None:
-    parallelism = job.parallelism
-    if parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE:
-        raise InvalidConfiguration(
-            f"`parallelism.dataParallel.mode` is {parallelism.data_parallel.mode}, this trainer knows AllReduce only"
-        )
-    known = {"data_parallel", "data_parallel_replicate_degree"}
-    for field, value in parallelism.model_dump(by_alias=True, exclude=known).items():
-        if value not in (None, 1):
-            raise InvalidConfiguration(f"`parallelism.{field}` is {value}, this trainer knows 1 only; leave it out")
+    Raises InvalidConfiguration for anything that `disttrain validate` refuses, so that a job.json that came another way
+    is held to the same rules.
+    """
+    spec = JobSpec(
+        workers=Workers(replicas=world_size),
+        parallelism=job.parallelism,
+        training=job.training,
+        # Whether there is storage is the environment's to say.
+        storage=Storage(claim_name="given"),
+    )
+    problems = spec_problems(spec)
+    if problems:
+        raise InvalidConfiguration("; ".join(map(str, problems)))
+    mesh = Mesh.of(job.parallelism, world_size)
+    return mesh, resolve_batch(job.training, mesh.data_parallel)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

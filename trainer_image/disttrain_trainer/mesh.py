@@ -128,7 +128,7 @@ def _translate(config: Config, error: Exception) -> TrainerError:
     text = str(error)
     if "EADDRINUSE" in text or os.strerror(errno.EADDRINUSE).lower() in text.lower():
         return PortInUse(
-            f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; choose a free port"
+            f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; use a free port"
         )
     seconds = config.timeout.total_seconds()
     return PeerLost(

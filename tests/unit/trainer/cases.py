@@ -1,0 +1,81 @@
+"""A rank that runs many small jobs in one process group; see worlds.run_cases."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_trainer.config import Config, resolve
+from disttrain_trainer.device import find_device
+from disttrain_trainer.errors import TrainerError
+from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.report import Reporter
+from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.train import train
+from tests.unit.trainer.worlds import job, small
+
+
+class StopAfter(StopRequest):
+    """A stop that comes after so many steps of a run; each step asks once."""
+
+    def __init__(self, steps: int | None) -> None:
+        super().__init__()
+        self.left = steps
+
+    @property
+    def requested(self) -> bool:
+        if self.left is None:
+            return False
+        self.left -= 1
+        return self.left < 0
+
+
+def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    parsed = JobConfig.model_validate(job(run["training"]))
+    mesh, batch = resolve(parsed, size)
+    return Config(
+        job=parsed,
+        mesh=mesh,
+        batch=batch,
+        rank=rank,
+        world_size=size,
+        master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+        attempt=attempt,
+        checkpoint_folder=folder / "test",
+    )
+
+
+def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
+    errors: list[str | None] = []
+    parameters: dict[str, torch.Tensor] = {}
+    for attempt, run in enumerate(runs, start=1):
+        stop = StopAfter(run.get("stop_after"))
+        reporter = Reporter(world.rank, None)
+        try:
+            state = train(config_of(folder, run, attempt), world, reporter, stop)
+        except TrainerError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+        else:
+            errors.append(None)
+            parameters = {name: value.clone() for name, value in state.module.state_dict().items()}
+    if world.first:
+        torch.save({"errors": errors, "parameters": parameters, "report": reporter.report}, folder / "result.pt")
+
+
+def main() -> None:
+    folder = Path(os.environ["CASES"])
+    cases = json.loads((folder / "cases.json").read_text())
+    first = config_of(folder, {"training": small()}, 1)
+    world = join_world(first, find_device(0, first.world_size, threads_given=True))
+    for name, runs in cases.items():
+        run_case(folder / name, runs, world)
+    world.part()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

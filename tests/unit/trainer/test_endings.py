@@ -1,0 +1,198 @@
+"""Every way in which a rank can end: exit code, sentence on stderr, report. Real processes."""
+
+import os
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from disttrain_api.names import ExitCode
+from tests.unit.trainer.worlds import free_port, job, launch, small, user
+
+MISSING_TEXT = {"model": {"name": "gpt"}, "data": {"name": "text", "config": {"paths": ["/no/such/corpus"]}}}
+DIVERGING = small(
+    model=user("double_mlp"),
+    optimizer={"name": "SGD", "learningRate": 1e200},
+    loss={"name": "MeanSquaredError"},
+    logging={"interval": 2},
+)
+
+# Name: (training, ranks, exit code, reason, parts of the sentence)
+LONE = {
+    "all done": (small(), ExitCode.DONE, None, []),
+    "batch sizes that do not fit": (
+        small(globalBatchSize=24, microBatchSize=7),
+        ExitCode.INVALID_CONFIGURATION,
+        "InvalidConfiguration",
+        ["globalBatchSize", "24", "7"],
+    ),
+    "a model's config with an unknown field": (
+        small(model={"name": "mlp", "config": {"layers": 3}}, data={"name": "digits"}),
+        ExitCode.INVALID_CONFIGURATION,
+        "InvalidConfiguration",
+        ["training.model.config.layers"],
+    ),
+    "a setting of another optimizer": (
+        small(optimizer={"name": "AdamW", "momentum": 0.9}),
+        ExitCode.INVALID_CONFIGURATION,
+        "InvalidConfiguration",
+        ["momentum", "AdamW"],
+    ),
+    "a path that does not exist": (
+        small(**MISSING_TEXT),
+        ExitCode.DATA_NOT_FOUND,
+        "DataNotFound",
+        ["training.data.config.paths", "/no/such/corpus"],
+    ),
+    "a module that does not exist": (
+        small(model={"entrypoint": "nowhere.to_be:found"}),
+        ExitCode.ENTRYPOINT_NOT_IMPORTABLE,
+        "EntrypointNotImportable",
+        ["training.model.entrypoint", "nowhere", "ModuleNotFoundError"],
+    ),
+    "a function that does not exist": (
+        small(data=user("no_such_function")),
+        ExitCode.ENTRYPOINT_NOT_IMPORTABLE,
+        "EntrypointNotImportable",
+        ["training.data.entrypoint", "no_such_function", "nothing"],
+    ),
+    "an entry point that is no function": (
+        small(model=user("NOT_CALLABLE")),
+        ExitCode.ENTRYPOINT_NOT_IMPORTABLE,
+        "EntrypointNotImportable",
+        ["NOT_CALLABLE", "int"],
+    ),
+    "arguments that do not fit": (
+        small(model=user("double_mlp", colour="red")),
+        ExitCode.INVALID_CONFIGURATION,
+        "InvalidConfiguration",
+        ["training.model.config", "colour"],
+    ),
+    "an entry point that returns no model": (
+        small(model=user("no_model")),
+        ExitCode.INVALID_CONFIGURATION,
+        "InvalidConfiguration",
+        ["training.model.entrypoint", "str", "torch.nn.Module"],
+    ),
+    "an exception in the user's code": (
+        small(model=user("broken_model")),
+        1,
+        "RankFailed",
+        ["ZeroDivisionError", "the user's own mistake"],
+    ),
+    "a loss that is not finite": (DIVERGING, ExitCode.NON_FINITE_LOSS, "NonFiniteLoss", ["step", "learningRate"]),
+}
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory):
+    """All worlds of one rank, three at a time."""
+    folder = tmp_path_factory.mktemp("lone")
+    ended = {}
+    names = list(LONE)
+    for start in range(0, len(names), 3):
+        with ExitStack() as stack:
+            worlds = {
+                name: stack.enter_context(launch(folder / str(names.index(name)), job(LONE[name][0])))
+                for name in names[start : start + 3]
+            }
+            ended |= {name: world.ended()[0] for name, world in worlds.items()}
+    return ended
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_a_lone_rank_says_why_it_ends(lone, name):
+    _, code, reason, parts = LONE[name]
+    rank = lone[name]
+    assert rank.code == code, rank.err
+    if reason is None:
+        assert rank.report.done
+        assert rank.report.error is None
+        return
+    assert not rank.report.done
+    assert (rank.report.error.exit_code, rank.report.error.reason) == (code, reason)
+    last_line = rank.err.splitlines()[-1]
+    assert last_line == f"disttrain: {reason}: {rank.report.error.message}"
+    for part in parts:
+        assert part in last_line
+
+
+def test_a_traceback_is_shown_for_what_nobody_expected(lone):
+    assert "Traceback" in lone["an exception in the user's code"].err
+
+
+@pytest.mark.parametrize("name", [name for name, case in LONE.items() if case[2] not in (None, "RankFailed")])
+def test_no_traceback_for_what_has_a_sentence(lone, name):
+    assert "Traceback" not in lone[name].err
+
+
+def test_no_configuration_at_all(tmp_path):
+    with launch(tmp_path, None) as world:
+        (rank,) = world.ended()
+    assert rank.code == ExitCode.INVALID_CONFIGURATION
+    assert str(tmp_path / "job.json") in rank.err
+    assert "DISTTRAIN_CONFIG" in rank.err
+
+
+def test_without_storage_the_log_says_so_once(lone):
+    assert lone["all done"].out.count("no storage") == 1
+
+
+def test_ranks_with_unlike_data_are_told_apart(tmp_path):
+    with launch(tmp_path, job(small(data=user("unlike_samples"))), ranks=2) as world:
+        ranks = world.ended()
+    assert [rank.code for rank in ranks] == [ExitCode.DATA_NOT_FOUND] * 2
+    assert "rank 1 finds 51 training" in ranks[0].err
+
+
+def test_a_peer_that_is_killed_leaves_a_symptom(tmp_path):
+    """The other rank must not claim a cause of its own."""
+    with launch(tmp_path, job(small(steps=50, data=user("deadly_samples", rank=1))), ranks=2) as world:
+        ranks = world.ended()
+    assert ranks[1].code == -9
+    assert ranks[0].code == ExitCode.PEER_LOST
+    assert ranks[0].report.error.reason == "PeerLost"
+
+
+def test_a_foreign_program_on_the_master_port(tmp_path):
+    port = free_port()
+    with socket.socket() as foreign:
+        foreign.bind(("0.0.0.0", port))
+        foreign.listen()
+        with launch(tmp_path, job(small()), ranks=2, port=port) as world:
+            assert world.processes[0].wait(120) == ExitCode.PORT_IN_USE
+            assert str(port) in world.text(0, "err")
+            assert world.report(0).error.reason == "PortInUse"
+
+
+def test_storage_that_ranks_do_not_share(tmp_path):
+    with launch(tmp_path / "run", job(small()), ranks=2, storage=[tmp_path / "a", tmp_path / "b"]) as world:
+        ranks = world.ended()
+    assert [rank.code for rank in ranks] == [ExitCode.STORAGE_NOT_SHARED] * 2
+    assert "ranks 1 do not see" in ranks[0].report.error.message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_storage_that_cannot_be_written(tmp_path):
+    tmp_path.joinpath("storage").mkdir(mode=0o555)
+    with launch(tmp_path / "run", job(small()), storage=tmp_path / "storage") as world:
+        (rank,) = world.ended()
+    assert rank.code == ExitCode.INVALID_CONFIGURATION
+    assert "cannot write" in rank.err
+
+
+def test_storage_that_is_a_file(tmp_path):
+    storage = tmp_path / "storage"
+    storage.write_text("")
+    with launch(tmp_path / "run", job(small()), storage=storage) as world:
+        (rank,) = world.ended()
+    assert rank.code == ExitCode.INVALID_CONFIGURATION
+    assert f"rank 0 cannot write to {storage}" in rank.err
+
+
+def test_a_master_that_resolves_late_or_never_is_a_lost_peer(tmp_path):
+    """The name of a pod may be unknown for a while: rank 1 keeps trying."""
+    environment = {"MASTER_ADDR": "no-such-host.invalid"}
+    with launch(tmp_path, job(small()), ranks=2, **environment) as world:
+        with pytest.raises(Exception, match="timed out"):
+            world.processes[1].wait(6)

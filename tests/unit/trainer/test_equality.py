@@ -1,0 +1,73 @@
+"""Two and three ranks compute what one process computes on the whole batch."""
+
+import math
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TOLERANCE = 1e-10
+
+ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9, "nesterov": True, "weightDecay": 0.01}
+EVERY_STEP = {"logging": {"interval": 1}}
+TAGGER = {"model": user("double_tagger"), "data": user("ragged_tokens")}
+COSINE = {"lrSchedule": {"name": "Cosine", "warmupSteps": 3}}
+
+# Seven steps are two epochs and a bit: 50 samples in batches of 24 end in one of 2.
+TRAININGS = {
+    "SGD with momentum": small(steps=7, optimizer=SGD, **EVERY_STEP),
+    "SGD, gradients clipped": small(steps=7, optimizer=SGD, maxGradientNorm=0.3, **EVERY_STEP),
+    "AdamW, cosine, clipped": small(steps=7, optimizer=ADAMW, maxGradientNorm=0.3, **COSINE, **EVERY_STEP),
+    "label smoothing": small(steps=7, optimizer=SGD, loss={"labelSmoothing": 0.2}, **EVERY_STEP),
+    "squared error": small(steps=7, optimizer=SGD, loss={"name": "MeanSquaredError"}, **EVERY_STEP),
+    "sequences of unequal length": small(steps=7, optimizer=SGD, **TAGGER, **EVERY_STEP),
+    "a parameter without use": small(steps=7, optimizer=SGD, model=user("partly_used"), **EVERY_STEP),
+}
+ACCUMULATION = (1, 4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    cases = {name: [{"training": training}] for name, training in TRAININGS.items()}
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases)
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def together(request, tmp_path_factory):
+    cases = {
+        f"{name}, {steps}": [{"training": {**training, "gradientAccumulationSteps": steps}}]
+        for name, training in TRAININGS.items()
+        for steps in ACCUMULATION
+    }
+    return run_cases(tmp_path_factory.mktemp("together"), request.param, cases)
+
+
+@pytest.mark.parametrize("steps", ACCUMULATION)
+@pytest.mark.parametrize("name", TRAININGS)
+class TestRanksEqualOneProcess:
+    def test_parameters(self, alone, together, name, steps):
+        expected, found = alone[name]["parameters"], together[f"{name}, {steps}"]["parameters"]
+        assert expected.keys() == found.keys()
+        for parameter, value in expected.items():
+            distance = torch.linalg.vector_norm(found[parameter] - value) / torch.linalg.vector_norm(value)
+            assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+
+    @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr"])
+    def test_metrics_of_every_step(self, alone, together, name, steps, key):
+        expected = [line[key] for line in alone[name]["metrics"] if key in line]
+        found = [line[key] for line in together[f"{name}, {steps}"]["metrics"] if key in line]
+        assert len(expected) == 7
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=1e-14)
+
+    def test_evaluation(self, alone, together, name, steps):
+        expected, found = (result["report"].metrics for result in (alone[name], together[f"{name}, {steps}"]))
+        assert found == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_training_moves_the_parameters(alone):
+    """So that equality above is not that of standing still."""
+    losses = [line["loss_metrics/global_avg_loss"] for line in alone["SGD with momentum"]["metrics"] if "lr" in line]
+    assert all(map(math.isfinite, losses))
+    assert len(set(losses)) == len(losses)

@@ -1,0 +1,65 @@
+"""A run that was stopped and resumed equals, bit for bit, one that never was."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import run_cases, small, user
+
+LONG = small(
+    steps=9,
+    model=user("wide_mlp"),
+    optimizer={"name": "AdamW", "learningRate": 0.003},
+    lrSchedule={"name": "Cosine", "warmupSteps": 2},
+    gradientAccumulationSteps=2,
+    maxGradientNorm=1.0,
+    logging={"interval": 1},
+    checkpoint={"interval": 100},
+)
+TRAININGS = {
+    "AdamW, dropout, several buckets": LONG,
+    "SGD": {**LONG, "optimizer": {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}},
+    "SGD without momentum": {**LONG, "optimizer": {"name": "SGD", "learningRate": 0.05}},
+    "BF16": {**LONG, "precision": "BF16"},
+    "FP16 with its scaler": {**LONG, "precision": "FP16"},
+    "GPT with tied weights": small(
+        steps=9,
+        model={"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 16, "dropout": 0.1}},
+        data={"name": "synthetic", "config": {"kind": "Tokens", "size": 60, "sequenceLength": 8}},
+        optimizer={"name": "AdamW", "learningRate": 0.01},
+        logging={"interval": 1},
+    ),
+    "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
+}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
+def results(request, tmp_path_factory):
+    cases = {}
+    for name, training in TRAININGS.items():
+        cases[f"{name}: through"] = [{"training": training}]
+        stops = [{"training": training, "stop_after": 4}, {"training": training, "stop_after": 1}]
+        cases[f"{name}: resumed"] = [*stops, {"training": training}]
+    return run_cases(tmp_path_factory.mktemp("resume"), request.param, cases)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+class TestResumedEqualsUninterrupted:
+    def test_parameters(self, results, name):
+        expected, found = (results[f"{name}: {how}"]["parameters"] for how in ("through", "resumed"))
+        different = [parameter for parameter, value in expected.items() if not torch.equal(found[parameter], value)]
+        assert different == []
+
+    def test_losses(self, results, name):
+        expected, found = (
+            [line["loss_metrics/global_avg_loss"] for line in results[f"{name}: {how}"]["metrics"] if "lr" in line]
+            for how in ("through", "resumed")
+        )
+        assert len(expected) == 9
+        assert found == expected
+
+    def test_each_stop_left_a_checkpoint(self, results, name):
+        assert results[f"{name}: resumed"]["errors"] == [
+            "Stopped: SIGTERM: stopped after step 4, its checkpoint is written",
+            "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
+            None,
+        ]

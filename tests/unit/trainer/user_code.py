@@ -1,0 +1,174 @@
+"""Models and data of a user, as entry points."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+NOT_CALLABLE = 3
+
+
+def double_mlp(hidden: int = 16, depth: int = 2) -> nn.Module:
+    """6 numbers -> 5 classes in float64, where equality can be held to 1e-10."""
+    sizes = [6, *[hidden] * depth]
+    layers = [layer for i, o in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(i, o), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 5)).double()
+
+
+def double_samples(size: int = 50) -> tuple[Dataset, Dataset]:
+    """50 samples: with a global batch of 24 the last batch of an epoch holds 2."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(size + 11, 6, generator=generator, dtype=torch.float64)
+    targets = torch.randint(5, (size + 11,), generator=generator)
+    return TensorDataset(inputs[:size], targets[:size]), TensorDataset(inputs[size:], targets[size:])
+
+
+class DoubleTagger(nn.Module):
+    """Tokens [B, T] -> logits [B, T, 7] in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 12)
+        self.layers = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 7)).double()
+        self.embed.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layers(self.embed(tokens))
+
+
+def double_tagger() -> nn.Module:
+    return DoubleTagger()
+
+
+def ragged_tokens(size: int = 50) -> tuple[Dataset, None]:
+    """Sequences in which 1 to 9 of 9 targets count; the others are torch's ignore_index."""
+    generator = torch.Generator().manual_seed(6)
+    tokens = torch.randint(7, (size, 9), generator=generator)
+    targets = torch.randint(7, (size, 9), generator=generator)
+    for index, row in enumerate(targets):
+        row[1 + index % 9 :] = -100
+    return TensorDataset(tokens, targets), None
+
+
+def wide_mlp(dropout: float = 0.1) -> nn.Module:
+    """Several DDP buckets (1 MiB, then 25 MiB), dropout, float32. The order of registration is not that of use."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(600, 5)
+            self.first = nn.Linear(6, 600)
+            self.middle = nn.ModuleList(nn.Linear(600, 600) for _ in range(3))
+            self.dropout = nn.Dropout(dropout)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x.float())
+            for layer in reversed(self.middle):
+                x = self.dropout(torch.relu(layer(x)))
+            return self.last(x)
+
+    return Wide()
+
+
+def partly_used() -> nn.Module:
+    """A parameter that no forward pass uses."""
+    model = double_mlp()
+    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    return model
+
+
+class Slow(Dataset):
+    """Samples that take their time, so that a test can act between two steps."""
+
+    def __init__(self, seconds: float, inner: Dataset) -> None:
+        self.seconds, self.inner = seconds, inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self.seconds)
+        return self.inner[index]
+
+
+def slow_samples(seconds: float = 0.01) -> tuple[Dataset, Dataset]:
+    training, held_out = double_samples()
+    return Slow(seconds, training), held_out
+
+
+class Deadly(Dataset):
+    """Kills its rank without a word at the sample that is asked for first after a file appeared."""
+
+    def __init__(self, inner: Dataset, rank: int) -> None:
+        self.inner, self.rank = inner, rank
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls > 30 and os.environ["RANK"] == str(self.rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner[index]
+
+
+def deadly_samples(rank: int) -> tuple[Dataset, None]:
+    return Deadly(double_samples()[0], rank), None
+
+
+def broken_model() -> nn.Module:
+    """Fails in its first forward pass."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise ZeroDivisionError("the user's own mistake")
+
+    return Broken()
+
+
+def no_model() -> str:
+    return "not a module"
+
+
+def unlike_samples() -> tuple[Dataset, None]:
+    """Another number of samples on every rank."""
+    return double_samples(50 + int(os.environ["RANK"]))[0], None
+
+
+def normed_mlp() -> nn.Module:
+    """With buffers that differ between ranks unless they are shared."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)).double()
+
+
+def counting_samples(folder: str) -> tuple[Dataset, Dataset]:
+    """Held-out samples that note each reading in a file of this rank."""
+
+    class Counting(Dataset):
+        def __init__(self, inner: Dataset) -> None:
+            self.inner = inner
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            with Path(folder, f"read-{os.environ.get('RANK', 0)}").open("a") as file:
+                file.write(f"{index}\n")
+            return self.inner[index]
+
+    training, held_out = double_samples()
+    return training, Counting(held_out)
+
+
+def float_samples() -> tuple[Dataset, None]:
+    """The training samples of `double_samples` in float32."""
+    inputs, targets = double_samples()[0].tensors
+    return TensorDataset(inputs.float(), targets), None
