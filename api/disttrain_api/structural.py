@@ -10,6 +10,7 @@ from disttrain_api.violation import Location, Violation
 Schema = dict[str, Any]
 
 UNKNOWN_FIELD = "unknown field"
+NO_VALUE = "has no value: give it one, or remove the key"
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -30,7 +31,10 @@ _WORDS = {
 
 
 def check(value: Any, schema: Schema, location: Location) -> Iterator[Violation]:
-    """Everything about `value` that the API server would refuse."""
+    """Everything about `value` that the API server would refuse, and keys without a value, which it drops."""
+    if value is None:
+        yield Violation(location, NO_VALUE)
+        return
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, int | str):
             hint = "write it in quotes" if isinstance(value, float) else None

@@ -83,9 +83,9 @@ def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
 
 
 def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
-    """Keys without a value, which the API server refuses; free-form `config` may hold them."""
+    """Keys without a value: the API server drops them without a word. Free-form `config` may hold them."""
     if value is None and len(location) > 1:
-        yield Violation(location, "has no value: give it one, or remove the key")
+        yield Violation(location, structural.NO_VALUE)
     # Templates have a schema of their own, which says so, too.
     if isinstance(value, dict) and location[-1] not in ("config", "template"):
         for key, item in value.items():

@@ -131,6 +131,11 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         ),
         (
             "{replicas: 2}",
+            "{template: {spec: {nodeSelector: }}}",
+            "5: spec.workers.template.spec.nodeSelector: has no value: give it one, or remove the key",
+        ),
+        (
+            "{replicas: 2}",
             "{template: {metadata: {name: mine}}}",
             "5: spec.workers.template.metadata.name: unknown field; known here: `annotations`, `labels`",
         ),
