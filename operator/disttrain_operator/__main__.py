@@ -73,10 +73,10 @@ class Operator:
                     tasks.create_task(informer.run())
                 for informer in self._children:
                     await informer.wait_synced()
-                self._kopf = KopfThread(self._client.access, self._settings.namespace, self._job_event)
+                logger.info("ready: %d jobs, %d pods", len(self._world.jobs), len(self._world.pods))
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
-                logger.info("ready: %d jobs, %d pods", len(self._world.jobs), len(self._world.pods))
+                self._kopf = KopfThread(self._client.access, self._settings.namespace, self._job_event)
         finally:
             if self._kopf is not None:
                 self._kopf.stop()

@@ -38,7 +38,13 @@ def install_crd(api: ApiClient) -> None:
     eventually(lambda: api.ask("GET", "/apis/disttrain.io/v1alpha1/disttrainingjobs").status == 200)
 
 
-def eventually(condition: Callable[[], Any], why: Callable[[], object] = lambda: "", seconds: float = SECONDS) -> Any:
+def eventually(
+    condition: Callable[[], Any],
+    why: Callable[[], object] = lambda: "",
+    *,
+    pause: float = 0.02,
+    seconds: float = SECONDS,
+) -> Any:
     """The first true answer of `condition`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -49,7 +55,7 @@ def eventually(condition: Callable[[], Any], why: Callable[[], object] = lambda:
         if answer:
             return answer
         assert time.monotonic() < deadline, f"still not so after {seconds} s: {why()}"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 class OperatorProcess:
