@@ -24,6 +24,25 @@ _WORKERS: Location = ("spec", "workers", "template")
 _SERVERS: Location = ("spec", "parameterServers", "template")
 _CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
 
+# Those of Kubernetes' ObjectMeta, as a job read back from a cluster has them.
+_METADATA_FIELDS = (
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+)
+
 # For rules that look at other fields. Nothing is said about these themselves.
 _STAND_INS: dict[Location, Any] = {
     ("metadata",): {"name": "unnamed"},
@@ -72,14 +91,25 @@ def read_job(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
 
 def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
     """The job as far as single fields go."""
-    empty = list(_empty_values(raw.get("spec") if isinstance(raw, Mapping) else None, ("spec",)))
+    beyond = list(_beyond_models(raw))
     try:
         # Strictly, and by way of JSON: "2" is no number and 1 is not true, as for the API server.
-        return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), empty
+        return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), beyond
     except ValidationError as error:
-        said = {violation.location for violation in empty}
+        said = {violation.location for violation in beyond}
         wrong = sentences.violations(error, DistTrainingJob)
-        return None, empty + [violation for violation in wrong if violation.location not in said]
+        return None, beyond + [violation for violation in wrong if violation.location not in said]
+
+
+def _beyond_models(raw: Any) -> Iterator[Violation]:
+    """What the models let pass: keys without a value, and fields that metadata does not have."""
+    if not isinstance(raw, Mapping):
+        return
+    yield from _empty_values(raw.get("spec"), ("spec",))
+    metadata = raw.get("metadata")
+    for key in metadata if isinstance(metadata, Mapping) else ():
+        if key not in _METADATA_FIELDS:
+            yield structural.unknown_field(("metadata", key), _METADATA_FIELDS, metadata[key])
 
 
 def _empty_values(value: Any, location: Location) -> Iterator[Violation]:

@@ -94,6 +94,11 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
             "metadata: {name: 7}",
             "3: metadata.name: must be a string, not the number 7; write it in quotes",
         ),
+        (
+            "metadata: {name: digits}",
+            "metadata: {name: digits, lables: {}}",
+            "3: metadata.lables: unknown field; did you mean `labels`?",
+        ),
         ("metadata: {name: digits}", "metadata: {}", "3: metadata.name: must be given"),
         ("kind: DistTrainingJob", "kind: Pod", "2: kind: must be 'DistTrainingJob', not the string 'Pod'"),
         (
@@ -205,6 +210,18 @@ def test_what_is_no_file_says_so(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ManifestError, match="cannot be read"):
         load("a\0b")
+
+
+def test_a_job_read_back_from_a_cluster_is_a_manifest() -> None:
+    job = a_manifest()
+    job["metadata"] |= {
+        "uid": "x",
+        "resourceVersion": "1",
+        "generation": 1,
+        "creationTimestamp": None,
+        "managedFields": [],
+    }
+    assert read_job(job | {"status": {"phase": "Running"}})[1] == []
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
