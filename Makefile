@@ -25,6 +25,7 @@ help: ## Show this list
 
 .PHONY: setup
 setup: $(VENV)/.stamp ## Make .venv with everything in it; does nothing when nothing changed
+	@:
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

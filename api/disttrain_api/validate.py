@@ -107,9 +107,9 @@ def _beyond_models(raw: Any) -> Iterator[Violation]:
         return
     yield from _empty_values(raw.get("spec"), ("spec",))
     metadata = raw.get("metadata")
-    for key in metadata if isinstance(metadata, Mapping) else ():
+    for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
         if key not in _METADATA_FIELDS:
-            yield structural.unknown_field(("metadata", key), _METADATA_FIELDS, metadata[key])
+            yield structural.unknown_field(("metadata", key), _METADATA_FIELDS, value)
 
 
 def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
