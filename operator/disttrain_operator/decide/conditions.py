@@ -12,7 +12,7 @@ from disttrain_operator.decide.ledger import restarting
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import newest_checkpoint, progress
 from disttrain_operator.decide.waiting import USUAL_REASONS
-from disttrain_operator.plan.environment import job_mesh, world_size
+from disttrain_operator.plan.environment import job_mesh
 from disttrain_operator.plan.identity import worker_selector
 
 _PHASES = {
@@ -42,7 +42,7 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
         "selector": worker_selector(job.uid),
     }
     if job.spec is not None:
-        changes["world_size"] = world_size(job.spec)
+        changes["world_size"] = job.spec.world_size
         changes["mesh"] = _mesh(job)
     if not _said(job.status, move):
         changes |= _counts(job, observed, move.ledger.attempt)

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from disttrain_api.names import CONTAINER, Label, Role
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
-from disttrain_api.validate import spec_problems
+from disttrain_api.validate import read_spec
 
 Raw = Mapping[str, Any]
 
@@ -108,14 +106,7 @@ class Observed:
 def job_facts(raw: Raw) -> Job:
     """The facts of a raw DistTrainingJob. A spec that cannot be read is a fact, too, never an exception."""
     metadata = raw["metadata"]
-    spec: JobSpec | None = None
-    try:
-        spec = JobSpec.model_validate(raw.get("spec"), by_alias=True, by_name=False)
-        problems = tuple(str(problem) for problem in spec_problems(spec))
-    except ValidationError as error:
-        problems = tuple(
-            f"spec.{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
-        )
+    spec, problems = read_spec(raw.get("spec"))
     return Job(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -125,7 +116,7 @@ def job_facts(raw: Raw) -> Job:
         deleting="deletionTimestamp" in metadata,
         spec=spec,
         status=_status(raw.get("status") or {}),
-        problems=problems,
+        problems=tuple(str(problem) for problem in problems),
     )
 
 

@@ -7,19 +7,9 @@ from disttrain_operator.plan.identity import child_name, pod_name
 from disttrain_operator.plan.site import PlannedJob, Site
 
 
-def ranks_per_pod(spec: JobSpec) -> int:
-    """Ranks in each worker pod."""
-    return spec.workers.processes_per_pod or spec.workers.gpus_per_pod or 1
-
-
-def world_size(spec: JobSpec) -> int:
-    """Ranks of the job."""
-    return spec.workers.replicas * ranks_per_pod(spec)
-
-
 def job_mesh(spec: JobSpec) -> Mesh:
     """The mesh of the job. Raises LayoutError where the degrees do not fit the world size."""
-    return Mesh.of(spec.parallelism, world_size(spec))
+    return Mesh.of(spec.parallelism, spec.world_size)
 
 
 def address(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> tuple[str, int]:
@@ -36,7 +26,7 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     environment = {
         Env.MASTER_ADDR: host,
         Env.MASTER_PORT: str(port),
-        Env.WORLD_SIZE: str(world_size(spec)),
+        Env.WORLD_SIZE: str(spec.world_size),
         Env.JOB_NAME: job.name,
         Env.JOB_NAMESPACE: job.namespace,
         Env.JOB_UID: job.uid,
@@ -53,9 +43,9 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
         environment[Env.PS_ADDRESSES] = ",".join(f"{host}:{port}" for host, port in servers)
     if role is Role.WORKER:
         environment |= {
-            Env.LOCAL_WORLD_SIZE: str(ranks_per_pod(spec)),
+            Env.LOCAL_WORLD_SIZE: str(spec.workers.ranks_per_pod),
             Env.PET_NNODES: str(spec.workers.replicas),
-            Env.PET_NPROC_PER_NODE: str(ranks_per_pod(spec)),
+            Env.PET_NPROC_PER_NODE: str(spec.workers.ranks_per_pod),
             Env.PET_MASTER_ADDR: host,
             Env.PET_MASTER_PORT: str(port),
             # torchrun's own default is the word "none", with which jobs collide.
@@ -69,7 +59,7 @@ def pod_environment(spec: JobSpec, role: Role, index: int) -> dict[str, str]:
     environment = {Env.ROLE_INDEX: str(index)}
     if role is Role.WORKER:
         environment |= {Env.NODE_RANK: str(index), Env.GROUP_RANK: str(index), Env.PET_NODE_RANK: str(index)}
-        if ranks_per_pod(spec) == 1:
+        if spec.workers.ranks_per_pod == 1:
             # Only here: elsewhere a RANK on the pod would be the node's, which programs mistake for the process's.
             environment |= {Env.RANK: str(index), Env.LOCAL_RANK: "0"}
     return environment

@@ -296,7 +296,9 @@ def test_a_finished_job_is_deleted_when_its_time_to_live_is_over() -> None:
 
 
 def test_a_spec_that_cannot_run_fails_with_every_problem_and_makes_no_pod() -> None:
-    world = a_world(training={"optimizer": {"name": "Adam", "momentum": 0.9}}, parallelism={"dataParallelReplicateDegree": 3}).settle()
+    world = a_world(
+        training={"optimizer": {"name": "Adam", "momentum": 0.9}}, parallelism={"dataParallelReplicateDegree": 3}
+    ).settle()
     status, reason, message = world.condition("Failed")
     assert (status, reason) == ("True", "InvalidSpec")
     assert "world size 2" in message
