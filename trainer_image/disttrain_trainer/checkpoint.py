@@ -32,6 +32,7 @@ from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.state import State
+from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import StepFolders, require_shared
 
 
@@ -87,7 +88,7 @@ class Checkpoints:
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=dcp.FileSystemWriter(partial))
+            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial))
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure))
             raise

@@ -2,7 +2,8 @@
 
 TrainerError                    base; the message is one sentence for the user
 ├── InvalidConfiguration        a field or variable that cannot work
-├── DataNotFound                files that are missing, empty or not alike on all ranks
+├── DataNotFound                files that are missing or empty
+│   └── DataUnlike              ranks that do not find the same number of samples
 ├── EntrypointNotImportable     `package.module:function` that does not lead to a function
 ├── CheckpointMismatch          a checkpoint of another model or optimizer
 ├── StorageNotShared            ranks that do not see the same storage
@@ -42,12 +43,17 @@ class DataNotFound(TrainerError):
     exit_code = ExitCode.DATA_NOT_FOUND
 
 
+class DataUnlike(DataNotFound):
+    on_every_rank = True
+
+
 class EntrypointNotImportable(TrainerError):
     exit_code = ExitCode.ENTRYPOINT_NOT_IMPORTABLE
 
 
 class CheckpointMismatch(TrainerError):
     exit_code = ExitCode.CHECKPOINT_MISMATCH
+    on_every_rank = True
 
 
 class StorageNotShared(TrainerError):

@@ -77,6 +77,7 @@ class World:
             try:
                 outcome = [work()]
             except TrainerError as error:
+                error.on_every_rank = True
                 outcome = [error]
         dist.broadcast_object_list(outcome, src=0)
         if isinstance(outcome[0], TrainerError):

@@ -17,7 +17,7 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Sampler
 from disttrain_trainer.entrypoint import call_entrypoint
-from disttrain_trainer.errors import DataNotFound, InvalidConfiguration
+from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfiguration
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
@@ -95,7 +95,7 @@ def _agree_on_sizes(data: Datasets, world: World) -> None:
     sizes = world.gather((len(data.training), 0 if data.held_out is None else len(data.held_out)))
     for rank, size in enumerate(sizes):
         if size != sizes[0]:
-            raise DataNotFound(
+            raise DataUnlike(
                 f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
                 f"{sizes[0][1]}: the data must be alike in every pod"
             )

@@ -188,11 +188,3 @@ def test_storage_that_is_a_file(tmp_path):
         (rank,) = world.ended()
     assert rank.code == ExitCode.INVALID_CONFIGURATION
     assert f"rank 0 cannot write to {storage}" in rank.err
-
-
-def test_a_master_that_resolves_late_or_never_is_a_lost_peer(tmp_path):
-    """The name of a pod may be unknown for a while: rank 1 keeps trying."""
-    environment = {"MASTER_ADDR": "no-such-host.invalid"}
-    with launch(tmp_path, job(small()), ranks=2, **environment) as world:
-        with pytest.raises(Exception, match="timed out"):
-            world.processes[1].wait(6)

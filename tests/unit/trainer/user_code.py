@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ NOT_CALLABLE = 3
 def double_mlp(hidden: int = 16, depth: int = 2) -> nn.Module:
     """6 numbers -> 5 classes in float64, where equality can be held to 1e-10."""
     sizes = [6, *[hidden] * depth]
-    layers = [layer for i, o in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(i, o), nn.Tanh())]
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 5)).double()
 
 
@@ -160,7 +161,7 @@ def counting_samples(folder: str) -> tuple[Dataset, Dataset]:
             return len(self.inner)
 
         def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            with Path(folder, f"read-{os.environ.get('RANK', 0)}").open("a") as file:
+            with Path(folder, f"read-{os.environ['RANK']}").open("a") as file:
                 file.write(f"{index}\n")
             return self.inner[index]
 
@@ -172,3 +173,10 @@ def float_samples() -> tuple[Dataset, None]:
     """The training samples of `double_samples` in float32."""
     inputs, targets = double_samples()[0].tensors
     return TensorDataset(inputs.float(), targets), None
+
+
+def waiting_samples(folder: str) -> None:
+    """Never returns; says that it was called by a file."""
+    Path(folder, "called").touch()
+    while True:
+        time.sleep(1)

@@ -1,22 +1,25 @@
 """Worlds of ranks for tests: real processes on the loopback, ended whatever happens.
 
 `launch` starts the trainer as the agent does, for what concerns processes: exit codes, signals, reports.
-`run_cases` runs many jobs one after another in one process group (cases.py), for what concerns numbers: starting a world
-costs seconds.
+`run_cases` runs many jobs one after another in one process group (cases.py), for what concerns numbers: starting a
+world costs seconds.
 """
 
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from disttrain_api.report import RankReport
@@ -55,9 +58,12 @@ def small(**changes: Any) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A free port outside the range from which the kernel gives ports to other programs' connections."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
@@ -99,11 +105,18 @@ class World:
 
     def ended(self) -> list[Ended]:
         """Wait for all ranks."""
-        codes = [process.wait(WITHIN_SECONDS) for process in self.processes]
-        return [
-            Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
-            for rank, code in enumerate(codes)
-        ]
+        return [self._end_of(rank, process) for rank, process in enumerate(self.processes)]
+
+    def _end_of(self, rank: int, process: subprocess.Popen[bytes]) -> Ended:
+        try:
+            code = process.wait(WITHIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            codes = [other.poll() for other in self.processes]
+            # faulthandler prints every thread's stack.
+            process.send_signal(signal.SIGABRT)
+            process.wait()
+            pytest.fail(f"rank {rank} did not end within {WITHIN_SECONDS} s ({codes}):\n{self.text(rank, 'err')}")
+        return Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
 
     def kill(self) -> None:
         for process in self.processes:
@@ -142,6 +155,7 @@ def launch(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
+                "PYTHONFAULTHANDLER": "1",
                 "DISTTRAIN_CONFIG": str(folder / "job.json"),
                 "DISTTRAIN_ATTEMPT": str(attempt),
                 "DISTTRAIN_REPORT_DIR": str(folder / "reports"),
@@ -159,7 +173,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     with (world.folder / f"rank-{rank}.out").open("wb") as out, (world.folder / f"rank-{rank}.err").open("wb") as err:
         command = [sys.executable, "-m", module]
-        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, preexec_fn=preexec)
+        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, preexec_fn=preexec)  # noqa: PLW1509
 
 
 def run_cases(folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
