@@ -29,6 +29,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
 from disttrain_operator.decide.observed import Job, job_facts, observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
+from disttrain_operator.plan.environment import scratch_environment
 
 _LOOK_AT_PROGRESS_SECONDS = 0.25
 # Decisions may ask to be made again "now"; the times in a status are whole seconds.
