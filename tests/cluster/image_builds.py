@@ -59,7 +59,7 @@ def ensure_image(name: str, say: Say) -> None:
     log = images_folder() / f"{name}.log"
     tag = f"localhost/disttrain/{name}:test"
     run([*build_command(name, tag), str(REPOSITORY)], doing=f"building the {name}'s image", log=log)
-    run(["nice", "-n", "10", "buildah", "push", "--quiet", "--disable-compression", tag, f"oci:{LAYOUT.folder}:{name}"])
+    run(["nice", "-n", "10", *store_command(name, tag)], doing=f"storing the {name}'s image")
     LAYOUT.prune()
 
 
@@ -82,6 +82,12 @@ def build_command(name: str, tag: str) -> Sequence[str]:
         *(part for mount in mounts for part in ("--volume", mount)),
         *("--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--file", str(REPOSITORY / DOCKERFILES[name]), "--tag", tag),
     ]
+
+
+def store_command(name: str, tag: str) -> Sequence[str]:
+    """By skopeo: buildah's own push compresses into a layout whatever one tells it, and never finds what is there."""
+    uncompressed = "--dest-oci-accept-uncompressed-layers"
+    return ["skopeo", "copy", "--quiet", uncompressed, f"containers-storage:{tag}", f"oci:{LAYOUT.folder}:{name}"]
 
 
 # --- pip as this machine has it set up, during a build only ---

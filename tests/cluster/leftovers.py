@@ -102,7 +102,7 @@ def _shared_files() -> list[Path]:
         (_SHIM_SOCKETS, _is_stale_socket),
         (_CONTAINER_LOGS, lambda path: path.is_symlink() and path.readlink().is_relative_to(state_folder())),
         (_DEVICE_PLUGINS, _is_stale_socket),
-        (_CNI_RESULTS, lambda path: path.name.startswith("disttrain-node")),
+        (_CNI_RESULTS, lambda path: str(state_folder()) in path.read_text(errors="replace")),  # the pod's namespace
     )
     return [path for folder, ours in rules for path in _entries(folder) if ours(path)]
 
