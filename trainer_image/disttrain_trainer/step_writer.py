@@ -18,8 +18,8 @@ class StepWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """As torch does. Raises OSError with the file system's errno where that is what stopped it.
 
-        torch.save turns a failed write into a RuntimeError about positions in its archive; the errno is lost, and with it
-        what to tell the user.
+        torch.save turns a failed write into a RuntimeError about positions in its archive; the errno is lost, and with
+        it what to tell the user.
         """
         try:
             return super().write_data(plan, planner)

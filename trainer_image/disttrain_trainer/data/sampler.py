@@ -5,6 +5,7 @@ short and filled up with samples of weight 0. The cursor (epoch, position) is al
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,14 +70,14 @@ def permute(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> N
     NumPy nor torch can change the order of a run that is resumed under another version.
     """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-    keys = [_mix_int(_mix_int(_mix_int(seed) ^ epoch) ^ turn) for turn in range(_ROUNDS)]
+    keys = _keys(seed, epoch)
     values = _feistel(positions.astype(np.uint64), half, keys)
     while (outside := values >= size).any():
         values[outside] = _feistel(values[outside], half, keys)
     return values.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: list[int]) -> NDArray[np.uint64]:
+def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: tuple[int, ...]) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:
@@ -91,5 +92,14 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+@lru_cache(maxsize=16)
+def _keys(seed: int, epoch: int) -> tuple[int, ...]:
+    return tuple(_mix_int(_mix_int(_mix_int(seed) ^ epoch) ^ turn) for turn in range(_ROUNDS))
+
+
 def _mix_int(value: int) -> int:
-    return int(_mix(np.array([(value + 0x9E3779B97F4A7C15) & _MASK], dtype=np.uint64))[0])
+    """One step of SplitMix64 from the state `value`."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

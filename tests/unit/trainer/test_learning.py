@@ -1,0 +1,77 @@
+"""That jobs learn what they are meant to, and tell it."""
+
+import json
+
+import pytest
+
+from disttrain_api.manifest import load
+from tests.unit.trainer.worlds import ROOT, job, launch, small, user
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """examples/ddp.yaml as it is."""
+    folder = tmp_path_factory.mktemp("digits")
+    training = load(ROOT / "examples" / "ddp.yaml").spec.training
+    config = job(json.loads(training.model_dump_json(by_alias=True, exclude_none=True)))
+    with launch(folder / "run", config, ranks=2, storage=folder) as world:
+        ranks = world.ended()
+    return folder, ranks
+
+
+def test_held_out_digits_are_recognised(digits):
+    _, ranks = digits
+    assert [rank.code for rank in ranks] == [0, 0], ranks[0].err
+    assert ranks[0].report.metrics["accuracy"] >= 0.97
+
+
+def test_all_ranks_report_the_same(digits):
+    _, (first, second) = digits
+    assert first.report.done
+    assert first.report.step == first.report.total_steps == 150
+    same = {"rank", "samples_per_second"}
+    assert first.report.model_dump(exclude=same) == second.report.model_dump(exclude=same)
+
+
+def test_nothing_is_said_on_stderr(digits):
+    _, ranks = digits
+    assert [rank.err for rank in ranks] == ["", ""]
+
+
+def test_metrics_have_torchtitans_names(digits):
+    folder, ranks = digits
+    lines = [json.loads(line) for line in (folder / "test" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "lr" in line]
+    assert [line["step"] for line in steps] == list(range(10, 151, 10))
+    keys = {
+        "attempt",
+        "step",
+        "loss_metrics/global_avg_loss",
+        "loss_metrics/global_max_loss",
+        "grad_norm",
+        "lr",
+        "throughput(sps)",
+        "time_metrics/end_to_end(s)",
+        "time_metrics/data_loading(s)",
+        "memory/max_resident(GiB)",
+    }
+    assert all(line.keys() == keys for line in steps)
+    assert steps[-1]["loss_metrics/global_avg_loss"] == ranks[0].report.loss
+    assert lines[-1]["validation_metrics/accuracy"] == ranks[0].report.metrics["accuracy"]
+
+
+def test_rank_0_alone_logs(digits):
+    _, (first, second) = digits
+    assert "step: 150  loss: " in first.out
+    assert second.out == ""
+
+
+def test_each_held_out_sample_is_read_once_per_evaluation(tmp_path):
+    data = user("counting_samples", folder=str(tmp_path))
+    training = small(steps=4, data=data, evaluation={"interval": 2, "batchSize": 2})
+    with launch(tmp_path / "run", job(training), ranks=3) as world:
+        ranks = world.ended()
+    assert [rank.code for rank in ranks] == [0, 0, 0], ranks[0].err
+    read = [int(line) for path in tmp_path.glob("read-*") for line in path.read_text().split()]
+    # After steps 2 and 4, the latter being the last.
+    assert sorted(read) == sorted(2 * list(range(11)))
