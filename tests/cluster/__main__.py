@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from tests.cluster import build, full, images, leftovers
+from tests.cluster import build, full, image_builds, images, leftovers
 from tests.cluster.errors import ClusterError, MissingError
 from tests.cluster.programs import CLUSTER
 
@@ -45,8 +46,11 @@ def provide_images() -> None:
 
 
 def prefetch() -> None:
-    build.ensure([*CLUSTER, "kwok"], say)
-    images.build(say)
+    """Both at once: the programs want the processors, the images the network and the disk."""
+    with ThreadPoolExecutor() as pool:
+        programs = pool.submit(build.ensure, [*CLUSTER, "kwok"], say)
+        pool.submit(image_builds.build_all, say).result()
+        programs.result()
 
 
 def status() -> None:

@@ -5,14 +5,13 @@ A killed build leaves nothing that looks finished (each binary is renamed into p
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.cluster.errors import MissingError
+from tests.cluster.locks import exclusive
 from tests.cluster.paths import TOOL_MODULES, binaries_folder
 from tests.cluster.programs import ASSETS, PROGRAMS, Program, to_build
 from tests.cluster.shell import run
@@ -30,7 +29,7 @@ def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
     binaries = binaries_folder()
     if to_build(names, binaries):
         _require_go()
-        with _turn(binaries):
+        with exclusive("build"):
             for program in to_build(names, binaries):
                 say(f"building {program.name} {program.version()}")
                 _build(program, program.binary(binaries))
@@ -70,14 +69,6 @@ def _gather(programs: dict[str, Path]) -> Path:
 def _require_go() -> None:
     if not shutil.which("go"):
         raise MissingError("Go is missing: install Go 1.26 or newer (go.dev/doc/install), or set KUBEBUILDER_ASSETS")
-
-
-@contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(program: Program, binary: Path) -> None:

@@ -3,10 +3,7 @@ that already runs is left alone, so that the same list of steps starts a cluster
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster import leftovers, network, node_images, preflight, provisioner, services
@@ -14,8 +11,9 @@ from tests.cluster.api import wait_for
 from tests.cluster.build import Say, ensure
 from tests.cluster.control_plane import ControlPlane, Place
 from tests.cluster.errors import ClusterError, MissingError
+from tests.cluster.locks import exclusive
 from tests.cluster.nodes import NODES, Node
-from tests.cluster.paths import PACKAGE, cache_folder, state_folder
+from tests.cluster.paths import PACKAGE, state_folder
 from tests.cluster.processes import Daemon
 from tests.cluster.programs import CLUSTER
 
@@ -30,7 +28,7 @@ def up(say: Say) -> Path:
     if warning := preflight.room_warning():
         say(f"warning: {warning}")
     ensure(CLUSTER, say)
-    with _alone():
+    with exclusive("cluster"):
         if _made_by_other_code():
             say("the running cluster was started by another version of tests/cluster: it is replaced")
             leftovers.remove()
@@ -47,7 +45,7 @@ def up(say: Say) -> Path:
 
 
 def down() -> None:
-    with _alone():
+    with exclusive("cluster"):
         leftovers.remove()
 
 
@@ -131,17 +129,6 @@ def _start_services(control_plane: ControlPlane) -> None:
 def _wait_for_node(control_plane: ControlPlane, node: Node) -> None:
     log = node.folder / "kubelet.log"
     wait_for(lambda: node.ready(control_plane.api), 60, lambda: f"{node.name} does not get ready (log: {log})", 0.2)
-
-
-# --- one at a time, and of this very code ---
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "cluster.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _fingerprint_file() -> Path:

@@ -7,6 +7,7 @@ import os
 from tests.cluster import image_builds, node_images
 from tests.cluster.build import Say
 from tests.cluster.errors import MissingError
+from tests.cluster.locks import exclusive
 from tests.cluster.nodes import NODES
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.shell import run
@@ -14,22 +15,16 @@ from tests.cluster.shell import run
 _NAMES_GIVEN = {"operator": "DISTTRAIN_OPERATOR_IMAGE", "trainer": "DISTTRAIN_TRAINER_IMAGE"}
 
 
-def build(say: Say) -> None:
-    """Into the cache; needs no cluster."""
-    image_builds.ensure_base(say)
-    for name in image_builds.IMAGES:
-        image_builds.ensure_image(name, say)
-
-
 def provide(say: Say) -> None:
     """To the nodes of the cluster that the tests use."""
     if os.environ.get("KUBECONFIG"):
         _provide_elsewhere(say)
         return
-    build(say)
+    image_builds.build_all(say)
     if any(node.containerd.running() for node in NODES):
         say("loading the images into the nodes")
-        node_images.load(image_builds.IMAGES)
+        with exclusive("images"):
+            node_images.load(image_builds.IMAGES)
 
 
 def references() -> dict[str, str]:

@@ -29,7 +29,7 @@ _SHARED_FOLDERS = tuple(
 
 def remains() -> list[str]:
     """One line for each thing; empty on a clean machine."""
-    found = [f"process {process.pid} ({_command(process.pid)})" for process, owner in marked() if not _owned(owner)]
+    found = [f"process {process.pid} ({_command(process.pid)})" for process in _processes()]
     found += [f"process {process.pid} in a pod's cgroup" for process in cgroups.processes(cgroups.ROOT)]
     found += [f"mount {mount}" for mount in mounts_below(_mountinfo(), state_folder())]
     found += [f"interface {name}" for name in (*_LINKS, *network.plugged_into(_LINKS)) if network.link_exists(name)]
@@ -73,7 +73,7 @@ def _mountinfo() -> str:
 def _end_processes() -> None:
     """Those that restart others first: a kubelet would bring back a pod, a containerd a shim."""
     for _ in range(5):
-        found = [process for process, owner in marked() if not _owned(owner)]
+        found = _processes()
         if not found:
             break
         for process in sorted(found, key=lambda one: _first_to_go(_command(one.pid))):
@@ -85,9 +85,9 @@ def _first_to_go(command: str) -> bool:
     return command not in ("kubelet", "containerd")
 
 
-def _owned(owner: ProcessId | None) -> bool:
-    """A control plane of a test that is under way is no remainder."""
-    return owner is not None and owner.alive()
+def _processes() -> list[ProcessId]:
+    """Without the control planes of tests that are under way."""
+    return [one.process for one in marked() if one.owner is None or one.abandoned()]
 
 
 def _command(pid: int) -> str:

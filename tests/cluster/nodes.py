@@ -97,8 +97,8 @@ class Node:
         """As a power cut does it: its daemons, its shims and the processes of its pods, all by SIGKILL."""
         for name in ("kubelet", "containerd"):
             Daemon(name, [], self.folder).kill()
-        for process, _ in list(marked(self.folder)):
-            process.end(grace=0)
+        for one in list(marked(self.folder)):
+            one.process.end(grace=0)
         cgroups.kill(self.cgroup)
 
     def ready(self, api: ApiClient) -> bool:

@@ -56,6 +56,8 @@ class Layout:
         for blob in (self.folder / "blobs" / "sha256").iterdir():
             if f"sha256:{blob.name}" not in kept:
                 blob.unlink()
+        for unfinished in self.folder.glob("oci-put-blob*"):  # of a copy that was killed
+            unfinished.unlink()
 
     def _referenced(self) -> Iterator[str]:
         for entry in self._index()["manifests"]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.cluster.errors import ClusterError
 
@@ -163,8 +165,17 @@ class Daemon:
         return f"{self.name} ended: {lines[-1][:300] if lines else 'it logged nothing'} (log: {self.log})"
 
 
-def marked(under: Path | None = None) -> Iterator[tuple[ProcessId, ProcessId | None]]:
-    """Every process that carries our mark (of a folder at or below `under`), with its owner if it has one."""
+class Marked(NamedTuple):
+    process: ProcessId
+    folder: Path
+    owner: ProcessId | None
+
+    def abandoned(self) -> bool:
+        return self.owner is not None and not self.owner.alive()
+
+
+def marked(under: Path | None = None) -> Iterator[Marked]:
+    """Every process that carries our mark (of a folder at or below `under`)."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -176,7 +187,7 @@ def marked(under: Path | None = None) -> Iterator[tuple[ProcessId, ProcessId | N
         if folder is None or (under and not Path(folder).is_relative_to(under)):
             continue
         if process := ProcessId.of(int(entry.name)):
-            yield process, owner
+            yield Marked(process, Path(folder), owner)
 
 
 def parse_marks(environment: bytes) -> tuple[str | None, ProcessId | None]:
@@ -188,6 +199,7 @@ def parse_marks(environment: bytes) -> tuple[str | None, ProcessId | None]:
 
 def end_abandoned() -> None:
     """Ends the control planes whose owner (a test run, say) was killed before it could stop them."""
-    for process, owner in list(marked()):
-        if owner and not owner.alive():
-            process.end(grace=0)
+    for one in list(marked()):
+        if one.abandoned():
+            one.process.end(grace=0)
+            shutil.rmtree(one.folder, ignore_errors=True)

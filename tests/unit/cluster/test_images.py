@@ -1,7 +1,8 @@
 import pytest
 
-from tests.cluster.image_builds import IMAGES, pip_settings
+from tests.cluster.image_builds import IMAGES
 from tests.cluster.images import kind_cluster, references
+from tests.cluster.pip_access import settings
 
 
 @pytest.mark.parametrize(("context", "cluster"), [("kind-kind", "kind"), ("kind-a-b", "a-b"), ("minikube", None)])
@@ -18,4 +19,4 @@ def test_images_may_be_named_by_the_environment(monkeypatch):
 
 def test_a_build_learns_how_to_reach_packages_and_nothing_of_this_machines_folders():
     listed = ":env:.find-links='/opt/wheels'\n:env:.default-timeout='180'\nglobal.cert='/a.pem'\nglobal.index-url='x'\n"
-    assert pip_settings(listed) == {"timeout": "180", "cert": "/a.pem", "index-url": "x"}
+    assert settings(listed) == {"timeout": "180", "cert": "/a.pem", "index-url": "x"}

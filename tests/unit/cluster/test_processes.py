@@ -74,7 +74,7 @@ def test_a_daemon_is_found_by_its_mark_even_without_its_pid_file(daemon: Daemon,
     assert process
     daemon.pid_file.unlink()
     # Right after its start the kernel may not show a process' environment yet.
-    wait_for(lambda: [found for found, _ in marked(tmp_path)] == [process], 20, lambda: "it is not found")
+    wait_for(lambda: [found.process for found in marked(tmp_path)] == [process], 20, lambda: "it is not found")
     process.end(grace=0)
 
 
