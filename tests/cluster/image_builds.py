@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster import pip_access
+from tests.cluster import mounts, pip_access
 from tests.cluster.build import Say
 from tests.cluster.locks import exclusive
 from tests.cluster.node_images import LAYOUT
@@ -44,10 +44,12 @@ def _ensure_base(say: Say) -> None:
         return
     say("building the base image")
     tree = images_folder() / "base.tree"
+    mounts.unmount_below(tree)  # a debootstrap that was killed leaves /proc in there
     shutil.rmtree(tree, ignore_errors=True)
     tree.parent.mkdir(parents=True, exist_ok=True)
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(tree)]
     run(["nice", "-n", "10", *bootstrap], doing="debootstrap", log=images_folder() / "base.log")
+    mounts.unmount_below(tree)
     _trim(tree)
     container = run([*_buildah(), "from", "scratch"]).strip()
     run([*_buildah(), "add", "--quiet", container, str(tree), "/"])

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster import cgroups, network
+from tests.cluster import cgroups, mounts, network
 from tests.cluster.nodes import NODES
 from tests.cluster.paths import state_folder
 from tests.cluster.processes import ProcessId, marked
-from tests.cluster.shell import run, succeeds
 
 _LINKS = [name for node in NODES for name in (node.link, node.bridge)]
 _SHIM_SOCKETS = Path("/run/containerd/s")
@@ -31,7 +30,7 @@ def remains() -> list[str]:
     """One line for each thing; empty on a clean machine."""
     found = [f"process {process.pid} ({_command(process.pid)})" for process in _processes()]
     found += [f"process {process.pid} in a pod's cgroup" for process in cgroups.processes(cgroups.ROOT)]
-    found += [f"mount {mount}" for mount in mounts_below(_mountinfo(), state_folder())]
+    found += [f"mount {mount}" for mount in mounts.below(state_folder())]
     found += [f"interface {name}" for name in (*_LINKS, *network.plugged_into(_LINKS)) if network.link_exists(name)]
     found += network.filters_left()
     found += [f"cgroup {path}" for path in cgroups.remains(cgroups.ROOT)]
@@ -43,9 +42,7 @@ def remains() -> list[str]:
 def remove() -> None:
     """Everything that `remains` lists. The order matters: what holds something goes before what is held."""
     _end_processes()
-    for mount in reversed(mounts_below(_mountinfo(), state_folder())):
-        if not succeeds(["umount", mount]):
-            run(["umount", "--lazy", mount])
+    mounts.unmount_below(state_folder())
     network.remove_links(network.plugged_into(_LINKS))
     network.remove_links(_LINKS)
     network.remove_filters()
@@ -58,16 +55,6 @@ def remove() -> None:
             folder.rmdir()
     if state_folder().exists():
         shutil.rmtree(state_folder())
-
-
-def mounts_below(mountinfo: str, folder: Path) -> Sequence[str]:
-    """Mount points at or below a folder, outer before inner, in the order in which /proc/self/mountinfo lists them."""
-    points = [line.split()[4].replace("\\040", " ") for line in mountinfo.splitlines()]
-    return [point for point in points if Path(point).is_relative_to(folder)]
-
-
-def _mountinfo() -> str:
-    return Path("/proc/self/mountinfo").read_text()
 
 
 def _end_processes() -> None:

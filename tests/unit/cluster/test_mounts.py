@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tests.cluster.leftovers import mounts_below
+from tests.cluster.mounts import listed_below
 
 STATE = Path("/var/state/cluster")
 MOUNTINFO = """\
@@ -12,7 +12,7 @@ MOUNTINFO = """\
 
 
 def test_only_mounts_below_the_state_folder_are_ours():
-    assert mounts_below(MOUNTINFO, STATE) == [
+    assert listed_below(MOUNTINFO, STATE) == [
         "/var/state/cluster/node1/kubelet/pods/1/volumes/x",
         "/var/state/cluster/node1/run/with space",
     ]
