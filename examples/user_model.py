@@ -18,7 +18,7 @@ class SineNetwork(nn.Module):
         self.out = nn.Linear(width, 2)
 
     def forward(self, points: Tensor) -> Tensor:
-        return self.out(torch.sin(self.second(torch.sin(3 * self.first(points)))))
+        return self.out(torch.sin(self.second(torch.sin(5 * self.first(points)))))
 
 
 def build_model(width: int = 64) -> nn.Module:
@@ -30,9 +30,9 @@ def load_data(size: int, noise: float = 0.02) -> tuple[TensorDataset, TensorData
     """What `training.data.entrypoint` names: samples to train on, and held-out ones, alike on every rank."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(size) % 2
-    turns = torch.rand(size, generator=generator) * 2.5 + 0.25
+    turns = torch.rand(size, generator=generator) * 1.5 + 0.25
     angles = 2 * torch.pi * turns + torch.pi * classes
-    points = torch.stack([turns * angles.cos(), turns * angles.sin()], dim=1) / 2.75
+    points = torch.stack([turns * angles.cos(), turns * angles.sin()], dim=1) / 1.75
     points += noise * torch.randn(points.shape, generator=generator)
     held_out = size // 5
     return (

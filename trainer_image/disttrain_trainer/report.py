@@ -89,8 +89,7 @@ class Metrics:
         self.world.device.synchronize()
         now = time.monotonic()
         values = self._values(step, losses[-1], now - self.logged)
-        self.samples_per_second = self.samples / (now - self.started)
-        self.reporter.update(step=step, loss=losses[-1], samples_per_second=self.samples_per_second)
+        self.reporter.update(step=step, loss=losses[-1], samples_per_second=self.samples / (now - self.started))
         self.logged = now
         self.steps.clear()
         if self.world.first:
@@ -116,8 +115,8 @@ class Metrics:
         return losses
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        """Report an evaluation."""
-        self.reporter.update(metrics=metrics)
+        """Report an evaluation. JSON knows no inf and nan: the report leaves such a figure out."""
+        self.reporter.update(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
         if self.world.first:
             print(
                 "  ".join([f"evaluation: {step}", *(f"{name}: {value:.4f}" for name, value in metrics.items())]),
@@ -150,10 +149,15 @@ class Metrics:
             return
         try:
             with self.file.open("a") as file:
-                file.write(json.dumps({"attempt": self.attempt, **values}) + "\n")
+                file.write(json.dumps({"attempt": self.attempt, **_without_inf_and_nan(values)}) + "\n")
         except OSError as error:
             # A checkpoint that meets the same wall ends the job; lost metrics alone do not.
             print(f"disttrain: {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _without_inf_and_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows neither; FP16's gradient norm may be inf in a step that is skipped."""
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
 def _line(values: dict[str, Any]) -> str:

@@ -1,0 +1,80 @@
+"""What may stand in `config` of the built-in models and data sets, and which of them go together."""
+
+import pytest
+
+from disttrain_api.builtin import config_problems, data_config, model_config
+from disttrain_api.training import Training
+
+DIGITS = {"name": "digits"}
+TEXT = {"name": "text"}
+IMAGES = {"name": "synthetic", "config": {"kind": "Images"}}
+TOKENS = {"name": "synthetic", "config": {"kind": "Tokens"}}
+MINE = {"entrypoint": "mine:make"}
+
+
+def named(name, **config):
+    return {"name": name, "config": config}
+
+
+def training(model, data):
+    return Training.model_validate({"model": model, "data": data, "steps": 1, "microBatchSize": 1})
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (named("mlp"), DIGITS),
+        (named("mlp", hiddenSizes=[], inputSize=64, outputSize=10), DIGITS),
+        (named("resnet"), IMAGES),
+        (named("gpt"), TEXT),
+        (named("gpt", sequenceLength=500, vocabularySize=1000), TEXT),
+        (named("gpt"), TOKENS),
+        (named("gpt", sequenceLength=8), MINE),
+        (named("mlp", inputSize=2, outputSize=2), MINE),
+        (MINE, DIGITS),
+        (MINE, MINE),
+    ],
+)
+def test_what_goes_together(model, data):
+    assert config_problems(training(model, data)) == []
+
+
+IMAGES_WITH_LENGTH = named("synthetic", kind="Images", sequenceLength=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "path", "part"),
+    [
+        (named("gpt"), DIGITS, "training.data.name", "model 'gpt' takes tokens, data 'digits' has images"),
+        (named("gpt"), IMAGES, "training.data.name", "takes tokens, data 'synthetic' has images"),
+        (named("resnet"), TEXT, "training.data.name", "model 'resnet' takes images, data 'text' has tokens"),
+        (named("mlp"), TOKENS, "training.data.name", "choose digits, or synthetic of kind Images"),
+        (named("mlp", layers=3), DIGITS, "training.model.config.layers", "Extra inputs"),
+        (named("mlp", hidden_sizes=[3]), DIGITS, "training.model.config.hidden_sizes", "Extra inputs"),
+        (named("mlp", hiddenSizes=[3, 0]), DIGITS, "training.model.config.hiddenSizes.1", "greater than or equal to 1"),
+        (named("mlp", dropout=1.0), DIGITS, "training.model.config.dropout", "less than 1"),
+        (named("resnet", width=12), DIGITS, "training.model.config.width", "multiple of 8"),
+        (named("resnet", inputChannels=3), DIGITS, "training.model.config.inputChannels", "3 must be 1"),
+        (named("mlp", outputSize=2), DIGITS, "training.model.config.outputSize", "2 must be 10"),
+        (named("gpt", heads=3), TEXT, "training.model.config.heads", "width 128 must be a multiple of heads"),
+        (named("gpt", sequenceLength=64), TEXT, "training.model.config.sequenceLength", "64 must be greater than or"),
+        (named("gpt", vocabularySize=255), TEXT, "training.model.config.vocabularySize", "which is 256"),
+        (named("mlp"), MINE, "training.model.config.inputSize", "must be given with data from an entry point"),
+        (named("resnet"), MINE, "training.model.config.inputChannels", "must be given"),
+        (named("gpt"), MINE, "training.model.config.sequenceLength", "must be given"),
+        (MINE, named("digits", heldOutFraction=1), "training.data.config.heldOutFraction", "less than 1"),
+        (MINE, named("synthetic"), "training.data.config.kind", "required"),
+        (MINE, IMAGES_WITH_LENGTH, "training.data.config.sequenceLength", "must be left out with kind 'Images'"),
+    ],
+)
+def test_what_does_not_is_refused_by_name(model, data, path, part):
+    problems = config_problems(training(model, data))
+    assert path in [found for found, _ in problems]
+    assert part in " ".join(message for _, message in problems)
+
+
+def test_sizes_follow_from_the_data():
+    assert model_config(training(named("mlp"), DIGITS)).input_size == 64
+    assert model_config(training(named("resnet"), IMAGES)).input_channels == 1
+    assert model_config(training(named("gpt"), named("text", sequenceLength=33))).sequence_length == 33
+    assert data_config(training(MINE, TOKENS).data).vocabulary_size == 256
