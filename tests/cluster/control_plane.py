@@ -129,7 +129,7 @@ class ControlPlane:
     def wait_until_ready(self) -> None:
         self._wait(self.api_server)
 
-    def _wait(self, daemon: Daemon, seconds: float = 90) -> None:
+    def _wait(self, daemon: Daemon, seconds: float = 120) -> None:
         def ready_or_dead() -> bool:
             return self.api.ready() or not daemon.running() or not self.etcd.running()
 

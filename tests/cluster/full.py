@@ -123,12 +123,12 @@ def _start_services(control_plane: ControlPlane) -> None:
     dns = services.coredns(control_plane, home)
     for daemon in (services.kube_proxy(control_plane, home), dns, services.provisioner(control_plane)):
         daemon.start()
-    wait_for(lambda: services.coredns_ready(home), 30, lambda: f"CoreDNS does not get ready (log: {dns.log})")
+    wait_for(lambda: services.coredns_ready(home), 60, lambda: f"CoreDNS does not get ready (log: {dns.log})")
 
 
 def _wait_for_node(control_plane: ControlPlane, node: Node) -> None:
     log = node.folder / "kubelet.log"
-    wait_for(lambda: node.ready(control_plane.api), 60, lambda: f"{node.name} does not get ready (log: {log})", 0.2)
+    wait_for(lambda: node.ready(control_plane.api), 120, lambda: f"{node.name} does not get ready (log: {log})", 0.2)
 
 
 def _fingerprint_file() -> Path:
@@ -138,7 +138,7 @@ def _fingerprint_file() -> Path:
 def _fingerprint() -> str:
     """Of what decides how the cluster's programs are started: a change of it makes another cluster."""
     digest = hashlib.sha256()
-    modules = [PACKAGE / f"{name}.py" for name in ("commands", "control_plane", "nodes", "network", "services", "full")]
+    modules = [PACKAGE / f"{name}.py" for name in ("commands", "control_plane", "nodes", "network", "services")]
     for path in sorted([*modules, *PACKAGE.glob("templates/*"), *PACKAGE.glob("tools/*/go.mod")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
