@@ -33,7 +33,7 @@ from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.state import State
 from disttrain_trainer.step_writer import StepWriter
-from disttrain_trainer.storage import StepFolders, require_shared
+from disttrain_trainer.storage import StepFolders, full_is_an_error, require_shared
 
 
 class Checkpoints:
@@ -96,13 +96,15 @@ class Checkpoints:
         return self._latest
 
     def _take_over(self) -> None:
-        self._fence.take()
+        with full_is_an_error(self._folders.folder):
+            self._fence.take()
         self._folders.clean()
 
     def _commit(self, partial: Path, step: int) -> CheckpointReport:
         try:
             self._fence.check()
-            path = self._folders.commit(partial, step)
+            with full_is_an_error(self._folders.folder):
+                path = self._folders.commit(partial, step)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

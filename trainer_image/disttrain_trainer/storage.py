@@ -11,10 +11,12 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from disttrain_trainer.errors import InvalidConfiguration, StorageNotShared
+from disttrain_trainer.errors import InvalidConfiguration, StorageFull, StorageNotShared, no_room
 from disttrain_trainer.files import sync_folder
 from disttrain_trainer.mesh import World
 
@@ -95,11 +97,23 @@ def require_shared(folder: Path, world: World, within: float = SHARED_WITHIN_SEC
 def _write_nonce(folder: Path) -> str:
     name = f".shared-{secrets.token_hex(8)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
+        with full_is_an_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
     except OSError as error:
         raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {error.strerror}") from error
     return name
+
+
+@contextmanager
+def full_is_an_error(folder: Path) -> Iterator[None]:
+    """Raises StorageFull for an OSError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if not no_room(error):
+            raise
+        raise StorageFull(f"no room in {folder}, not even for a small file; ask for a larger `storage.size`") from error
 
 
 def _appears(path: Path, within: float) -> bool:

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 import torch
@@ -117,8 +118,13 @@ class TestFullStorage:
             # Each checkpoint has 13 MB.
             assert StepFolders(storage / "test").complete() == [1, 2]
             assert not list((storage / "test").glob("*.partial-*"))
+            with suppress(OSError), (storage / "filler").open("wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    continue
+            brimful = run(tmp_path / "again", self.TRAINING, storage, ranks=2, attempt=2)
+            assert [rank.code for rank in brimful] == [ExitCode.STORAGE_FULL] * 2, brimful[0].err
             subprocess.run(["mount", "-o", "remount,size=128m", storage], check=True)
-            resumed = run(tmp_path / "second", self.TRAINING, storage, ranks=2, attempt=2)
+            resumed = run(tmp_path / "second", self.TRAINING, storage, ranks=2, attempt=3)
             assert [rank.code for rank in resumed] == [ExitCode.DONE] * 2
             assert "resuming after step 2" in resumed[0].out
         finally:
