@@ -16,10 +16,14 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
     return merge(manifest, {"spec": spec})
 
 
+# The nodes of the test cluster share the cores of one machine: without this each rank would take all of them for itself.
+ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}}
+
+
 def long_job(name: str, **spec: Any) -> dict[str, Any]:
     """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
     base = {
-        "workers": {"replicas": 2},
+        "workers": {"replicas": 2, "template": ONE_THREAD},
         "storage": STORAGE,
         "training": {
             "model": {"name": "mlp"},
