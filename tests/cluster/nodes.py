@@ -5,6 +5,7 @@ One containerd must not serve two kubelets: each would remove the other's pods.
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,10 @@ class Node:
         return self.folder / "containerd.sock"
 
     @property
+    def health_port(self) -> int:
+        return 10248 + 20 * self.index
+
+    @property
     def cgroup(self) -> str:
         return f"{cgroups.ROOT}/{self.name}"
 
@@ -102,6 +107,10 @@ class Node:
         cgroups.kill(self.cgroup)
 
     def ready(self, api: ApiClient) -> bool:
+        """Also by its own word: for a while, the API server holds a dead node's last one to be true."""
+        return answers_ok(f"http://127.0.0.1:{self.health_port}/healthz") and self._called_ready(api)
+
+    def _called_ready(self, api: ApiClient) -> bool:
         answer = api.ask("GET", f"/api/v1/nodes/{self.name}")
         conditions = answer.json()["status"].get("conditions", []) if answer.status == 200 else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
@@ -114,7 +123,7 @@ class Node:
             "socket": self.socket,
             "address": self.address,
             "kubelet_port": 10250 + 10 * self.index,
-            "health_port": 10248 + 20 * self.index,
+            "health_port": self.health_port,
             "bridge": self.bridge,
             "pod_addresses": self.pod_addresses,
             "cgroup": self.cgroup,
@@ -132,6 +141,14 @@ NODES = (Node("node1", 0), Node("node2", 1))
 
 def filled(template: str, **values: object) -> str:
     return Template((TEMPLATES / template).read_text()).substitute(values)
+
+
+def answers_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def cni_plugins() -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import urllib.request
 from pathlib import Path
 
 from tests.cluster.api import ApiClient, Json
 from tests.cluster.build import path_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.network import DNS_SERVICE, POD_ADDRESSES
-from tests.cluster.nodes import Node, filled
+from tests.cluster.nodes import Node, answers_ok, filled
 from tests.cluster.paths import REPOSITORY, state_folder
 from tests.cluster.processes import Daemon
 
@@ -45,11 +44,7 @@ def coredns(control_plane: ControlPlane, node: Node) -> Daemon:
 
 
 def coredns_ready(node: Node) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{node.address}:8181/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    return answers_ok(f"http://{node.address}:8181/ready")
 
 
 def publish_dns(api: ApiClient, node: Node) -> None:
