@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 from contextlib import suppress
@@ -84,7 +83,7 @@ class TestKilledWhileSaving:
         storage = tmp_path / "storage"
         with launch(tmp_path / "first", job(training), ranks=2, storage=storage) as world:
             world.wait_until((storage / "test" / "step-4.partial-1").exists)
-            world.processes[1].kill()
+            world.processes[1].send_signal(signal.SIGKILL)
             killed = world.ended()
         assert killed[0].code in (ExitCode.PEER_LOST, 1)
         assert StepFolders(storage / "test").complete()[0] == 2
@@ -131,10 +130,7 @@ class TestFullStorage:
             subprocess.run(["umount", storage], check=True)
 
     def test_a_limit_on_the_size_of_files_counts_as_full(self, tmp_path):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-
-        (full,) = run(tmp_path / "run", self.TRAINING, tmp_path / "storage", preexec=limit)
+        (full,) = run(tmp_path / "run", self.TRAINING, tmp_path / "storage", file_size_limit=2**20)
         assert full.code == ExitCode.STORAGE_FULL, full.err
         assert StepFolders(tmp_path / "storage" / "test").complete() == []
 

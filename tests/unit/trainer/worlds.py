@@ -5,9 +5,14 @@
 world costs seconds.
 """
 
+import faulthandler
 import json
+import multiprocessing
+import multiprocessing.context
 import os
 import random
+import resource
+import runpy
 import signal
 import socket
 import subprocess
@@ -16,8 +21,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -66,6 +73,77 @@ def free_port() -> int:
             return port
 
 
+class Rank(Protocol):
+    """A process; poll and wait as in subprocess, the latter None where time ran out."""
+
+    def poll(self) -> int | None: ...
+    def wait(self, seconds: float) -> int | None: ...
+    def send_signal(self, number: int) -> None: ...
+
+
+class ForkedRank:
+    """A rank forked from a process that has imported torch already: the import costs seconds, and there are many ranks."""
+
+    def __init__(self, environment: dict[str, str], folder: Path, file_size_limit: int | None) -> None:
+        arguments = (environment, folder, file_size_limit)
+        self._process = _forkserver().Process(target=forked_main, args=arguments, daemon=True)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+
+class FreshRank:
+    """A rank in an interpreter of its own, as the agent starts it."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        name = f"rank-{environment['RANK']}"
+        with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+            command = [sys.executable, "-m", environment["TEST_MODULE"]]
+            self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err)
+        self.poll, self.send_signal = self._process.poll, self._process.send_signal
+
+    def wait(self, seconds: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode
+
+
+def forked_main(environment: dict[str, str], folder: Path, file_size_limit: int | None) -> None:
+    """What a forked rank does: become what a fresh one is, then run its module."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        with (folder / f"rank-{environment['RANK']}.{stream}").open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    faulthandler.enable()
+    if file_size_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
+    runpy.run_module(environment["TEST_MODULE"], run_name="__main__")
+
+
+@cache
+def _forkserver() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["disttrain_trainer.train"])
+    # Read when torch is loaded, and so before a rank's own environment counts.
+    loaded = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in loaded.items():
+            patch.setenv(name, value)
+        forkserver.ensure_running()
+    return context
+
+
 @dataclass
 class Ended:
     """How a rank ended."""
@@ -81,7 +159,7 @@ class World:
     """Running ranks."""
 
     folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Rank] = field(default_factory=list)
 
     def report(self, rank: int) -> RankReport | None:
         path = self.folder / "reports" / f"rank-{rank}.json"
@@ -107,22 +185,21 @@ class World:
         """Wait for all ranks."""
         return [self._end_of(rank, process) for rank, process in enumerate(self.processes)]
 
-    def _end_of(self, rank: int, process: subprocess.Popen[bytes]) -> Ended:
-        try:
-            code = process.wait(WITHIN_SECONDS)
-        except subprocess.TimeoutExpired:
+    def _end_of(self, rank: int, process: Rank) -> Ended:
+        code = process.wait(WITHIN_SECONDS)
+        if code is None:
             codes = [other.poll() for other in self.processes]
             # faulthandler prints every thread's stack.
             process.send_signal(signal.SIGABRT)
-            process.wait()
+            process.wait(WITHIN_SECONDS)
             pytest.fail(f"rank {rank} did not end within {WITHIN_SECONDS} s ({codes}):\n{self.text(rank, 'err')}")
         return Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
 
     def kill(self) -> None:
         for process in self.processes:
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                process.send_signal(signal.SIGKILL)
+                process.wait(WITHIN_SECONDS)
 
 
 @contextmanager
@@ -133,8 +210,9 @@ def launch(
     storage: Path | list[Path] | None = None,
     attempt: int = 1,
     port: int | None = None,
-    preexec: Callable[[], None] | None = None,
+    file_size_limit: int | None = None,
     module: str = "disttrain_trainer.train",
+    fresh: bool = False,
     **environment: str,
 ) -> Iterator[World]:
     """Start ranks of `module`. `storage` may be one folder for all or one for each rank."""
@@ -156,24 +234,17 @@ def launch(
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONFAULTHANDLER": "1",
+                "TEST_MODULE": module,
                 "DISTTRAIN_CONFIG": str(folder / "job.json"),
                 "DISTTRAIN_ATTEMPT": str(attempt),
                 "DISTTRAIN_REPORT_DIR": str(folder / "reports"),
                 **({"DISTTRAIN_STORAGE": str(own)} if own else {}),
                 **environment,
             }
-            world.processes.append(_start(world, rank, module, env, preexec))
+            world.processes.append(FreshRank(env, folder) if fresh else ForkedRank(env, folder, file_size_limit))
         yield world
     finally:
         world.kill()
-
-
-def _start(
-    world: World, rank: int, module: str, env: dict[str, str], preexec: Callable[[], None] | None
-) -> subprocess.Popen[bytes]:
-    with (world.folder / f"rank-{rank}.out").open("wb") as out, (world.folder / f"rank-{rank}.err").open("wb") as err:
-        command = [sys.executable, "-m", module]
-        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, preexec_fn=preexec)  # noqa: PLW1509
 
 
 def run_cases(folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
