@@ -82,7 +82,7 @@ class Rank(Protocol):
 
 
 class ForkedRank:
-    """A rank forked from a process that has imported torch already: the import costs seconds, and there are many ranks."""
+    """A rank forked from a process that has imported torch already: the import costs seconds, there are many ranks."""
 
     def __init__(self, environment: dict[str, str], folder: Path, file_size_limit: int | None) -> None:
         arguments = (environment, folder, file_size_limit)
