@@ -16,7 +16,7 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
     return merge(manifest, {"spec": spec})
 
 
-# The nodes of the test cluster share the cores of one machine: without this each rank would take all of them for itself.
+# The nodes of the test cluster share one machine's cores: without this each rank would take all of them for itself.
 ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}}
 
 
