@@ -37,7 +37,7 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
     """Create the child, or find it. Raises Unavailable where nobody answers."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     collection = core_collection(_PLURALS[kind], job.namespace)
-    for _ in range(_TRIES):
+    for remaining in reversed(range(_TRIES)):
         try:
             return Made(await client.create(collection, manifest))
         except Conflict as error:
@@ -53,6 +53,9 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
         except Forbidden as error:
             if error.is_namespace_terminating:
                 return Made(None)
+            if error.is_new_namespace and remaining:
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
             return _problem(kind, name, Reason.QUOTA_EXCEEDED if error.is_quota else Reason.FORBIDDEN, error)
         except Invalid as error:
             return _problem(kind, name, Reason.INVALID_POD if kind == "Pod" else Reason.CREATE_FAILED, error)

@@ -64,20 +64,46 @@ class _Round:
         self.problems: dict[ChildKey, CreateProblem] = {}
         self._refused: set[Role] = set()
         self._plans: dict[int, GangPlan] = {}
+        self._support_left = 0
+        self._support_tried = asyncio.Event()
+        self._errors: list[KubeError] = []
 
     async def run(self, actions: Sequence[Action]) -> None:
         attempt = next((action.attempt for action in actions if isinstance(action, CreateSupport)), None)
-        support = [] if attempt is None else list(self._support(attempt))
+        support = [] if attempt is None else [self._counted(work) for work in self._support(attempt)]
+        self._support_left = len(support)
         others = [work for action in actions for work in self._other(action)]
         first, then = self._in_order([action for action in actions if isinstance(action, CreatePod)])
-        held_back = (then or first).pop() if support and first else None
-        await self._side_by_side([*support, *others, *(self._creation(pod) for pod in first)])
-        await self._side_by_side([self._creation(pod) for pod in then])
-        support_missing = any(kind != "Pod" for kind, _ in self.problems)
-        if held_back is not None and not support_missing:
-            await self._create_pod(held_back)
-        if attempt is not None and not support_missing:
+        creations = [[self._creation(pod) for pod in part] for part in (first, then)]
+        if support and first:
+            last = creations[1] or creations[0]
+            last.append(self._after_support(last.pop()))
+        await self._side_by_side([*support, *others, *creations[0]])
+        await self._side_by_side(creations[1])
+        if attempt is not None and not self._support_is_refused():
             self.supported = attempt
+
+    def _counted(self, work: Work) -> Work:
+        async def counted() -> None:
+            try:
+                await work()
+            finally:
+                self._support_left -= 1
+                if not self._support_left:
+                    self._support_tried.set()
+
+        return counted
+
+    def _after_support(self, work: Work) -> Work:
+        async def held_back() -> None:
+            await self._support_tried.wait()
+            if not self._support_is_refused() and not self._errors:
+                await work()
+
+        return held_back
+
+    def _support_is_refused(self) -> bool:
+        return any(kind != "Pod" for kind, _ in self.problems)
 
     def _in_order(self, pods: list[CreatePod]) -> tuple[list[CreatePod], list[CreatePod]]:
         """A role that was refused the last time sends one pod ahead; the others follow if that one is let in."""
@@ -151,17 +177,16 @@ class _Round:
     async def _side_by_side(self, works: Sequence[Work]) -> None:
         """All of it, as many at a time as the client lets through. The first error stops what has not begun."""
         waiting = iter(works)
-        errors: list[KubeError] = []
 
         async def work_off() -> None:
             for work in waiting:
                 try:
                     await work()
                 except KubeError as error:
-                    errors.append(error)
-                if errors:
+                    self._errors.append(error)
+                if self._errors:
                     return
 
         await asyncio.gather(*(work_off() for _ in range(min(len(works), self._client.max_in_flight))))
-        if errors:
-            raise errors[0]
+        if self._errors:
+            raise self._errors[0]

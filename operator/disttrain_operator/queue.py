@@ -70,6 +70,11 @@ class WorkQueue(Generic[Key]):
         """The key is well: its next back-off is the first again."""
         self._failures.pop(key, None)
 
+    def drop(self, key: Key) -> None:
+        """The key will not come again: nothing of it is remembered."""
+        for memory in (self._failures, self._held, self._due):
+            memory.pop(key, None)
+
     def hold(self, key: Key, seconds: float) -> None:
         """The key is not handed out in the next `seconds`."""
         self._held[key] = _now() + seconds

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # A job of thousands of pods is looked at less often than its pods change: it gets a fifth of the time at most.
 REST_PER_SECOND_OF_WORK = 4.0
-MAX_REST_SECONDS = 1.0
+MAX_REST_SECONDS = 5.0
 # Clocks step; look_again_at is a time of the wall clock, the queue's are not.
 MAX_LOOK_AGAIN_SECONDS = 300.0
 CRASH_SECONDS = 5.0
@@ -79,7 +79,7 @@ class Reconciler:
         seen = self._world.snapshot(key.uid)
         if seen is None:
             self._executor.forget(key.uid)
-            self._queue.forget(key)
+            self._queue.drop(key)
             return
         job, observed = seen
         now = self._now()

@@ -199,7 +199,14 @@ class Team:
     def _names(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.pods()]
 
-    # The kubelet.
+    # The kubelet, and the pod garbage collector.
+
+    def collect_garbage(self) -> None:
+        """A DELETE whose caller dies can leave an unscheduled pod terminating; a cluster's pod collector ends it."""
+        for pod in self.pods():
+            if "deletionTimestamp" in pod["metadata"]:
+                path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+                self.api.ask("DELETE", path, {"gracePeriodSeconds": 0})
 
     def run(self, pods: list[Raw]) -> None:
         for pod in pods:

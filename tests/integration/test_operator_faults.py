@@ -41,7 +41,7 @@ def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPr
         yield started
 
 
-def killed_until(operator: OperatorProcess, done: Callable[[], bool]) -> None:
+def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]) -> None:
     """Kill the operator again and again, a little later after its start each time, until it got through."""
     lifetime = 0.002
     while not done():
@@ -49,6 +49,7 @@ def killed_until(operator: OperatorProcess, done: Callable[[], bool]) -> None:
         eventually(operator.ready, operator.log, pause=0.001)
         time.sleep(lifetime)
         operator.kill()
+        team.collect_garbage()
         # In small steps where things happen; on a slow machine they happen later.
         lifetime *= 1.3
 
@@ -63,7 +64,7 @@ def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(operator: 
     workers = 30
     operator.kill()
     team.create(workers={"replicas": workers})
-    killed_until(operator, lambda: len(team.pods(1)) == workers)
+    killed_until(operator, team, lambda: len(team.pods(1)) == workers)
     operator.start()
     team.run(team.wait_for_pods(workers))
     team.wait_for("Running")
@@ -81,7 +82,7 @@ def test_an_operator_that_is_killed_during_a_restart_counts_it_once(operator: Op
     team.wait_for("Running")
     operator.kill()
     team.finish(pods[3:4], code=1)
-    killed_until(operator, lambda: len(team.pods(2)) == workers)
+    killed_until(operator, team, lambda: len(team.pods(2)) == workers)
     operator.start()
     team.run(team.wait_for_pods(workers, attempt=2))
     team.wait_for("Running")

@@ -100,12 +100,12 @@ class Cache:
 
     def apply(self, kind: str, raw: Raw) -> None:
         """An event of the list's watch: ADDED, MODIFIED or DELETED."""
-        raw = self._trim(raw)
-        self.bookmark(version_of(raw))
+        version = version_of(raw)
+        self.bookmark(version)
         if kind == "DELETED":
-            self._remove(raw, version_of(raw))
-        else:
-            self._put(raw)
+            self._remove(self._trim(raw), version)
+        elif version > self._known_version(raw):
+            self._put(self._trim(raw))
 
     def bookmark(self, version: int) -> None:
         """The watch has told everything up to `version`."""
@@ -123,10 +123,13 @@ class Cache:
         """Another watch, or a 404, says that this object is gone."""
         self._remove(self._trim(raw), max(version_of(raw), self.progress))
 
+    def _known_version(self, raw: Raw) -> int:
+        known = self._objects.get(raw["metadata"]["uid"])
+        return -1 if known is None else version_of(known)
+
     def _put(self, raw: Raw) -> None:
         uid = raw["metadata"]["uid"]
-        known = self._objects.get(uid)
-        if uid in self._gone or (known is not None and version_of(known) >= version_of(raw)):
+        if uid in self._gone or self._known_version(raw) >= version_of(raw):
             return
         group = self._group_of(raw)
         if group is None:

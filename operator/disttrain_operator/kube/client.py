@@ -28,7 +28,8 @@ Query = Mapping[str, str]
 JSON = "application/json"
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, ConnectionError)
+# OSError: also a token file that is not there for a moment.
+_LOST = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class Client:

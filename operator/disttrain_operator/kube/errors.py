@@ -53,6 +53,11 @@ class Forbidden(ApiError):
         return "exceeded quota" in self.message
 
     @property
+    def is_new_namespace(self) -> bool:
+        """The namespace was made a moment ago, and its controllers have not been there yet."""
+        return "service account" in self.message and "not found" in self.message
+
+    @property
     def is_namespace_terminating(self) -> bool:
         return "NamespaceTerminating" in self.causes
 
