@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kubernetes import client, config, watch
+from urllib3.exceptions import ProtocolError
 
 from benchmarks import harness
 from disttrain_api.names import API_VERSION, GROUP, KIND, PLURAL, VERSION, Label
@@ -48,22 +49,27 @@ class Timeline:
         return {part: max(times.values()) for part, times in self._seen.items()}
 
     def _follow(self) -> None:
+        # The stream may end in mid-chunk once nobody needs it any more.
+        with suppress(ProtocolError):
+            self._read_events()
+
+    def _read_events(self) -> None:
         for event in self._watch.stream(
             self._core.list_namespaced_pod, self._namespace, timeout_seconds=PATIENCE_SECONDS
         ):
             now, pod = time.time(), event["object"]
+            containers = pod.status.container_statuses or []
             reached = {
                 "pods created": True,
                 "pods scheduled": pod.spec.node_name is not None,
-                "containers run": any(
-                    status.state.running or status.state.terminated for status in pod.status.container_statuses or []
-                ),
+                "containers run": any(entry.state.running or entry.state.terminated for entry in containers),
             }
             for part, there in reached.items():
                 if there:
                     self._seen[part].setdefault(pod.metadata.name, now)
             if len(self._seen["containers run"]) == self._pods:
                 self._complete.set()
+                return
 
 
 @contextmanager

@@ -28,8 +28,9 @@ class Timing:
     """After the first failure: time in which the other ranks may fail by themselves, so that the cause can be told."""
     peer_grace: float = 5.0
     """Then, between SIGTERM and SIGKILL: they are stuck in a collective and have nothing to save."""
-    kill_margin: float = 5.0
-    """SIGKILL comes this long before the pod's own grace period ends, so that the agent can still report."""
+    kill_margin: float = 2.0
+    """SIGKILL comes this long before the pod's grace period ends: after the trainer has given up by itself, and early
+    enough for the agent to report."""
     tear_down: float = 30.0
     """A rank that has reported its work done is killed when its process has not ended by then."""
     report: float = 2.0

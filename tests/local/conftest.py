@@ -1,0 +1,158 @@
+"""`disttrain run` as a process in a folder of its own, and everything below it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.builders import a_manifest
+
+GENEROUS = 240.0
+
+DISTTRAIN = [sys.executable, "-m", "disttrain.main"]
+
+
+class Run:
+    """One `disttrain run`. Nothing of it outlives the test."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder = folder
+        self._stdout, self._stderr = folder / "stdout", folder / "stderr"
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        self._seen: set[psutil.Process] = set()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.returncode
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(GENEROUS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run does not end\n{self.stderr}") from None
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """The condition's first answer that is true."""
+        deadline = time.monotonic() + GENEROUS
+        while not (answer := condition()):
+            assert self.process.poll() is None, f"the run ended before: {what}\n{self.stderr}"
+            assert time.monotonic() < deadline, f"not within {GENEROUS} s: {what}\n{self.stderr}"
+            time.sleep(0.02)
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status printed at the end."""
+        return dict(yaml.safe_load(self.stdout)["status"])
+
+    @property
+    def home(self) -> Path:
+        """The folder of the run."""
+        (path,) = (path.parent for path in (self.folder / "disttrain-runs").glob("*/status.yaml"))
+        return path
+
+    def condition(self, type_: str) -> dict[str, Any]:
+        return next(entry for entry in self.status["conditions"] if entry["type"] == type_)
+
+    def log(self, worker: int, attempt: int) -> str:
+        paths = list(self.home.glob(f"logs/*-worker-{worker}-a{attempt}.log"))
+        return paths[0].read_text() if paths else ""
+
+    def below(self) -> list[psutil.Process]:
+        """All processes below the runner; remembered for the clean-up."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        self._seen.update(found)
+        return found
+
+    def find(self, module: str, **environment: str) -> psutil.Process | None:
+        """The process below the runner that runs this module with this environment."""
+        for process in self.below():
+            try:
+                here = process.environ()
+                if module in process.cmdline() and all(here.get(name) == value for name, value in environment.items()):
+                    return process
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return None
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of this run that still run."""
+        return [process for process in self._seen if _runs(process)]
+
+    def clean_up(self) -> None:
+        self.below()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in self.left():
+            process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Workplace:
+    """A folder with manifests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._runs: list[Run] = []
+
+    def write(self, name: str = "digits", **spec: Any) -> Path:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(a_manifest(name, **spec)))
+        return path
+
+    def start(self, *arguments: str | Path, command: Sequence[str] = DISTTRAIN) -> Run:
+        run = Run(self.folder, [*command, "run", *(str(argument) for argument in arguments)])
+        self._runs.append(run)
+        return run
+
+    def run(self, *arguments: str | Path, command: Sequence[str] = DISTTRAIN) -> Run:
+        run = self.start(*arguments, command=command)
+        run.wait()
+        return run
+
+    def clean_up(self) -> None:
+        for run in self._runs:
+            run.clean_up()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
+    # Two cores, many ranks: threads of torch would only wait for each other.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    workplace = Workplace(tmp_path)
+    yield workplace
+    workplace.clean_up()
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0

@@ -1,0 +1,204 @@
+"""What a user gets wrong: one clear message, an exit code, a condition with a reason, and never a hang."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_api.names import ExitCode
+
+from .conftest import Run, Workplace, is_root
+
+SHORT: dict[str, Any] = {"steps": 5, "microBatchSize": 16}
+
+
+def failed(run: Run, reason: str, sentence: str, code: int) -> None:
+    assert run.exit_code == code, run.stderr
+    condition = run.condition("Failed")
+    assert (condition["status"], condition["reason"]) == ("True", reason)
+    assert sentence in condition["message"]
+    assert run.status["phase"] == "Failed"
+    block = run.stderr[run.stderr.index(f"Failed: {reason}") :]
+    assert sentence in block.splitlines()[1]
+    assert "log: disttrain-runs/" in block
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "no such file"),
+        ("spec: [", "not"),
+        ("kind: Pod", "kind"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_refused(workplace: Workplace, text: str | None, sentence: str) -> None:
+    path = workplace.folder / "job.yaml"
+    if text is not None:
+        path.write_text(text)
+    run = workplace.run(path)
+    assert run.exit_code == 1
+    assert sentence in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (workplace.folder / "disttrain-runs").exists()
+
+
+def test_a_wrong_manifest_is_refused_with_all_its_problems(workplace: Workplace) -> None:
+    path = workplace.write(training={"stepz": 3, "microBatchSize": 0})
+    run = workplace.run(path)
+    assert run.exit_code == 1
+    assert "stepz" in run.stderr
+    assert "microBatchSize" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_missing_data_fails_at_once(workplace: Workplace) -> None:
+    data = {"name": "text", "config": {"paths": ["/nowhere/corpus"]}}
+    training = {**SHORT, "model": {"name": "gpt"}, "data": data}
+    run = workplace.run(workplace.write(workers={"replicas": 2}, training=training))
+    failed(run, "DataNotFound", "/nowhere/corpus does not exist", ExitCode.DATA_NOT_FOUND)
+    assert run.status["attempt"] == 1
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "sentence"), [("no_such_module:make", "no_such_module"), ("my_model:absent", "absent")]
+)
+def test_an_entry_point_that_leads_nowhere_fails_at_once(workplace: Workplace, entrypoint: str, sentence: str) -> None:
+    (workplace.folder / "my_model.py").write_text("def make(): ...\n")
+    model = {"name": None, "entrypoint": entrypoint}
+    run = workplace.run(workplace.write(workers={"replicas": 1}, training={**SHORT, "model": model}))
+    failed(run, "EntrypointNotImportable", sentence, ExitCode.ENTRYPOINT_NOT_IMPORTABLE)
+
+
+def test_a_checkpoint_of_another_model_fails_at_once(workplace: Workplace) -> None:
+    storage = {"claimName": "shared"}
+    training: dict[str, Any] = {**SHORT, "checkpoint": {"folder": "mine"}}
+    first = workplace.run(workplace.write("first", workers={"replicas": 1}, training=training, storage=storage))
+    assert first.exit_code == 0, first.stderr
+    assert list(workplace.folder.glob("disttrain-runs/claims/shared/mine/step-5/.metadata"))
+    training["model"] = {"name": "resnet"}
+    second = Workplace(workplace.folder).run(
+        workplace.write("second", workers={"replicas": 1}, training=training, storage=storage),
+        "--runs",
+        workplace.folder / "disttrain-runs",
+    )
+    assert second.exit_code == ExitCode.CHECKPOINT_MISMATCH, second.stderr
+    assert second.condition("Failed")["reason"] == "CheckpointMismatch"
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def first_ports(port: int) -> list[str]:
+    """`disttrain` on a machine where the port was taken after it had been found free."""
+    code = f"""
+import sys
+from disttrain.local import runner
+found = runner.free_ports
+given = [[{port}]]
+runner.free_ports = lambda count: given.pop() if given else found(count)
+from disttrain.main import main
+sys.exit(main())
+"""
+    return [sys.executable, "-c", code]
+
+
+def test_a_port_in_use_is_named(workplace: Workplace) -> None:
+    path = workplace.write(workers={"replicas": 2}, training=SHORT, runPolicy={"maxRestarts": 0})
+    with listening() as port:
+        run = workplace.run(path, command=first_ports(port))
+    failed(run, "PortInUse", str(port), 1)
+
+
+def test_after_a_port_in_use_the_next_attempt_takes_another(workplace: Workplace) -> None:
+    path = workplace.write(workers={"replicas": 2}, training=SHORT)
+    with listening() as port:
+        run = workplace.run(path, command=first_ports(port))
+    assert run.exit_code == 0, run.stderr
+    assert run.status["restarts"] == 1
+    assert run.status["attempts"][0]["verdict"]["reason"] == "PortInUse"
+
+
+@pytest.mark.skipif(not is_root(), reason="a small file system needs root")
+def test_a_full_disk_is_named(workplace: Workplace) -> None:
+    claim = workplace.folder / "disttrain-runs" / "claims" / "small"
+    claim.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", claim], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        training = {**SHORT, "model": {"name": "mlp", "config": {"hiddenSizes": [512, 512]}}}
+        path = workplace.write(workers={"replicas": 1}, training=training, storage={"claimName": "small"})
+        run = workplace.run(path)
+    finally:
+        subprocess.run(["umount", "--lazy", claim], check=True)
+    failed(run, "StorageFull", "", ExitCode.STORAGE_FULL)
+
+
+def test_a_failing_program_of_the_users_own_is_quoted(workplace: Workplace) -> None:
+    (workplace.folder / "my_model.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            def make():
+                if os.environ["RANK"] == "1":
+                    raise ValueError("seven is not a layer")
+                import torch
+                return torch.nn.Linear(64, 10)
+            """
+        )
+    )
+    training = {**SHORT, "model": {"name": None, "entrypoint": "my_model:make"}}
+    run = workplace.run(workplace.write(workers={"replicas": 2}, training=training, runPolicy={"maxRestarts": 0}))
+    failed(run, "RankFailed", "rank 1 ", 1)
+    verdict = run.status["attempts"][0]["verdict"]
+    assert (verdict["rank"], verdict["exitCode"]) == (1, 1)
+    assert "seven is not a layer" in verdict["message"]
+    assert "seven is not a layer" in run.stderr
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_starts(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = workplace.run(workplace.write(workers={"replicas": 2, "gpusPerPod": 4}, training=SHORT))
+    assert run.exit_code == 1
+    assert run.stderr.startswith(
+        "disttrain: the job asks for 8 GPUs (2 pods x 4) and this machine has 0; remove gpusPerPod"
+    )
+    assert len(run.stderr.splitlines()) == 1
+    assert not (workplace.folder / "disttrain-runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(workplace: Workplace) -> None:
+    (workplace.folder / "taken").write_text("a file")
+    run = workplace.run(workplace.write(training=SHORT), "--runs", workplace.folder / "taken")
+    assert run.exit_code == 1
+    assert run.stderr.startswith(f"disttrain: cannot write to {workplace.folder / 'taken'}: Not a directory; ")
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_resuming_what_is_no_run_is_refused(workplace: Workplace) -> None:
+    run = workplace.run("--resume", workplace.folder)
+    assert run.exit_code == 2
+    assert "is not the folder of a run" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_damaged_status_file_is_named(workplace: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "status.yaml").write_text("spec: [")
+    run = workplace.run("--resume", tmp_path)
+    assert run.exit_code == 2
+    assert "status.yaml is damaged" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,141 @@
+"""The trainer through `disttrain run`: real ranks, real kills."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .conftest import Run, Workplace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.yaml"
+STORED = {"size": "1Gi"}
+# Long enough to be met in the middle, short enough to wait for.
+LONG = {"steps": 1500, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
+
+
+def figure(status: dict[str, Any], name: str) -> float:
+    return next(metric["value"] for metric in status["progress"]["metrics"] if metric["name"] == name)
+
+
+def checkpoints(run: Run) -> list[int]:
+    """Steps of the complete checkpoints."""
+    steps = [int(path.parent.name.removeprefix("step-")) for path in run.home.glob("storage/*/step-*/.metadata")]
+    return sorted(steps)
+
+
+def logged_steps(log: str) -> list[int]:
+    return [int(step) for step in re.findall(r"\bstep: (\d+)", log)]
+
+
+def until_mid_run(run: Run) -> None:
+    run.until(lambda: len(checkpoints(run)) > 1, "two checkpoints are written")
+
+
+def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
+    run = workplace.run(EXAMPLE)
+    assert run.exit_code == 0, run.stderr
+    status = run.status
+    assert status["phase"] == "Succeeded"
+    assert figure(status, "accuracy") >= 0.97
+    assert (status["attempt"], status["restarts"], status["worldSize"], status["mesh"]) == (1, 0, 2, "dp2")
+    assert status["progress"]["step"] == status["progress"]["totalSteps"] == 150
+    assert status["progress"]["samplesPerSecond"] > 0
+    assert {entry["type"]: entry["status"] for entry in status["conditions"]} == {
+        "Running": "False",
+        "Suspended": "False",
+        "Restarting": "False",
+        "CheckpointsDurable": "False",
+        "Complete": "True",
+        "Failed": "False",
+        "Finished": "True",
+    }
+    last_line = run.stderr.splitlines()[-1]
+    assert re.match(
+        r"Succeeded · accuracy 0\.9\d+ · .*150 steps · loss [\d.]+ · [\d,]+ samples/s · logs \S+", last_line
+    )
+    assert "\x1b" not in run.stderr + run.stdout, "no control codes without a terminal"
+    stored = yaml.safe_load((run.home / "status.yaml").read_text())
+    assert stored["status"] == status
+    assert stored["metadata"]["uid"].startswith(run.home.name.removeprefix("ddp-"))
+    assert not (run.home / "pods").exists(), "scratch space dies with the pods"
+
+
+def resumed_and_succeeded(run: Run) -> None:
+    """Attempt 2 went on from a checkpoint of attempt 1, and ended well."""
+    status = run.status
+    assert run.wait() == 0, run.stderr
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 1)
+    assert status["progress"]["step"] == LONG["steps"]
+    resumed = re.search(r"resuming after step (\d+)", run.log(0, attempt=2))
+    assert resumed, run.log(0, attempt=2)
+    step = int(resumed[1])
+    interval = LONG["checkpoint"]["interval"]  # type: ignore[index]
+    assert step >= 2 * interval
+    assert step % interval == 0
+    assert logged_steps(run.log(0, attempt=2))[0] > step, "the counter goes on where the checkpoint stands"
+    assert step <= logged_steps(run.log(0, attempt=1))[-1] + interval, "and that is where attempt 1 had come to"
+
+
+def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
+    run = workplace.start(workplace.write(workers={"replicas": 2}, training=LONG, storage=STORED))
+    until_mid_run(run)
+    victim = run.find("disttrain_trainer.train", RANK="1")
+    assert victim is not None
+    victim.kill()
+    run.wait()
+    resumed_and_succeeded(run)
+    verdict = run.status["attempts"][0]["verdict"]
+    assert (verdict["rank"], verdict["signal"], verdict["exitCode"]) == (1, 9, 137)
+    assert "restarts 1" in run.stderr
+    assert not run.left()
+
+
+def test_a_killed_agent_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
+    spec: dict[str, Any] = {"workers": {"replicas": 1, "processesPerPod": 2}, "training": LONG, "storage": STORED}
+    run = workplace.start(workplace.write(**spec))
+    until_mid_run(run)
+    victim = run.find("disttrain_trainer.agent")
+    assert victim is not None
+    victim.kill()
+    run.wait()
+    resumed_and_succeeded(run)
+    assert run.status["attempts"][0]["verdict"]["signal"] == 9
+    assert not run.left()
+
+
+def test_ctrl_c_suspends_after_a_checkpoint_and_resume_goes_on(workplace: Workplace) -> None:
+    run = workplace.start(workplace.write(workers={"replicas": 2}, training=LONG, storage=STORED))
+    until_mid_run(run)
+    run.below()
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert not run.left()
+    assert run.status["phase"] == "Suspended"
+    assert run.condition("Suspended")["status"] == "True"
+    saved = checkpoints(run)[-1]
+    assert run.status["checkpoint"]["step"] == saved
+    interval = LONG["checkpoint"]["interval"]  # type: ignore[index]
+    assert saved == logged_steps(run.log(0, attempt=1))[-1] or saved % interval, "written because of the signal"
+    uid = yaml.safe_load((run.home / "status.yaml").read_text())["metadata"]["uid"]
+    hint = run.stderr.splitlines()[-1]
+    assert f"Suspended · checkpoint at step {saved} · go on with: disttrain run --resume " in hint
+
+    again = workplace.run("--resume", hint.rpartition(" ")[2])
+    assert again.exit_code == 0, again.stderr
+    status = again.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 0)
+    assert f"resuming after step {saved} " in again.log(0, attempt=2)
+    assert yaml.safe_load((again.home / "status.yaml").read_text())["metadata"]["uid"] == uid
+
+
+def test_a_run_whose_runner_was_killed_is_resumed(workplace: Workplace) -> None:
+    run = workplace.start(workplace.write(workers={"replicas": 1}, training=LONG, storage=STORED))
+    until_mid_run(run)
+    run.below()
+    run.signal(signal.SIGKILL)
+    run.wait()
+    again = workplace.run("--resume", run.home)
+    assert again.exit_code == 0, again.stderr
+    resumed_and_succeeded(again)
