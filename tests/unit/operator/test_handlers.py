@@ -1,0 +1,61 @@
+"""kopf is a guest: what it does to itself is nobody else's trouble."""
+
+import asyncio
+from typing import Any
+
+import kopf
+import pytest
+
+from disttrain_operator.handlers import KopfThread, ShortBackoffs, registry_of
+from disttrain_operator.kube.auth import Access
+from tests.unit.operator.conftest import eventually
+
+ACCESS = Access("http://127.0.0.1:1")
+
+
+async def test_kopf_is_started_again_whenever_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ends(**_: Any) -> None:
+        raise RuntimeError("an answer that kopf does not survive")
+
+    monkeypatch.setattr(kopf, "operator", ends)
+    thread = KopfThread(ACCESS, None, lambda kind, raw: None)
+    await eventually(lambda: thread.restarts >= 2)
+    thread.stop()
+    await asyncio.to_thread(thread.join, 20)
+
+
+async def test_what_kopf_sees_arrives_in_our_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str | None, str, bool]] = []
+    ours = asyncio.get_running_loop()
+
+    async def one_event(*, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any) -> None:
+        (handler,) = registry._watching.get_all_handlers()
+        await handler.fn(event={"type": "ADDED", "object": {"name": "job"}})  # type: ignore[misc]
+        await stop_flag.wait()
+
+    def on_event(kind: str | None, raw: dict[str, Any]) -> None:
+        seen.append((kind, raw["name"], asyncio.get_running_loop() is ours))
+
+    monkeypatch.setattr(kopf, "operator", one_event)
+    thread = KopfThread(ACCESS, None, on_event)
+    await eventually(lambda: seen == [("ADDED", "job", True)])
+    thread.stop()
+    await asyncio.to_thread(thread.join, 20)
+    assert thread.restarts == 1, "it ends when it is told to"
+
+
+def test_handlers_leave_no_trace_on_jobs() -> None:
+    """Only on.event: anything else would add finalizers, annotations and requests."""
+    registry = registry_of(ACCESS, lambda kind, raw: None)
+    assert len(list(registry._watching.get_all_handlers())) == 1
+    assert not list(registry._changing.get_all_handlers())
+    assert not list(registry._spawning.get_all_handlers())
+    assert not list(registry._indexing.get_all_handlers())
+
+
+def test_back_offs_never_end_and_can_be_begun_again() -> None:
+    backoffs = ShortBackoffs()
+    for _ in range(2):
+        delays = [delay for _, delay in zip(range(1000), backoffs, strict=False)]
+        assert len(delays) == 1000
+        assert max(delays) <= 1

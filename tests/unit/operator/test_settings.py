@@ -1,0 +1,40 @@
+"""Flags and environment, and what the probes say."""
+
+from pathlib import Path
+
+import pytest
+
+from disttrain_operator.health import STUCK_SECONDS, Health
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.informer import Informer
+from disttrain_operator.settings import Settings, read_settings
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert read_settings([], {}) == Settings()
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    environment = {"DISTTRAIN_TRAINER_IMAGE": "variable", "DISTTRAIN_NAMESPACE": "team", "DISTTRAIN_JSON_LOGS": "true"}
+    settings = read_settings(["--trainer-image=flag", "--token-key-file=/key", "--grace-seconds=5"], environment)
+    assert (settings.trainer_image, settings.namespace, settings.json_logs) == ("flag", "team", True)
+    assert (settings.token_key_file, settings.pods.grace_seconds) == (Path("/key"), 5)
+
+
+@pytest.mark.parametrize("wrong", ["--log-level=LOUD", "--workers=0", "--max-in-flight=none", "--no-such-flag"])
+def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings([wrong], {})
+    assert wrong.partition("=")[0] in capsys.readouterr().err
+
+
+async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
+    now = [0.0]
+    informer = Informer(client, "/api/v1/pods", Cache(group_of=lambda raw: "all"), clock=lambda: now[0])
+    health = Health([informer], clock=lambda: now[0])
+    assert (health.healthy, health.ready) == (True, False)
+    informer.cache.replace([], 1)
+    assert health.ready
+    now[0] = STUCK_SECONDS + 1
+    assert not health.healthy
