@@ -40,24 +40,24 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     spec = JobSpec.model_validate(raw["spec"], by_alias=True, by_name=False)
     slices = gpu_slices(spec)
     with folder.locked(), open_view(raw["metadata"]["name"]) as view:
-        status, interrupted = asyncio.run(_until_the_end(folder, raw, view, slices))
+        status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices))
     storage = folder.storage(spec.storage) if spec.storage else None
     print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
     print(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}), end="", flush=True)
-    return exit_code(status, interrupted=interrupted)
+    return exit_code(status, interrupted_by=interrupted_by)
 
 
 async def _until_the_end(
     folder: RunFolder, raw: RawJob, view: PlainView | TerminalView, slices: list[str]
-) -> tuple[JobStatus, bool]:
+) -> tuple[JobStatus, int | None]:
+    """The last status, and the first signal that asked for a stop."""
     job = LocalRun(folder, raw, view, slices)
     loop = asyncio.get_running_loop()
-    asked = 0
+    asked: list[int] = []
 
-    def stop() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+    def stop(number: int) -> None:
+        asked.append(number)
+        if len(asked) == 1:
             view.say("suspending: the pods write a checkpoint and stop (once more to stop at once)")
             job.suspend()
         else:
@@ -65,6 +65,6 @@ async def _until_the_end(
 
     # SIGHUP: the terminal was closed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     status = await job.run()
-    return status, asked > 0
+    return status, asked[0] if asked else None

@@ -49,8 +49,10 @@ def own(workplace: Workplace, *words: str, replicas: int = 1, name: str = "own",
 
 
 def script(workplace: Workplace, text: str, name: str = "program.py") -> str:
-    (workplace.folder / name).write_text(textwrap.dedent(text))
-    return name
+    """Path of a program with this text."""
+    path = workplace.folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -309,7 +311,8 @@ def test_runs_of_one_manifest_side_by_side_do_not_meet(workplace: Workplace) -> 
     for folder in runs:
         folder.mkdir()
     processes = [Workplace(folder).start(path, "--runs", workplace.folder / "disttrain-runs") for folder in runs]
-    assert [run.wait() for run in processes] == [0, 0, 0]
+    codes = [run.wait() for run in processes]
+    assert codes == [0, 0, 0], [run.stderr for run in processes]
     logs = list((workplace.folder / "disttrain-runs").glob("*/logs/*-worker-0-a1.log"))
     assert len({log.parent.parent.name for log in logs}) == 3
 

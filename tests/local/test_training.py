@@ -21,8 +21,9 @@ def figure(status: dict[str, Any], name: str) -> float:
 
 def checkpoints(run: Run) -> list[int]:
     """Steps of the complete checkpoints."""
-    steps = [int(path.parent.name.removeprefix("step-")) for path in run.home.glob("storage/*/step-*/.metadata")]
-    return sorted(steps)
+    found = run.folder.glob("disttrain-runs/*/storage/*/step-*/.metadata")
+    names = [path.parent.name.removeprefix("step-") for path in found]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def logged_steps(log: str) -> list[int]:
@@ -40,7 +41,7 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
     assert status["phase"] == "Succeeded"
     assert figure(status, "accuracy") >= 0.97
     assert (status["attempt"], status["restarts"], status["worldSize"], status["mesh"]) == (1, 0, 2, "dp2")
-    assert status["progress"]["step"] == status["progress"]["totalSteps"] == 150
+    assert status["progress"]["step"] == status["progress"]["totalSteps"] == 200
     assert status["progress"]["samplesPerSecond"] > 0
     assert {entry["type"]: entry["status"] for entry in status["conditions"]} == {
         "Running": "False",
@@ -53,7 +54,7 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
     }
     last_line = run.stderr.splitlines()[-1]
     assert re.match(
-        r"Succeeded · accuracy 0\.9\d+ · .*150 steps · loss [\d.]+ · [\d,]+ samples/s · logs \S+", last_line
+        r"Succeeded · accuracy 0\.9\d+ · .*200 steps · loss [\d.]+ · [\d,]+ samples/s · logs \S+", last_line
     )
     assert "\x1b" not in run.stderr + run.stdout, "no control codes without a terminal"
     stored = yaml.safe_load((run.home / "status.yaml").read_text())

@@ -11,15 +11,14 @@ from disttrain_api.status import ConditionType, JobStatus, Verdict
 from disttrain_operator.decide.conditions import condition
 
 _SHOWN_LOG_LINES = 15
-INTERRUPTED = 130
 
 
-def exit_code(status: JobStatus, *, interrupted: bool) -> int:
-    """0 at success; a permanent exit code of the trainer where there is one; 130 after Ctrl-C; else 1."""
+def exit_code(status: JobStatus, *, interrupted_by: int | None) -> int:
+    """0 at success; a permanent exit code of the trainer where there is one; 128 + n suspended by signal n; else 1."""
     if _holds(status, ConditionType.COMPLETE):
         return 0
     if _holds(status, ConditionType.SUSPENDED):
-        return INTERRUPTED if interrupted else 0
+        return 128 + interrupted_by if interrupted_by is not None else 0
     verdict = _verdict(status)
     permanent = verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT
     return verdict.exit_code or 1 if permanent and verdict is not None else 1
