@@ -29,13 +29,16 @@ BASE_IMAGE = f"localhost/disttrain/base:{_SUITE}-1"
 
 def build_all(say: Say) -> None:
     with exclusive("images"):
+        # What an interrupted build has left: nobody else builds in this store, and we hold its lock.
+        succeeds([*_buildah(), "rm", "--all"])
         _ensure_base(say)
         for name in IMAGES:
             say(f"building disttrain/{name}:test")
             _build(name)
         LAYOUT.prune()
-        # Layers of former builds. The store is our own: nobody else's images are in it.
-        run([*_buildah(), "rmi", "--prune"])
+        # Layers of former builds. The store is our own: nobody else's images are in it. What cannot be removed now
+        # is removed after the next build.
+        succeeds([*_buildah(), "rmi", "--prune"])
 
 
 def _ensure_base(say: Say) -> None:
