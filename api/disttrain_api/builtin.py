@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from disttrain_api import sentences
 from disttrain_api.base import ApiModel
 from disttrain_api.training import Data, DataName, Fraction, Model, ModelName, Training
 
@@ -224,15 +225,18 @@ def _sizes_from(config: ModelConfig, samples: Images | Tokens) -> dict[str, int]
 
 
 def _schema_problems(training: Training) -> Iterator[Problem]:
-    for part, parse in (("model", lambda: _own_config(training.model)), ("data", lambda: data_config(training.data))):
-        if getattr(training, part).name is None:
-            continue
+    chosen: list[tuple[str, Model | Data, type[ApiModel]]] = []
+    if training.model.name is not None:
+        chosen.append(("model", training.model, MODEL_CONFIGS[training.model.name]))
+    if training.data.name is not None:
+        chosen.append(("data", training.data, DATA_CONFIGS[training.data.name]))
+    for part, component, config in chosen:
         try:
-            parse()
+            config.model_validate(component.config, by_alias=True, by_name=False)
         except ValidationError as error:
-            for one in error.errors():
-                path = ".".join(str(step) for step in one["loc"])
-                yield f"training.{part}.config{'.' if path else ''}{path}", f"{one['msg']}, found {one['input']!r:.80}"
+            for found in sentences.violations(error, config):
+                path = ".".join(("training", part, "config", *(str(step) for step in found.location)))
+                yield path, f"{found.message}; {found.hint}" if found.hint else found.message
 
 
 def _choice_problems(training: Training) -> Iterator[Problem]:
