@@ -10,6 +10,7 @@ client.delete(job.name)
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -167,9 +168,11 @@ def _job(answer: object) -> RemoteJob:
 
 def _connect(context: str | None) -> tuple[Any, str]:
     """An API client and the namespace that goes with it: from the kubeconfig, else from the pod that this runs in."""
+    # Read now: the library would take what KUBECONFIG was when it was imported.
+    file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
-        api_client = kubernetes_config.new_client_from_config(context=context)  # type: ignore[no-untyped-call]
-        contexts, active = kubernetes_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        api_client = kubernetes_config.new_client_from_config(file, context)  # type: ignore[no-untyped-call]
+        contexts, active = kubernetes_config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         chosen = next((entry for entry in contexts if entry["name"] == context), active)
         return api_client, chosen["context"].get("namespace") or "default"
     except (ConfigException, OSError) as error:
@@ -196,10 +199,10 @@ def _explained(what: str) -> Iterator[None]:
 def _sentence(error: ApiException) -> str:
     """What the API server says, without its wrapping."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        message = str(json.loads(error.body or "")["message"])
-        if error.status == 404 and PLURAL not in message:
-            return "the cluster does not know DistTrainingJobs; install the chart first"
-        return message
+        return str(json.loads(error.body or "")["message"])
+    if error.status == 404:
+        # A path that the API server does not know is answered in plain text, a missing object in JSON.
+        return "the cluster does not know DistTrainingJobs; install the chart first"
     return f"{error.status} {error.reason}"
 
 

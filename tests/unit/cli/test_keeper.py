@@ -1,0 +1,106 @@
+"""The keeper of a local pod, by itself. Hidden processes are looked for in tests/local."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disttrain.local import keeper
+
+GENEROUS = 60
+
+
+@pytest.fixture
+def kept() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start(kept: list[subprocess.Popen[bytes]], *command: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", keeper.__file__, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    kept.append(process)
+    return process
+
+
+def shell(kept: list[subprocess.Popen[bytes]], script: str) -> subprocess.Popen[bytes]:
+    return start(kept, "/bin/sh", "-c", script)
+
+
+def until_ready(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def order(process: subprocess.Popen[bytes], letter: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(letter)
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 81", 81), ("kill -9 $$", 137), ("kill -11 $$", 139)]
+)
+def test_it_ends_as_its_command_does(kept: list[subprocess.Popen[bytes]], script: str, code: int) -> None:
+    assert shell(kept, script).wait(GENEROUS) == code
+
+
+def test_a_command_that_cannot_be_executed_says_so(kept: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    file = tmp_path / "data.txt"
+    file.write_text("no program")
+    process = start(kept, str(file))
+    assert process.wait(GENEROUS) == 127
+    assert process.stdout is not None
+    assert process.stdout.read().decode() == f"cannot execute {file}: Permission denied\n"
+
+
+def test_sigterm_is_passed_on(kept: list[subprocess.Popen[bytes]]) -> None:
+    process = shell(kept, "trap 'exit 42' TERM; echo ready; while :; do sleep 0.01; done")
+    until_ready(process)
+    order(process, b"T")
+    assert process.wait(GENEROUS) == 42
+
+
+def test_a_kill_needs_no_consent(kept: list[subprocess.Popen[bytes]]) -> None:
+    process = shell(kept, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
+    until_ready(process)
+    order(process, b"TK")
+    assert process.wait(GENEROUS) == 137
+
+
+def test_without_its_runner_it_ends_everything(kept: list[subprocess.Popen[bytes]]) -> None:
+    process = shell(kept, "trap '' TERM; sleep 1000 & echo ready; wait; sleep 1000")
+    until_ready(process)
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 2
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(GENEROUS) == 137
+    assert not [each for each in below if each.is_running()]
+
+
+def test_what_a_command_leaves_behind_ends_with_it(kept: list[subprocess.Popen[bytes]]) -> None:
+    process = shell(kept, "setsid sleep 1000 & echo $!; exit 3")
+    assert process.stdout is not None
+    left = int(process.stdout.readline())
+    assert process.wait(GENEROUS) == 3
+    assert not psutil.pid_exists(left)
+
+
+def test_its_command_does_not_outlive_a_killed_keeper(kept: list[subprocess.Popen[bytes]]) -> None:
+    process = shell(kept, "echo ready; while :; do sleep 0.01; done")
+    until_ready(process)
+    (child,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    child.wait(GENEROUS)

@@ -1,0 +1,93 @@
+"""How a run ends, for people and for shells."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain.local.folder import RunFolder
+from disttrain.local.summary import exit_code, summary
+from disttrain_api.status import JobStatus
+from tests.builders import NOW
+
+POD = "digits-3f9a1-worker-0-a1"
+
+
+def a_status(condition: str, verdict: dict[str, Any] | None = None, **fields: Any) -> JobStatus:
+    entry = {
+        "type": condition,
+        "status": "True",
+        "reason": "DataNotFound",
+        "message": "rank 1 exited with code 81: no file",
+        "lastTransitionTime": NOW.isoformat(),
+        "observedGeneration": 1,
+    }
+    attempts = [{"number": 1, "startTime": NOW.isoformat(), "verdict": verdict}] if verdict else []
+    return JobStatus.model_validate({"conditions": [entry], "attempts": attempts, **fields})
+
+
+def a_verdict(code: int, **fields: Any) -> dict[str, Any]:
+    return {"reason": "x", "message": "y", "exitCode": code, "pod": POD, "rank": 1, **fields}
+
+
+@pytest.mark.parametrize(
+    ("status", "interrupted_by", "code"),
+    [
+        (a_status("Complete"), None, 0),
+        (a_status("Complete"), 2, 0),
+        (a_status("Suspended"), None, 0),
+        (a_status("Suspended"), 2, 130),
+        (a_status("Suspended"), 15, 143),
+        (a_status("Failed"), None, 1),
+        (a_status("Failed", a_verdict(81)), None, 81),
+        (a_status("Failed", a_verdict(3)), None, 1),
+        (a_status("Failed", a_verdict(81, rank=None)), None, 1),
+    ],
+    ids=[
+        "complete",
+        "complete although interrupted",
+        "suspended by the manifest",
+        "suspended by SIGINT",
+        "suspended by SIGTERM",
+        "failed",
+        "failed for good",
+        "failed again and again",
+        "failed with another program's 81",
+    ],
+)
+def test_the_exit_code_says_how_it_ended(status: JobStatus, interrupted_by: int | None, code: int) -> None:
+    assert exit_code(status, interrupted_by=interrupted_by) == code
+
+
+def test_success_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    progress = {
+        "step": 150,
+        "totalSteps": 150,
+        "loss": 0.0512,
+        "samplesPerSecond": 5120.4,
+        "metrics": [{"name": "accuracy", "value": 0.98}, {"name": "loss", "value": 0.07}],
+        "updateTime": NOW.isoformat(),
+    }
+    folder = RunFolder(Path("disttrain-runs/digits-3f9a1"))
+    line = summary(a_status("Complete", progress=progress, restarts=1), folder, storage=folder.path / "storage")
+    assert line == (
+        "Succeeded · 1 restart · accuracy 0.98 · held-out loss 0.07 · 150 steps · loss 0.0512 · 5,120 samples/s · "
+        "logs disttrain-runs/digits-3f9a1/logs · checkpoints disttrain-runs/digits-3f9a1/storage"
+    )
+
+
+def test_failure_is_a_block_with_the_lines_of_the_rank_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(Path("run"))
+    folder.logs.mkdir(parents=True)
+    folder.log(POD).write_text("[rank 0] fine\n[rank 1] no file\n[agent] exit code 81\n")
+    assert summary(a_status("Failed", a_verdict(81)), folder, storage=None).splitlines() == [
+        "Failed: DataNotFound",
+        "  rank 1 exited with code 81: no file",
+        "  last lines of its log:",
+        "    [rank 1] no file",
+        f"  log: run/logs/{POD}.log",
+    ]
