@@ -1,0 +1,217 @@
+"""`disttrain submit` and the Python client against a real API server. The test plays the operator."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from disttrain.client import Client
+from disttrain.errors import CommandError
+from tests.builders import NOW, a_manifest
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.operator_process import JOBS, eventually, install_crd
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ControlPlane]:
+    with ControlPlane() as started:
+        install_crd(started.api)
+        yield started
+
+
+@pytest.fixture
+def namespace(cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    name = f"team-{uuid.uuid4().hex[:8]}"
+    cluster.api.ensure("/api/v1/namespaces", {"metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(a_manifest(workers={"replicas": 2})))
+    return file
+
+
+def a_status(condition: str, *, verdict: dict[str, Any] | None = None) -> dict[str, Any]:
+    def entry(type_: str) -> dict[str, Any]:
+        return {
+            "type": type_,
+            "status": "True",
+            "reason": "Because",
+            "message": "it is so",
+            "lastTransitionTime": NOW.isoformat(),
+            "observedGeneration": 1,
+        }
+
+    finished = [entry("Finished")] if condition in ("Complete", "Failed") else []
+    phase = {"Complete": "Succeeded"}.get(condition, condition)
+    attempt = {"number": 1, "startTime": NOW.isoformat(), **({"verdict": verdict} if verdict else {})}
+    return {"phase": phase, "attempt": 1, "conditions": [entry(condition), *finished], "attempts": [attempt]}
+
+
+def write_status(cluster: ControlPlane, namespace: str, status: dict[str, Any]) -> None:
+    place = f"{JOBS.format(namespace)}/digits"
+    job = cluster.api.ask("GET", place).json()
+    assert cluster.api.ask("PUT", f"{place}/status", {**job, "status": status}).status == 200
+
+
+def submit(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "disttrain.main", "submit", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def test_a_manifest_is_sent_as_it_was_written(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    code, out, err = ended(submit(path, "--namespace", namespace))
+    assert (code, err) == (0, "")
+    assert out == (
+        f"dtj/digits created in namespace {namespace}\nfollow it with: kubectl get dtj digits -n {namespace} -w\n"
+    )
+    stored = cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
+    assert stored["spec"]["workers"]["replicas"] == 2
+
+
+def test_a_job_that_exists_is_not_sent_twice(namespace: str, path: Path) -> None:
+    assert ended(submit(path, "-n", namespace))[0] == 0
+    code, _, err = ended(submit(path, "-n", namespace))
+    assert code == 1
+    assert err.startswith(f"disttrain: cannot create {namespace}/digits: ")
+    assert "already exists" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_namespace_that_is_not_there_is_named(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    code, _, err = ended(submit(path, "-n", "nowhere"))
+    assert code == 1
+    assert 'namespaces "nowhere" not found' in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_cluster_without_the_chart_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ControlPlane() as bare:
+        monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig))
+        code, _, err = ended(submit(path, "-n", "default"))
+    assert code == 1
+    assert "the cluster does not know DistTrainingJobs; install the chart first" in err
+
+
+def test_a_cluster_that_does_not_answer_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    code, _, err = ended(submit(path))
+    assert code == 1
+    assert "the cluster does not answer" in err
+    assert "Traceback" not in err
+
+
+def test_a_wrong_manifest_is_not_sent(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    path.write_text(yaml.safe_dump(a_manifest(training={"stepz": 1})))
+    code, _, err = ended(submit(path, "-n", namespace))
+    assert code == 1
+    assert "stepz" in err
+    assert cluster.api.ask("GET", JOBS.format(namespace)).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "verdict", "code"),
+    [
+        ("Complete", None, 0),
+        ("Failed", None, 1),
+        ("Failed", {"reason": "DataNotFound", "message": "no file", "rank": 0, "exitCode": 81}, 81),
+    ],
+)
+def test_wait_ends_as_the_job_does(
+    cluster: ControlPlane, namespace: str, path: Path, condition: str, verdict: dict[str, Any] | None, code: int
+) -> None:
+    process = submit(path, "-n", namespace, "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("dtj/digits created")
+    assert process.stdout.readline() == "digits: Pending\n"
+    write_status(cluster, namespace, a_status("Running"))
+    assert process.stdout.readline() == "digits: Running  attempt 1\n"
+    write_status(cluster, namespace, a_status(condition, verdict=verdict))
+    returned, out, err = ended(process)
+    assert returned == code
+    assert out.startswith(f"digits: {'Succeeded' if code == 0 else 'Failed'}")
+    assert err == ("" if code == 0 else "Failed: Because\n  it is so\n")
+
+
+def test_wait_outlives_a_restart_of_the_api_server(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    process = submit(path, "-n", namespace, "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("dtj/digits created")
+    assert process.stdout.readline() == "digits: Pending\n"
+    cluster.kill_api_server()
+    cluster.start_api_server()
+    eventually(lambda: cluster.api.ask("GET", JOBS.format(namespace)).status == 200)
+    write_status(cluster, namespace, a_status("Complete"))
+    assert ended(process)[0] == 0
+
+
+def test_wait_says_when_the_job_is_deleted(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    process = submit(path, "-n", namespace, "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("dtj/digits created")
+    assert process.stdout.readline() == "digits: Pending\n"
+    Client(namespace=namespace).delete("digits")
+    code, _, err = ended(process)
+    assert code == 1
+    assert err == f"disttrain: {namespace}/digits was deleted\n"
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_alone(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    process = submit(path, "-n", namespace, "--wait")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").status == 200
+
+
+def test_the_client_submits_waits_and_deletes(cluster: ControlPlane, namespace: str) -> None:
+    client = Client(namespace=namespace)
+    job = client.submit(a_manifest())
+    assert (job.name, job.namespace, job.finished) == ("digits", namespace, False)
+    assert client.get("digits").uid == job.uid
+    threading.Timer(0.2, write_status, (cluster, namespace, a_status("Complete"))).start()
+    assert client.wait("digits", timeout=SECONDS).finished
+    client.delete("digits")
+    with pytest.raises(CommandError, match=f"cannot read {namespace}/digits: .*not found"):
+        client.get("digits")
+
+
+def test_the_client_waits_no_longer_than_it_was_told(namespace: str) -> None:
+    client = Client(namespace=namespace)
+    client.submit(a_manifest())
+    with pytest.raises(TimeoutError, match="digits has not finished within 1 s"):
+        client.wait("digits", timeout=1)
