@@ -28,7 +28,7 @@ def test_held_out_digits_are_recognised(digits):
 def test_all_ranks_report_the_same(digits):
     _, (first, second) = digits
     assert first.report.done
-    assert first.report.step == first.report.total_steps == 150
+    assert first.report.step == first.report.total_steps == 200
     same = {"rank", "samples_per_second"}
     assert first.report.model_dump(exclude=same) == second.report.model_dump(exclude=same)
 
@@ -42,7 +42,7 @@ def test_metrics_have_torchtitans_names(digits):
     folder, ranks = digits
     lines = [json.loads(line) for line in (folder / "test" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "lr" in line]
-    assert [line["step"] for line in steps] == list(range(10, 151, 10))
+    assert [line["step"] for line in steps] == list(range(10, 201, 10))
     keys = {
         "attempt",
         "step",
@@ -62,7 +62,7 @@ def test_metrics_have_torchtitans_names(digits):
 
 def test_rank_0_alone_logs(digits):
     _, (first, second) = digits
-    assert "step: 150  loss: " in first.out
+    assert "step: 200  loss: " in first.out
     assert second.out == ""
 
 
