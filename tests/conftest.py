@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds at low priority beside the first tests. Whatever goes wrong is said by the fixture that needs the result."""
+    """Builds at low priority beside the first tests. What goes wrong is said by the fixture that needs the result."""
     places = {_place(item) for item in session.items}
     wanted = ORDER.index("e2e") in places and len(places) > 1
     if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
