@@ -8,38 +8,16 @@ from pydantic import Field, JsonValue
 from disttrain_api.base import ApiModel
 from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND, MAX_REPLICAS
 from disttrain_api.parallelism import Parallelism
+from disttrain_api.run_policy import RunPolicy
 from disttrain_api.training import Training
 
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 # Kubernetes' quantities without exponents, and not zero.
 _QUANTITY = r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
 
 # The API server checks templates against the real PodTemplateSpec schema; here they are plain JSON.
 PodTemplate = dict[str, JsonValue]
-
-
-class RestartPolicy(StrEnum):
-    """What a failed rank means."""
-
-    GANG = "Gang"
-    NEVER = "Never"
-
-
-class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job has finished."""
-
-    RUNNING = "Running"
-    ALL = "All"
-    NONE = "None"
-
-
-class PodSecurity(StrEnum):
-    """Whether the operator fills in a security context."""
-
-    RESTRICTED = "Restricted"
-    TEMPLATE = "Template"
 
 
 class AccessMode(StrEnum):
@@ -91,28 +69,6 @@ class Storage(ApiModel):
     """Access mode of the created claim. Absent: ReadWriteMany. ReadWriteOnce is refused with more than one pod."""
     retain: bool | None = None
     """Whether the created claim outlives the job. Absent: true."""
-
-
-class RunPolicy(ApiModel):
-    """How the job lives and ends."""
-
-    suspend: bool = False
-    """True stops the pods after a checkpoint; false starts them again from it."""
-    restart_policy: RestartPolicy = RestartPolicy.GANG
-    """Gang recreates all pods when a rank fails; Never fails the job."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Gang restarts without a new checkpoint between them before the job fails."""
-    start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1800
-    """Time from the creation of an attempt's pods until all of them run, before the job fails."""
-    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Time from the start (or the last resume) before the job fails. Absent: no limit."""
-    ttl_seconds_after_finished: Seconds | None = None
-    """Time after the end before the job is deleted. Absent: it is kept."""
-    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
-    """Which pods are deleted when the job has finished: those still Running, All, or None."""
-    pod_security: PodSecurity = PodSecurity.RESTRICTED
-    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
-    pods as the template has them, which an image that must run as root needs."""
 
 
 class JobSpec(ApiModel):

@@ -72,15 +72,26 @@ class FreezeRule:
         return validation(f"!({ran}) || ({unchanged})", self.sentence, {}, f".{self.path}")
 
 
-# Everything but suspend, the deadlines and the time to live of `runPolicy`.
+_FROZEN_POLICIES = (
+    "restartPolicy",
+    "maxRestarts",
+    "restartBackoffSeconds",
+    "failurePolicy",
+    "successPolicy",
+    "nodeSuspicion",
+    "cleanPodPolicy",
+    "podSecurity",
+    "disruptionBudget",
+    "schedulingPolicy",
+    "managedBy",
+)
+
+# Everything but suspend, the deadlines, the time-outs and the time to live of `runPolicy`.
 FREEZE_RULES = (
     FreezeRule("spec.workers", optional=False),
     FreezeRule("spec.parameterServers"),
     FreezeRule("spec.parallelism", optional=False),
     FreezeRule("spec.training"),
     FreezeRule("spec.storage"),
-    FreezeRule("spec.runPolicy.restartPolicy", optional=False),
-    FreezeRule("spec.runPolicy.maxRestarts", optional=False),
-    FreezeRule("spec.runPolicy.cleanPodPolicy", optional=False),
-    FreezeRule("spec.runPolicy.podSecurity", optional=False),
+    *(FreezeRule(f"spec.runPolicy.{field}") for field in _FROZEN_POLICIES),
 )

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from disttrain_api.rules.rule import Rule, Values, when
-from disttrain_api.spec import AccessMode, JobSpec, RestartPolicy, RunPolicy
+from disttrain_api.run_policy import RestartPolicy, RunPolicy
+from disttrain_api.spec import AccessMode, JobSpec
 from disttrain_api.training import LossName, LrScheduleName, OptimizerName, Training
 
 _DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default

@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from disttrain_api.spec import CleanPodPolicy, JobSpec
+from disttrain_api.run_policy import CleanPodPolicy
+from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.actions import Action, DeletePod
 from disttrain_operator.decide.clock import timestamp

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
-from disttrain_api.spec import RestartPolicy
+from disttrain_api.run_policy import RestartPolicy
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish

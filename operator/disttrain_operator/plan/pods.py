@@ -4,7 +4,8 @@ import copy
 from typing import Any
 
 from disttrain_api.names import API_VERSION, CONTAINER, KIND, TERMINATION_LOG, Env, Role
-from disttrain_api.spec import JobSpec, PodSecurity, PodTemplate
+from disttrain_api.run_policy import PodSecurity
+from disttrain_api.spec import JobSpec, PodTemplate
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
 from disttrain_operator.plan.identity import child_name, claim_name, pod_labels, pod_name
 from disttrain_operator.plan.site import PlannedJob, Site

@@ -1,0 +1,175 @@
+"""`spec.runPolicy`: how a job lives and ends."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+from disttrain_api.names import Role
+from disttrain_api.scheduling import SchedulingPolicy
+
+Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveSeconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class RestartPolicy(StrEnum):
+    """What a failed rank means."""
+
+    GANG = "Gang"
+    NEVER = "Never"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job has finished."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class PodSecurity(StrEnum):
+    """Whether the operator fills in a security context."""
+
+    RESTRICTED = "Restricted"
+    TEMPLATE = "Template"
+
+
+class FailureAction(StrEnum):
+    """What follows from the failure of a pod."""
+
+    FAIL_JOB = "FailJob"
+    RESTART_GANG = "RestartGang"
+    RESTART_POD = "RestartPod"
+    IGNORE = "Ignore"
+    RESTART_WITHOUT_COUNTING = "RestartWithoutCounting"
+
+
+class ExitCodeOperator(StrEnum):
+    """Whether the exit code must be one of the values, or none of them."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+
+
+class ExitCodes(ApiModel):
+    """A set of exit codes."""
+
+    operator: ExitCodeOperator = ExitCodeOperator.IN
+    """In: one of the values. NotIn: none of them, but an exit code all the same."""
+    values: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)]
+    """Exit codes."""
+
+
+class PodConditionPattern(ApiModel):
+    """A condition that the pod has."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Its type, for example DisruptionTarget."""
+    status: Annotated[str, Field(pattern="^(True|False|Unknown)$")] = "True"
+    """Its status."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Its reason. Absent: any."""
+
+
+class FailureRule(ApiModel):
+    """Matches a failed pod where all that is given matches; with nothing given, every failed pod."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Named in the status when the rule decides."""
+    action: FailureAction
+    """FailJob, RestartGang, RestartPod (that pod alone, under its old name), Ignore (the pod stays as it is and the
+    others go on), or RestartWithoutCounting (the gang, not counted by maxRestarts)."""
+    roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
+    """Roles of the pod. Absent: any."""
+    exit_codes: ExitCodes | None = None
+    """Exit code of the container `trainer`. Absent: any, or none."""
+    signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = None
+    """Signals that ended the container `trainer`. Absent: any, or none."""
+    reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(min_length=1, max_length=32)] | None = None
+    """Reasons as in the verdict of an attempt: OOMKilled, Evicted, Preempted, Drained, NodeLost, RankFailed, PeerLost …
+    Absent: any."""
+    pod_conditions: Annotated[list[PodConditionPattern], Field(min_length=1, max_length=16)] | None = None
+    """Conditions, of which the pod has at least one. Absent: any, or none."""
+
+
+class FailurePolicy(ApiModel):
+    """What follows from failures; the first rule that matches the pod decides."""
+
+    rules: Annotated[list[FailureRule], Field(min_length=1, max_length=32)]
+    """In order. What no rule matches goes by default: the trainer's permanent exit codes fail the job; preemption,
+    eviction, drain and the loss of a node restart the gang without counting; everything else restarts it."""
+
+
+class SuccessOperator(StrEnum):
+    """How many pods of the role must succeed."""
+
+    ALL = "All"
+    ANY = "Any"
+    FIRST = "First"
+
+
+class SuccessPolicy(ApiModel):
+    """When the job is complete; pods that still run are then stopped."""
+
+    role: Role = Role.WORKER
+    """The role whose pods decide."""
+    operator: SuccessOperator = SuccessOperator.ALL
+    """All pods of the role have succeeded, Any one has, or the First (index 0) has."""
+
+
+class NodeSuspicion(ApiModel):
+    """When a node is thought to be at fault: pods of later attempts then prefer other nodes."""
+
+    failures: Annotated[int, Field(ge=0, le=10)] = 2
+    """Attempts that failed first on the node. 0: no node is ever suspected."""
+    window_seconds: PositiveSeconds = 21_600
+    """Within this time."""
+
+
+class DisruptionBudget(ApiModel):
+    """A PodDisruptionBudget over the job's pods. Drains of nodes wait for it: with care."""
+
+    min_available: Annotated[int, Field(ge=1, le=20_000)]
+    """Pods that must stay when the others are evicted."""
+
+
+class RunPolicy(ApiModel):
+    """How the job lives and ends."""
+
+    suspend: bool = False
+    """True stops the pods after a checkpoint; false starts them again from it."""
+    restart_policy: RestartPolicy = RestartPolicy.GANG
+    """Gang recreates all pods when a rank fails; Never fails the job."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Restarts without a new checkpoint between them before the job fails."""
+    restart_backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
+    """Pause before the second restart without a new checkpoint between them; doubled for each further one, up to an
+    hour. The first restart is at once."""
+    failure_policy: FailurePolicy | None = None
+    """What follows from which failure. Absent: the defaults."""
+    success_policy: SuccessPolicy = SuccessPolicy()
+    """When the job is complete."""
+    node_suspicion: NodeSuspicion = NodeSuspicion()
+    """When later attempts avoid a node."""
+    start_deadline_seconds: PositiveSeconds = 1800
+    """Time from the creation of an attempt's pods until all of them run, before the job fails."""
+    active_deadline_seconds: PositiveSeconds | None = None
+    """Time from the start (or the last resume) before the job fails. Absent: no limit."""
+    termination_timeout_seconds: PositiveSeconds = 60
+    """Time that a pod may take to end after its grace is over, or on a dead node after its deletion, before it is
+    removed by force. The checkpoints are fenced against what may still run there."""
+    ttl_seconds_after_finished: Seconds | None = None
+    """Time after the end before the job is deleted. Absent: it is kept."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted when the job has finished: those still Running, All, or None."""
+    pod_security: PodSecurity = PodSecurity.RESTRICTED
+    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
+    pods as the template has them, which an image that must run as root needs."""
+    disruption_budget: DisruptionBudget | None = None
+    """Absent: none, so that nodes can be drained."""
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy()
+    """How the pods of a gang are placed."""
+    managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=r"^[^/]+/[^/]+$")] | None = None
+    """Another controller's name, for example kueue.x-k8s.io/multikueue: this operator then leaves the job alone.
+    Absent or disttrain.io/operator: this operator."""

@@ -1,0 +1,45 @@
+"""`spec.runPolicy.schedulingPolicy`: who places a gang, and where its ranks are put together."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class GangScheduler(StrEnum):
+    """Who sees to it that a gang is placed as a whole or not at all."""
+
+    NONE = "None"
+    GATE = "Gate"
+    KUEUE = "Kueue"
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+
+
+class Topology(ApiModel):
+    """Ranks of one tensor or pipeline group are put together: exactly one of `required` and `preferred`."""
+
+    required: Name | None = None
+    """Key of a node label, for example topology.kubernetes.io/zone. A group never spans two of its values."""
+    preferred: Name | None = None
+    """Key of a node label. A group spans two of its values only where there is no other room."""
+
+
+class SchedulingPolicy(ApiModel):
+    """How the pods of a gang are placed."""
+
+    gang: GangScheduler = GangScheduler.NONE
+    """None leaves each pod to the cluster's scheduler. Gate holds all pods until the whole gang fits; it needs an
+    operator that serves all namespaces. Kueue, Volcano and Coscheduling (scheduler-plugins) must be installed."""
+    queue_name: Name | None = None
+    """Queue of Kueue (a LocalQueue; it needs one) or of Volcano."""
+    priority_class_name: Name | None = None
+    """PriorityClass of all pods."""
+    topology: Topology | None = None
+    """Which ranks are put together. Absent: any node will do."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Gate: time to wait for room before the job fails. Absent: no limit. Coscheduling: its scheduleTimeoutSeconds."""
