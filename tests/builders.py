@@ -83,7 +83,9 @@ def a_raw_pod(
 
 def with_state(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """The pod with this phase and state of its trainer container."""
-    status = {"phase": phase, "containerStatuses": [{"name": CONTAINER, "image": "an/image:1", "state": dict(state)}]}
+    container = {"name": CONTAINER, "image": "an/image:1", "state": dict(state)}
+    kept = {key: value for key, value in pod["status"].items() if key == "conditions"}
+    status = {**kept, "phase": phase, "containerStatuses": [container]}
     return {**pod, "spec": {**pod["spec"], "nodeName": "node1"}, "status": status}
 
 

@@ -148,7 +148,10 @@ def openapi_schema() -> Schema:
             "spec": model_schema(JobSpec, "spec"),
             "status": _without_defaults(model_schema(JobStatus, "status")),
         },
-        "x-kubernetes-validations": [rule.validation() for rule in (*NAME_RULES, *FREEZE_RULES)],
+        "x-kubernetes-validations": [
+            *(rule.validation() for rule in NAME_RULES),
+            *(rule.validation() for rule in FREEZE_RULES),
+        ],
     }
     for rule in RULES:
         if rule.cel is not None:

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
+from disttrain_api.run_policy import FailureAction
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -103,6 +104,20 @@ class CheckpointStatus(ApiModel):
     """When it was complete."""
 
 
+class FailureClass(StrEnum):
+    """What kind of cause ended a pod."""
+
+    CONFIGURATION = "Configuration"
+    PROGRAM = "Program"
+    OUT_OF_MEMORY = "OutOfMemory"
+    KILLED = "Killed"
+    DISRUPTION = "Disruption"
+    NODE_LOST = "NodeLost"
+    POD_LOST = "PodLost"
+    STOPPED = "Stopped"
+    PEER_LOST = "PeerLost"
+
+
 class Verdict(ApiModel):
     """Why an attempt ended: the first cause, not the last symptom."""
 
@@ -110,6 +125,13 @@ class Verdict(ApiModel):
     """One word for programs, for example OOMKilled or RankFailed."""
     message: str
     """A sentence for people."""
+    class_: Annotated[FailureClass | None, Field(alias="class")] = None
+    """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, Killed, Disruption
+    (preempted, evicted, drained), NodeLost, PodLost, Stopped or PeerLost. Absent: nothing failed."""
+    action: FailureAction | None = None
+    """What followed from it by the failure policy. Absent: nothing failed."""
+    rule: str | None = None
+    """Name, or place in the list, of the failure policy's rule that said so. Absent: the default."""
     role: str | None = None
     """Role of the pod that failed first."""
     rank: int | None = None
@@ -122,6 +144,21 @@ class Verdict(ApiModel):
     """Its exit code."""
     signal: int | None = None
     """The signal that ended it."""
+    log: str | None = None
+    """The last lines of its log, where they could be had."""
+
+
+class Replacement(ApiModel):
+    """A pod that was made again alone, within an attempt."""
+
+    pod: str
+    """Its name; the new pod has the same."""
+    uid: str
+    """Uid of the pod that failed."""
+    time: Time
+    """When it was judged."""
+    reason: str
+    """Why it failed."""
 
 
 class Attempt(ApiModel):
@@ -137,6 +174,12 @@ class Attempt(ApiModel):
     """When it ended."""
     verdict: Verdict | None = None
     """Why it ended."""
+    checkpoint_step: int | None = None
+    """Step of the last complete checkpoint when it ended."""
+    avoided_nodes: list[str] = []
+    """Nodes under suspicion, which its pods prefer not to use."""
+    replacements: list[Replacement] = []
+    """Pods that were made again alone; the last fifty."""
 
 
 class JobStatus(ApiModel):
@@ -151,9 +194,9 @@ class JobStatus(ApiModel):
     attempt: int = 0
     """Number of the current attempt; 0 before the first."""
     restarts: int = 0
-    """Gang restarts so far; resuming from suspension is none."""
+    """Restarts so far, of the gang or of single pods; resuming from suspension is none."""
     restarts_since_checkpoint: int = 0
-    """Gang restarts since the last new checkpoint; `maxRestarts` bounds them."""
+    """Counted restarts since the last new checkpoint; `maxRestarts` bounds them."""
     mesh: str | None = None
     """Degrees of the mesh, for example "pp2 x dp8"."""
     world_size: int | None = None

@@ -143,7 +143,7 @@ class _Round:
             return
         plan = self._plans.get(action.attempt)
         if plan is None:
-            plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site)
+            plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site, action.avoid)
         problem = await self._create(plan.pod(action.role, action.index), self._world.pods)
         if problem is not None and problem.reason not in _OF_ONE_NAME:
             self._refused.add(action.role)

@@ -21,11 +21,16 @@ class CreatePod:
     index: int
     attempt: int
     why: str
+    avoid: tuple[str, ...] = ()
+    """Nodes that it should not run on where there are others."""
 
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete exactly this pod; `uid` is a precondition. `grace_seconds` None: the pod's own grace period."""
+    """Delete exactly this pod; `uid` is a precondition.
+
+    `grace_seconds` None: the pod's own grace period; 0: by force, its node is not asked.
+    """
 
     name: str
     uid: str

@@ -11,3 +11,8 @@ def timestamp(moment: datetime) -> str:
 def after(text: str, seconds: float) -> datetime:
     """The moment `seconds` after a timestamp."""
     return datetime.fromisoformat(text).astimezone(UTC) + timedelta(seconds=seconds)
+
+
+def earliest(*moments: datetime | None) -> datetime | None:
+    """The first of those that are given."""
+    return min((moment for moment in moments if moment is not None), default=None)

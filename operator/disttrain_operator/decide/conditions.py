@@ -8,7 +8,7 @@ from disttrain_api.names import Reason, Role
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Move, State
-from disttrain_operator.decide.ledger import restarting
+from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import newest_checkpoint, progress
 from disttrain_operator.decide.waiting import USUAL_REASONS
@@ -111,7 +111,7 @@ def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
 def _restarting(move: Move) -> tuple[str, str]:
     if move.state is not State.RESTARTING:
         return Reason.NOT_RESTARTING, "the job is not restarting"
-    verdict = move.ledger.attempts[-2].verdict if restarting(move.ledger) else None
+    verdict = ended_by(move.ledger)
     return (Reason.GANG_RESTARTED, verdict.message) if verdict else (move.reason, move.message)
 
 

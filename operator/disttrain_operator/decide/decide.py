@@ -9,11 +9,14 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
 from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
+from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Move
 from disttrain_operator.decide.finished import after_the_end, is_finished
 from disttrain_operator.decide.invalid_spec import invalid_spec
+from disttrain_operator.decide.leaving import leaving
 from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.restart_policy import restart_policy
 from disttrain_operator.decide.startup import begin, running, start_deadline, startup
 from disttrain_operator.decide.success_policy import success_policy
@@ -28,9 +31,12 @@ POLICIES: tuple[Policy, ...] = (
     active_deadline,
     suspend,
     restart_policy,
+    note_replacements,
     begin,
     start_deadline,
     startup,
+    replace_pods,
+    leaving,
     running,
 )
 
@@ -51,16 +57,12 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         status=derive(job, observed, move, now),
         actions=move.actions,
         events=_events(job, move),
-        look_again_at=_earliest(move.look_again_at, active_deadline_at(job)),
+        look_again_at=earliest(move.look_again_at, active_deadline_at(job)),
     )
 
 
 def _events(job: Job, move: Move) -> tuple[Event, ...]:
-    """The move's Event, unless the status already says the same."""
+    """The move's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
     said = running is not None and running.reason == move.reason and job.status.attempt == move.ledger.attempt
-    return (move.event,) if move.event is not None and not said else ()
-
-
-def _earliest(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
+    return () if said else move.events

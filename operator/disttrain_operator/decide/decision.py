@@ -42,7 +42,7 @@ class Move:
     message: str
     ledger: JobStatus
     actions: tuple[Action, ...] = ()
-    event: Event | None = None
+    events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None
 
 

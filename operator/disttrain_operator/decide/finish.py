@@ -2,12 +2,12 @@
 
 from datetime import datetime
 
-from disttrain_api.run_policy import CleanPodPolicy
+from disttrain_api.run_policy import CleanPodPolicy, RunPolicy
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus, Verdict
-from disttrain_operator.decide.actions import Action, DeletePod
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.gang_actions import Removal, remove
 from disttrain_operator.decide.ledger import end_attempt
 from disttrain_operator.decide.observed import Observed
 
@@ -15,17 +15,15 @@ from disttrain_operator.decide.observed import Observed
 def finish(status: JobStatus, now: datetime, state: State, verdict: Verdict) -> Move:
     """The job ends. Its pods are cleaned up by the policy of finished jobs, once the end stands in the status."""
     ledger = end_attempt(status, now, verdict).model_copy(update={"completion_time": timestamp(now)})
-    event = Event(verdict.reason, verdict.message, warning=state is State.FAILED)
-    return Move(state, verdict.reason, verdict.message, ledger, event=event, look_again_at=now)
+    events = (Event(verdict.reason, verdict.message, warning=state is State.FAILED),)
+    return Move(state, verdict.reason, verdict.message, ledger, events=events, look_again_at=now)
 
 
-def clean_pods(spec: JobSpec | None, observed: Observed) -> tuple[Action, ...]:
+def clean_pods(spec: JobSpec | None, observed: Observed, now: datetime) -> Removal:
     """Deletions that cleanPodPolicy asks for when the job has finished."""
-    policy = spec.run_policy.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
+    run_policy = spec.run_policy if spec is not None else RunPolicy()
+    policy = run_policy.clean_pod_policy
     if policy is CleanPodPolicy.NONE:
-        return ()
-    return tuple(
-        DeletePod(pod.name, pod.uid, None, f"the job has finished and cleanPodPolicy is {policy}")
-        for pod in observed.pods
-        if not pod.gone and not pod.deleting and (pod.alive or policy is CleanPodPolicy.ALL)
-    )
+        return Removal()
+    pods = [pod for pod in observed.pods if not pod.gone and (pod.alive or policy is CleanPodPolicy.ALL)]
+    return remove(pods, run_policy, now, f"the job has finished and cleanPodPolicy is {policy}")

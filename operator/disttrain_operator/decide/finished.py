@@ -4,8 +4,8 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
-from disttrain_operator.decide.actions import Action, DeleteJob
-from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.actions import DeleteJob
+from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.conditions import condition, settle_counts
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.finish import clean_pods
@@ -21,12 +21,15 @@ def is_finished(job: Job) -> bool:
 def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
     """What remains to be done for a finished job. Of its status only the counts still change."""
     status = settle_counts(job.status, observed)
-    actions: tuple[Action, ...] = clean_pods(job.spec, observed)
+    cleaning = clean_pods(job.spec, observed, now)
     ttl = job.spec.run_policy.ttl_seconds_after_finished if job.spec is not None else None
     if ttl is None or job.status.completion_time is None:
-        return Decision("Finished", "the job has finished", status, actions)
+        return Decision(
+            "Finished", "the job has finished", status, cleaning.actions, look_again_at=cleaning.look_again_at
+        )
     expires = after(job.status.completion_time, ttl)
     if now < expires:
-        return Decision("Finished", f"the job is deleted at {expires}", status, actions, look_again_at=expires)
+        again = earliest(expires, cleaning.look_again_at)
+        return Decision("Finished", f"the job is deleted at {expires}", status, cleaning.actions, look_again_at=again)
     sentence = f"ttlSecondsAfterFinished ({ttl}) have passed since the job finished"
-    return Decision(Reason.TTL_EXPIRED, sentence, status, (*actions, DeleteJob(sentence)))
+    return Decision(Reason.TTL_EXPIRED, sentence, status, (*cleaning.actions, DeleteJob(sentence)))

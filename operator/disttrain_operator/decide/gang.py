@@ -6,25 +6,36 @@ from functools import cached_property
 
 from disttrain_api.names import Role
 from disttrain_api.spec import JobSpec
+from disttrain_api.status import JobStatus
 from disttrain_operator.decide.observed import Observed, PodFacts
 
 Identity = tuple[Role, int]
 
 
+def replicas(spec: JobSpec, role: Role) -> int:
+    """Pods of a role."""
+    if role is Role.WORKER:
+        return spec.workers.replicas
+    return spec.parameter_servers.replicas if spec.parameter_servers is not None else 0
+
+
 def expected(spec: JobSpec) -> Iterator[Identity]:
     """Role and index of every pod of a gang."""
-    yield from ((Role.WORKER, index) for index in range(spec.workers.replicas))
-    if spec.parameter_servers is not None:
-        yield from ((Role.PS, index) for index in range(spec.parameter_servers.replicas))
+    for role in (Role.WORKER, Role.PS):
+        yield from ((role, index) for index in range(replicas(spec, role)))
 
 
 @dataclass(frozen=True)
 class Gang:
-    """The pods of one attempt, and of older ones."""
+    """The pods of a ledger's newest attempt, and of older ones."""
 
     spec: JobSpec
-    attempt: int
+    ledger: JobStatus
     observed: Observed
+
+    @property
+    def attempt(self) -> int:
+        return self.ledger.attempt
 
     @cached_property
     def members(self) -> tuple[Identity, ...]:
@@ -32,14 +43,26 @@ class Gang:
         return tuple(expected(self.spec))
 
     @cached_property
+    def _replaced_uids(self) -> frozenset[str]:
+        attempts = self.ledger.attempts
+        return frozenset(entry.uid for entry in attempts[-1].replacements) if attempts else frozenset()
+
+    @cached_property
     def pods(self) -> tuple[PodFacts, ...]:
-        """Pods of the attempt that exist."""
-        return tuple(pod for pod in self.observed.pods if pod.attempt == self.attempt and not pod.gone)
+        """Pods of the attempt that exist and count."""
+        return tuple(pod for pod in self.seen if not pod.gone)
 
     @cached_property
     def seen(self) -> tuple[PodFacts, ...]:
-        """Pods of the attempt that exist or were deleted a short while ago."""
-        return tuple(pod for pod in self.observed.pods if pod.attempt == self.attempt)
+        """Pods of the attempt that exist or were deleted a short while ago, without those that were replaced."""
+        return tuple(
+            pod for pod in self.observed.pods if pod.attempt == self.attempt and pod.uid not in self._replaced_uids
+        )
+
+    @cached_property
+    def replaced(self) -> tuple[PodFacts, ...]:
+        """Pods of the attempt that are to make room for their replacement, and still exist."""
+        return tuple(pod for pod in self.observed.pods if pod.uid in self._replaced_uids and not pod.gone)
 
     @cached_property
     def old(self) -> tuple[PodFacts, ...]:
@@ -59,8 +82,13 @@ class Gang:
 
     @cached_property
     def failed(self) -> tuple[PodFacts, ...]:
-        """Pods that ended otherwise, also those deleted a short while ago."""
-        return tuple(pod for pod in self.seen if pod.failed)
+        """Pods that ended otherwise, also those deleted a short while ago, and those whose node is lost.
+
+        Of several lives of one member only the last counts.
+        """
+        alive = {(pod.role, pod.index) for pod in self.pods if pod.exit is None and not pod.on_lost_node}
+        done = alive | self.succeeded
+        return tuple(pod for pod in self.seen if (pod.failed or pod.on_lost_node) and (pod.role, pod.index) not in done)
 
     @cached_property
     def unstarted(self) -> tuple[PodFacts, ...]:
@@ -70,7 +98,3 @@ class Gang:
     @property
     def all_started(self) -> bool:
         return not self.missing and not self.unstarted
-
-    @property
-    def all_workers_succeeded(self) -> bool:
-        return all((Role.WORKER, index) in self.succeeded for index in range(self.spec.workers.replicas))

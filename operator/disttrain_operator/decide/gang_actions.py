@@ -1,16 +1,64 @@
-"""The two things that are ever done to a gang: what is left of older attempts goes, what is missing is made."""
+"""The things that are done to a gang: what has to go goes, what is missing is made."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from disttrain_api.run_policy import RunPolicy
 from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang import Gang, Identity
+from disttrain_operator.decide.observed import PodFacts
 
 # Survivors of a failure are stuck in a collective and have nothing to save.
 SURVIVOR_GRACE_SECONDS = 5
 
 
-def delete_old(gang: Gang) -> tuple[Action, ...]:
-    """Deletions of all pods of other attempts that are not yet on their way."""
+@dataclass(frozen=True)
+class Removal:
+    """Deletions, and when to look whether they have come to an end."""
+
+    actions: tuple[Action, ...] = ()
+    look_again_at: datetime | None = None
+
+
+def remove(pods: Iterable[PodFacts], policy: RunPolicy, now: datetime, why: str, grace: int | None = None) -> Removal:
+    """Delete these pods; by force what does not end in time. `grace` None: the pods' own grace period."""
+    actions: list[Action] = []
+    later: list[datetime] = []
+    for pod in pods:
+        if pod.deletion is None:
+            actions.append(DeletePod(pod.name, pod.uid, grace, why))
+        elif not pod.deletion.forced:
+            force_at = forced_at(pod, policy)
+            assert force_at is not None
+            if now >= force_at:
+                actions.append(DeletePod(pod.name, pod.uid, 0, _why_forced(pod, policy)))
+            else:
+                later.append(force_at)
+    return Removal(tuple(actions), min(later, default=None))
+
+
+def remove_old(gang: Gang, now: datetime) -> Removal:
+    """Remove all pods of other attempts."""
     why = f"attempt {gang.attempt} takes the place of an older one"
-    return tuple(DeletePod(pod.name, pod.uid, SURVIVOR_GRACE_SECONDS, why) for pod in gang.old if not pod.deleting)
+    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS)
+
+
+def forced_at(pod: PodFacts, policy: RunPolicy) -> datetime | None:
+    """When a pod that is being deleted is taken for one that cannot end; None where it is not being deleted.
+
+    Its checkpoints are fenced: what may still run behind a partition can do no harm.
+    """
+    if pod.deletion is None:
+        return None
+    # The grace of a pod whose node is lost is nobody's.
+    since = pod.deletion.asked if pod.on_lost_node else pod.deletion.deadline
+    return since + timedelta(seconds=policy.termination_timeout_seconds)
+
+
+def _why_forced(pod: PodFacts, policy: RunPolicy) -> str:
+    where = f" on node {pod.node}" if pod.node else ""
+    return f"it{where} did not end within terminationTimeoutSeconds ({policy.termination_timeout_seconds})"
 
 
 def create_missing(gang: Gang) -> tuple[Action, ...]:
@@ -18,8 +66,17 @@ def create_missing(gang: Gang) -> tuple[Action, ...]:
 
     None while a pod of another attempt is alive: two attempts never run side by side.
     """
-    if not gang.missing or any(pod.alive for pod in gang.old):
+    if any(pod.alive for pod in gang.old):
         return ()
+    return create(gang, gang.missing)
+
+
+def create(gang: Gang, members: Iterable[Identity]) -> tuple[Action, ...]:
+    """Creations of these members, whose names are free, and of what they need."""
+    taken = {(pod.role, pod.index) for pod in gang.replaced}
     why = f"attempt {gang.attempt} needs it"
-    pods = tuple(CreatePod(role, index, gang.attempt, why) for role, index in gang.missing)
-    return (CreateSupport(gang.attempt, why), *pods)
+    avoid = tuple(gang.ledger.attempts[-1].avoided_nodes)
+    pods = tuple(
+        CreatePod(role, index, gang.attempt, why, avoid) for role, index in members if (role, index) not in taken
+    )
+    return (CreateSupport(gang.attempt, why), *pods) if pods else ()

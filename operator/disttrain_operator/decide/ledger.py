@@ -1,26 +1,33 @@
 """The numbers of a status that only policies change: attempts, restarts, times."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
-from disttrain_api.status import Attempt, JobStatus, Verdict
-from disttrain_operator.decide.clock import timestamp
+from disttrain_api.run_policy import FailureAction, RunPolicy
+from disttrain_api.status import Attempt, JobStatus, Replacement, Verdict
+from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
+KEPT_REPLACEMENTS = 50
+MAX_BACKOFF_SECONDS = 3600
 
 
-def begin_attempt(status: JobStatus, now: datetime) -> JobStatus:
+def begin_attempt(status: JobStatus, policy: RunPolicy, now: datetime) -> JobStatus:
     """The next attempt begins."""
     number = status.attempt + 1
-    attempts = [*status.attempts, Attempt(number=number, start_time=timestamp(now))]
-    return status.model_copy(update={"attempt": number, "attempts": attempts[-KEPT_ATTEMPTS:]})
+    started = timestamp(now)
+    attempt = Attempt(number=number, start_time=started, avoided_nodes=suspected_nodes(status, policy, now))
+    attempts = [*status.attempts, attempt][-KEPT_ATTEMPTS:]
+    changes = {"attempt": number, "attempts": attempts, "start_time": status.start_time or started}
+    return status.model_copy(update=changes)
 
 
-def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus:
+def end_attempt(status: JobStatus, now: datetime, verdict: Verdict, checkpoint_step: int | None = None) -> JobStatus:
     """The current attempt, if there is one that has not ended, ends."""
     if not in_attempt(status):
         return status
-    return _with_current(status, {"end_time": timestamp(now), "verdict": verdict})
+    step = checkpoint_step if checkpoint_step is not None else _known_step(status)
+    return _with_current(status, {"end_time": timestamp(now), "verdict": verdict, "checkpoint_step": step})
 
 
 def mark_running(status: JobStatus, now: datetime) -> JobStatus:
@@ -28,10 +35,17 @@ def mark_running(status: JobStatus, now: datetime) -> JobStatus:
     return _with_current(status, {"running_time": timestamp(now)})
 
 
-def count_restart(status: JobStatus, *, new_checkpoint: bool) -> JobStatus:
+def count_restart(status: JobStatus, *, new_checkpoint: bool, counted: bool) -> JobStatus:
     """One more restart; a checkpoint since the last one starts the budget anew."""
-    since = 1 if new_checkpoint else status.restarts_since_checkpoint + 1
+    since = (0 if new_checkpoint else status.restarts_since_checkpoint) + counted
     return status.model_copy(update={"restarts": status.restarts + 1, "restarts_since_checkpoint": since})
+
+
+def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime) -> JobStatus:
+    """One pod of the current attempt is to be made again, under its name."""
+    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason)
+    replacements = [*status.attempts[-1].replacements, entry][-KEPT_REPLACEMENTS:]
+    return _with_current(status, {"replacements": replacements})
 
 
 def in_attempt(status: JobStatus) -> bool:
@@ -44,12 +58,75 @@ def ran(status: JobStatus) -> bool:
     return in_attempt(status) and status.attempts[-1].running_time is not None
 
 
+def ended_by(status: JobStatus) -> Verdict | None:
+    """Why the attempt before the current one ended, or the last one where none is under way."""
+    ended = [attempt for attempt in status.attempts if attempt.end_time is not None]
+    return ended[-1].verdict if ended else None
+
+
 def restarting(status: JobStatus) -> bool:
-    """Whether the current attempt was begun because the one before it failed."""
-    if len(status.attempts) < 2 or ran(status):
-        return False
-    previous = status.attempts[-2].verdict
-    return previous is not None and previous.reason != Reason.SUSPENDED
+    """Whether the next or current attempt exists because the one before it failed, and does not run yet."""
+    verdict = ended_by(status)
+    return verdict is not None and verdict.reason != Reason.SUSPENDED and not ran(status)
+
+
+def next_attempt_at(status: JobStatus, policy: RunPolicy) -> datetime | None:
+    """When the next attempt may begin after a failure; None: at once.
+
+    The first restart is at once. Each further one without a new checkpoint between them waits twice as long as the one
+    before: that also bounds restarts that do not count.
+    """
+    if in_attempt(status) or not restarting(status):
+        return None
+    delay = backoff_seconds(fruitless_attempts(status), policy)
+    end = status.attempts[-1].end_time
+    assert end is not None
+    return after(end, delay) if delay else None
+
+
+def backoff_seconds(failures: int, policy: RunPolicy) -> int:
+    """Pause after so many failures without a new checkpoint between them."""
+    if failures < 2:
+        return 0
+    doubled: int = policy.restart_backoff_seconds << min(failures - 2, 12)
+    return min(doubled, MAX_BACKOFF_SECONDS)
+
+
+def fruitless_attempts(status: JobStatus) -> int:
+    """How many of the last attempts failed at the same checkpoint."""
+    count, step = 0, None
+    for attempt in reversed([attempt for attempt in status.attempts if attempt.end_time is not None]):
+        failed = attempt.verdict is not None and attempt.verdict.action is not None
+        if not failed or (count and attempt.checkpoint_step != step):
+            break
+        count, step = count + 1, attempt.checkpoint_step
+    return count
+
+
+def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:
+    """Nodes on which enough attempts failed first within the window."""
+    suspicion = policy.node_suspicion
+    if not suspicion.failures:
+        return []
+    since = now - timedelta(seconds=suspicion.window_seconds)
+    failures: dict[str, int] = {}
+    for attempt in status.attempts:
+        node = _failed_node(attempt)
+        if node is not None and attempt.end_time is not None and after(attempt.end_time, 0) >= since:
+            failures[node] = failures.get(node, 0) + 1
+    return sorted(node for node, count in failures.items() if count >= suspicion.failures)
+
+
+def _failed_node(attempt: Attempt) -> str | None:
+    """The node that may be at fault: a full disk or a broken GPU shows as the program's failure."""
+    verdict = attempt.verdict
+    at_fault = verdict is not None and verdict.class_ in ("Program", "Killed", "NodeLost")
+    counted = verdict is not None and verdict.action is not FailureAction.FAIL_JOB
+    return verdict.node if verdict is not None and at_fault and counted else None
+
+
+def _known_step(status: JobStatus) -> int | None:
+    return status.checkpoint.step if status.checkpoint is not None else None
 
 
 def _with_current(status: JobStatus, changes: dict[str, object]) -> JobStatus:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Label, Role
+from disttrain_api.names import CONTAINER, Label, Reason, Role
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -50,6 +50,29 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Deletion:
+    """That a pod is being deleted: by us, a person, the scheduler, a drain, or for its node's sake."""
+
+    asked: datetime
+    deadline: datetime
+    """When its grace is over."""
+
+    @property
+    def forced(self) -> bool:
+        """Without grace: what still holds it is a finalizer."""
+        return self.deadline <= self.asked
+
+
+@dataclass(frozen=True)
+class PodCondition:
+    """One of a pod's conditions."""
+
+    type: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class PodFacts:
     """One pod of the job, of any attempt."""
 
@@ -61,12 +84,26 @@ class PodFacts:
     node: str | None = None
     started: bool = False
     """Its trainer container runs or has ended."""
-    deleting: bool = False
+    deletion: Deletion | None = None
     gone: bool = False
     """Deleted from the API server; these are its last known facts."""
     waiting: Waiting | None = None
     exit: Exit | None = None
     report: PodReport | None = None
+    disruption: str | None = None
+    """Why the cluster ends it: Preempted, Drained, Evicted or NodeLost."""
+    disruption_message: str = ""
+    conditions: tuple[PodCondition, ...] = ()
+    """Of a pod that has ended or is about to."""
+
+    @property
+    def deleting(self) -> bool:
+        return self.deletion is not None
+
+    @property
+    def on_lost_node(self) -> bool:
+        """Nobody will tell how it ends."""
+        return self.exit is None and not self.gone and self.disruption == Reason.NODE_LOST
 
     @property
     def succeeded(self) -> bool:
@@ -137,6 +174,8 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     status: Raw = raw.get("status") or {}
     container = _trainer_status(status)
     exit_ = _exit(status, container)
+    deletion = _deletion(metadata)
+    disruption, disruption_message = _disruption(status, ended=exit_ is not None)
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -145,11 +184,14 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
         started=exit_ is not None or "running" in container.get("state", {}),
-        deleting="deletionTimestamp" in metadata,
+        deletion=deletion,
         gone=gone,
         waiting=None if exit_ else _waiting(status, container),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
+        disruption=disruption,
+        disruption_message=disruption_message,
+        conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
 
 
@@ -170,6 +212,46 @@ def observe(
 def parse_time(text: str | None) -> datetime | None:
     """A Kubernetes timestamp as an aware datetime."""
     return datetime.fromisoformat(text).astimezone(UTC) if text else None
+
+
+def _deletion(metadata: Raw) -> Deletion | None:
+    deadline = parse_time(metadata.get("deletionTimestamp"))
+    if deadline is None:
+        return None
+    grace = metadata.get("deletionGracePeriodSeconds") or 0
+    return Deletion(asked=deadline - timedelta(seconds=grace), deadline=deadline)
+
+
+# Reasons of the condition DisruptionTarget.
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Reason.PREEMPTED,
+    "EvictionByEvictionAPI": Reason.DRAINED,
+    "DeletionByTaintManager": Reason.DRAINED,
+    "TerminationByKubelet": Reason.EVICTED,
+    "DeletionByPodGC": Reason.NODE_LOST,
+}
+# Reasons of a failed pod's status.
+_POD_REASONS = {"Evicted": Reason.EVICTED, "NodeShutdown": Reason.DRAINED, "NodeLost": Reason.NODE_LOST}
+
+
+def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str]:
+    conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
+    target = conditions.get("DisruptionTarget")
+    if target is not None and target.get("status") == "True":
+        reason: str = _DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED)
+        ready = conditions.get("Ready", {}).get("status")
+        # A node that is alive lets a pod that it must give up end well; on a dead one it only ceases to be ready.
+        if target.get("reason") == "DeletionByTaintManager" and ready == "False" and not ended:
+            reason = Reason.NODE_LOST
+        return reason, target.get("message", "")
+    if status.get("phase") == "Failed":
+        return _POD_REASONS.get(status.get("reason", "")), status.get("message", "")
+    return None, ""
+
+
+def _conditions(status: Raw) -> tuple[PodCondition, ...]:
+    entries = status.get("conditions") or []
+    return tuple(PodCondition(entry["type"], entry["status"], entry.get("reason", "")) for entry in entries)
 
 
 def _trainer_status(status: Raw) -> Raw:

@@ -1,20 +1,45 @@
-"""The job is complete when all workers have ended with exit code 0."""
+"""When the job is complete: all its workers have ended with exit code 0, or what its success policy says."""
 
 from datetime import datetime
 
-from disttrain_api.names import Reason
+from disttrain_api.names import Reason, Role
+from disttrain_api.run_policy import SuccessOperator
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.failures import Failures
 from disttrain_operator.decide.finish import finish
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang import Gang, replicas
 from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.observed import Job, Observed
 
 
 def success_policy(job: Job, observed: Observed, now: datetime) -> Move | None:
-    """Complete the job when all workers of the current attempt have succeeded. Parameter servers end with them."""
+    """End the job when enough pods of the current attempt have succeeded. The others, servers mostly, end with them."""
     assert job.spec is not None
-    if not in_attempt(job.status) or not Gang(job.spec, job.status.attempt, observed).all_workers_succeeded:
+    if not in_attempt(job.status):
         return None
-    message = f"all {job.spec.workers.replicas} workers succeeded"
-    return finish(job.status, now, State.COMPLETE, Verdict(reason=Reason.WORKERS_SUCCEEDED, message=message))
+    gang = Gang(job.spec, job.status, observed)
+    policy = job.spec.run_policy.success_policy
+    deciding = set(_deciding(policy.operator, policy.role, replicas(job.spec, policy.role)))
+    succeeded = deciding & gang.succeeded
+    if policy.operator is SuccessOperator.ANY and succeeded:
+        return _complete(job, now, policy.role, f"one {policy.role} succeeded")
+    if len(succeeded) < len(deciding) and not gang.failed:
+        return None
+    open_ = deciding - succeeded - Failures(job, gang, now).ignored
+    if open_:
+        return None
+    if not succeeded:
+        message = f"every {policy.role} that decides the job's success failed, and the failure policy ignores that"
+        return finish(job.status, now, State.FAILED, Verdict(reason=Reason.ALL_IGNORED, message=message))
+    named = f"{policy.role} 0" if policy.operator is SuccessOperator.FIRST else f"all {len(succeeded)} {policy.role}s"
+    return _complete(job, now, policy.role, f"{named} succeeded")
+
+
+def _deciding(operator: SuccessOperator, role: Role, count: int) -> list[tuple[Role, int]]:
+    return [(role, index) for index in range(1 if operator is SuccessOperator.FIRST else count)]
+
+
+def _complete(job: Job, now: datetime, role: Role, message: str) -> Move:
+    reason = Reason.WORKERS_SUCCEEDED if role is Role.WORKER else Reason.SERVERS_SUCCEEDED
+    return finish(job.status, now, State.COMPLETE, Verdict(reason=reason, message=message))

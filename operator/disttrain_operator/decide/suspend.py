@@ -4,8 +4,8 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.actions import DeletePod
 from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.gang_actions import remove
 from disttrain_operator.decide.ledger import end_attempt
 from disttrain_operator.decide.observed import Job, Observed
 
@@ -17,16 +17,14 @@ def suspend(job: Job, observed: Observed, now: datetime) -> Move | None:
         return None
     verdict = Verdict(reason=Reason.SUSPENDED, message="runPolicy.suspend was set")
     ledger = end_attempt(job.status, now, verdict).model_copy(update={"start_time": None})
-    alive = [pod for pod in observed.pods if pod.alive]
-    deletions = tuple(
-        DeletePod(pod.name, pod.uid, None, "runPolicy.suspend is true")
-        for pod in observed.pods
-        if not pod.gone and not pod.deleting
-    )
-    if alive:
+    existing = [pod for pod in observed.pods if not pod.gone]
+    removal = remove(existing, job.spec.run_policy, now, "runPolicy.suspend is true")
+    if any(pod.alive for pod in existing):
         sentence = "runPolicy.suspend is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
-        return Move(State.SUSPENDING, Reason.SUSPENDING, sentence, ledger, deletions, event)
+        return Move(
+            State.SUSPENDING, Reason.SUSPENDING, sentence, ledger, removal.actions, (event,), removal.look_again_at
+        )
     sentence = "runPolicy.suspend is true; set it to false to go on"
     event = Event(Reason.SUSPENDED, sentence)
-    return Move(State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, deletions, event)
+    return Move(State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, removal.actions, (event,), removal.look_again_at)

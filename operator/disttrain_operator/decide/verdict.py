@@ -1,97 +1,61 @@
-"""Exits of a gang -> the first cause, in words. A peer's lost connection is a symptom, never the cause."""
+"""The first cause of a failure, in words."""
 
-from datetime import UTC, datetime
-
-from disttrain_api.names import ExitCode, Reason, Role, exit_reason, permanent_reason
-from disttrain_api.status import Verdict
-from disttrain_operator.decide.gang import Identity
+from disttrain_api.names import ExitCode, Reason
+from disttrain_api.status import FailureClass, Verdict
+from disttrain_operator.decide.cause import Cause
+from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.observed import Exit, PodFacts
 
-_FAR_FUTURE = datetime.max.replace(tzinfo=UTC)
+MAX_DETAIL = 500
+MAX_LOG = 1500
+
+_DISRUPTED = {
+    Reason.PREEMPTED: "was preempted by pods of a higher priority",
+    Reason.DRAINED: "had to leave its node",
+    Reason.EVICTED: "was evicted by its node",
+    Reason.NODE_LOST: "was lost with its node",
+}
 
 
-def first_cause(failed: tuple[PodFacts, ...]) -> Verdict:
-    """The verdict over pods of one attempt that failed; there is at least one."""
-    return _verdict(min(failed, key=_rank_of_cause))
-
-
-def lost(identity: Identity, pod_name: str) -> Verdict:
-    """The verdict over a pod that vanished while the job ran."""
-    role, index = identity
-    message = f"pod {pod_name} ({role} {index}) was deleted while the job ran"
-    return Verdict(reason=Reason.POD_LOST, message=message, role=role, pod=pod_name)
-
-
-def is_permanent(failed: tuple[PodFacts, ...]) -> bool:
-    """Whether the first cause is one that a restart would meet again."""
-    return _permanent_reason(min(failed, key=_rank_of_cause)) is not None
-
-
-def _rank_of_cause(pod: PodFacts) -> tuple[int, datetime, str, int]:
-    """Smaller is nearer to the cause: by kind first, then by time, then by place."""
-    assert pod.exit is not None
-    return (_distance(pod), pod.exit.finished_at or _FAR_FUTURE, pod.role, pod.index)
-
-
-def _distance(pod: PodFacts) -> int:
-    assert pod.exit is not None
-    if _permanent_reason(pod):
-        return 0
-    if pod.exit.code is None or pod.exit.reason == Reason.OOM_KILLED:
-        return 1
-    if pod.report is not None and pod.exit.code == ExitCode.PEER_LOST:
-        return 5
-    if pod.exit.code == ExitCode.STOPPED:
-        return 4
-    # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
-    if pod.exit.signal is not None:
-        return 2 if pod.exit.signal == 9 else 3
-    return 3
-
-
-def _permanent_reason(pod: PodFacts) -> str | None:
-    # Without a report of our agent the number is another program's and means nothing to us.
-    if pod.report is None or pod.exit is None or pod.exit.code is None:
-        return None
-    return permanent_reason(pod.exit.code)
-
-
-def _verdict(pod: PodFacts) -> Verdict:
-    exit_ = pod.exit
-    assert exit_ is not None
+def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
+    """The verdict over an attempt that this cause ended."""
+    pod, exit_ = cause.pod, cause.pod.exit
     failure = pod.report.failure if pod.report else None
     rank = failure.rank if failure else None
-    subject = f"{pod.role} {pod.index}" if rank is None else f"rank {rank}"
-    where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
-    detail = (failure.message if failure else None) or _detail(pod, exit_)
     return Verdict(
-        reason=_reason(pod, exit_),
-        message=f"{subject} ({where}) {_ending(exit_)}" + (f": {detail}" if detail else ""),
+        reason=cause.reason,
+        message=_sentence(cause, rank),
+        class_=cause.class_,
+        action=ruling.action,
+        rule=ruling.rule,
         role=pod.role,
         rank=rank,
         pod=pod.name,
         node=pod.node,
-        exit_code=exit_.code,
-        signal=exit_.signal,
+        exit_code=exit_.code if exit_ else None,
+        signal=exit_.signal if exit_ else None,
+        log=_log(pod),
     )
 
 
-def _reason(pod: PodFacts, exit_: Exit) -> str:
-    if exit_.reason == Reason.OOM_KILLED:
-        return Reason.OOM_KILLED
-    if exit_.code is None:
-        return exit_.reason or Reason.POD_FAILED
-    if pod.report is not None:
-        try:
-            return exit_reason(ExitCode(exit_.code))
-        except ValueError:
-            return Reason.RANK_FAILED
-    return Reason.RANK_FAILED if pod.role is Role.WORKER else Reason.POD_FAILED
+def _sentence(cause: Cause, rank: int | None) -> str:
+    pod = cause.pod
+    if cause.class_ is FailureClass.POD_LOST:
+        return f"pod {pod.name} ({pod.role} {pod.index}) was deleted while the job ran"
+    subject = f"{pod.role} {pod.index}" if rank is None else f"rank {rank}"
+    where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
+    detail = _detail(cause)
+    return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
 
 
-def _ending(exit_: Exit) -> str:
-    if exit_.reason == Reason.OOM_KILLED:
+def _ending(cause: Cause) -> str:
+    exit_ = cause.pod.exit
+    if cause.class_ is FailureClass.OUT_OF_MEMORY:
         return "ran out of memory and was killed"
+    if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
+        words = _DISRUPTED.get(Reason(cause.reason), "was ended by the cluster")
+        return words + (f" (exit code {exit_.code})" if exit_ is not None and exit_.code is not None else "")
+    assert exit_ is not None
     if exit_.code is None:
         return f"was ended by the cluster ({exit_.reason})"
     if exit_.signal is not None and exit_.code != ExitCode.STOPPED:
@@ -99,9 +63,25 @@ def _ending(exit_: Exit) -> str:
     return f"exited with code {exit_.code}"
 
 
-def _detail(pod: PodFacts, exit_: Exit) -> str:
-    """The last line that the program left, where our agent did not say more."""
+def _detail(cause: Cause) -> str:
+    """What our agent says of it, or the cluster, or the last line that the program left."""
+    pod, exit_ = cause.pod, cause.pod.exit
+    if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
+        return pod.disruption_message[:MAX_DETAIL]
     if pod.report is not None:
-        return ""
-    lines = [line.strip() for line in exit_.message.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""
+        return (pod.report.failure.message if pod.report.failure else None) or ""
+    lines = _lines(exit_)
+    return lines[-1][:MAX_DETAIL] if lines else ""
+
+
+def _log(pod: PodFacts) -> str | None:
+    """The last lines of the program's log: our agent keeps them, for others the kubelet does."""
+    if pod.report is not None:
+        kept = pod.report.failure.log_tail if pod.report.failure else None
+    else:
+        kept = "\n".join(_lines(pod.exit)) if pod.exit is not None and pod.exit.code is not None else None
+    return kept[-MAX_LOG:] if kept else None
+
+
+def _lines(exit_: Exit | None) -> list[str]:
+    return [line.strip() for line in exit_.message.splitlines() if line.strip()] if exit_ is not None else []

@@ -16,16 +16,18 @@ __all__ = ["GangPlan", "Loopback", "PodDefaults", "Site", "claim", "pod", "secre
 class GangPlan:
     """One attempt of a job at a site."""
 
-    def __init__(self, job: PlannedJob, attempt: int, site: Site) -> None:
+    def __init__(self, job: PlannedJob, attempt: int, site: Site, avoid: tuple[str, ...] = ()) -> None:
+        """`avoid`: nodes that the pods prefer not to run on."""
         self._job, self._spec, self._attempt, self._site = job, _spec(job), attempt, site
+        self._avoid = avoid
 
     @cached_property
     def _workers(self) -> RolePlan:
-        return RolePlan(self._job, self._spec, Role.WORKER, self._attempt, self._site)
+        return RolePlan(self._job, self._spec, Role.WORKER, self._attempt, self._site, self._avoid)
 
     @cached_property
     def _servers(self) -> RolePlan:
-        return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site)
+        return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site, self._avoid)
 
     def pod(self, role: Role, index: int) -> Manifest:
         """Manifest of one pod of the gang."""

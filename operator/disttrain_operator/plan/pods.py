@@ -23,7 +23,9 @@ def owner_reference(job: PlannedJob) -> Manifest:
 class RolePlan:
     """The pods of one role in one attempt. The shared part is built once; each pod then costs a few dict copies."""
 
-    def __init__(self, job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site) -> None:
+    def __init__(
+        self, job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site, avoid: tuple[str, ...] = ()
+    ) -> None:
         self._job, self._spec, self._role, self._attempt = job, spec, role, attempt
         template = spec.workers.template
         if role is Role.PS and spec.parameter_servers is not None:
@@ -32,6 +34,8 @@ class RolePlan:
         self._pod_spec: Manifest = _part(template, "spec")
         self._pod_spec["containers"] = _with_trainer(self._pod_spec.get("containers") or [])
         _fill_pod(self._pod_spec, job, spec, site)
+        if avoid:
+            _avoid_nodes(self._pod_spec, avoid)
         _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
         self._fill_environment(site)
 
@@ -105,6 +109,20 @@ def _fill_tolerations(pod_spec: Manifest, seconds: int) -> None:
         if key not in given and None not in given:
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
     pod_spec["tolerations"] = tolerations
+
+
+def _avoid_nodes(pod_spec: Manifest, nodes: tuple[str, ...]) -> None:
+    """Preferred, not required: a cluster that has no other nodes still runs the job."""
+    # A field selector's list may hold one value.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = dict(pod_spec.get("affinity") or {})
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    node_affinity[preferred] = [
+        *(node_affinity.get(preferred) or []),
+        {"weight": 100, "preference": {"matchFields": fields}},
+    ]
+    pod_spec["affinity"] = {**affinity, "nodeAffinity": node_affinity}
 
 
 def _restrict(pod_spec: Manifest, user_id: int) -> None:

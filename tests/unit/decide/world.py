@@ -1,11 +1,13 @@
 """A cluster in memory that obeys decisions as the real one does: statuses first, then actions."""
 
+from copy import deepcopy as deep
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from disttrain_api.names import Role
 from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
 from disttrain_operator.decide.observed import CreateProblem, Job, job_facts, observe
@@ -92,6 +94,17 @@ class World:
         if remembered:
             self.gone.append(pod)
 
+    def drain(self, index: int, reason: str | None = "EvictionByEvictionAPI", *, ready: bool = True) -> "World":
+        """Somebody ends a pod that runs. `reason` None: a person, by hand."""
+        pod = deep(self.pod(index))
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        if reason is not None:
+            conditions.append({"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "no room"})
+        pod["status"]["conditions"] = conditions
+        self._delete(pod, None)
+        self.put(pod)
+        return self
+
     def confirm_deletions(self) -> "World":
         """Pods that were told to stop have stopped and are gone."""
         for name, pod in list(self.pods.items()):
@@ -125,11 +138,24 @@ class World:
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.name)
             if pod is not None and pod["metadata"]["uid"] == action.uid:
-                pod["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
+                self._delete(pod, action.grace_seconds)
         elif isinstance(action, DeleteJob):
             self.deleted = True
         else:
             assert isinstance(action, CreateSupport)
+
+    def _delete(self, pod: RawPod, grace: int | None) -> None:
+        if grace == 0 and not pod["metadata"].get("finalizers"):
+            self.remove(pod["metadata"]["name"])
+            return
+        metadata = pod["metadata"]
+        seconds = 60 if grace is None else grace
+        if "deletionTimestamp" not in metadata:
+            deadline = self.now + timedelta(seconds=seconds)
+            metadata |= {"deletionTimestamp": timestamp(deadline), "deletionGracePeriodSeconds": seconds}
+        elif seconds < (given := metadata["deletionGracePeriodSeconds"]):  # a grace can only be shortened
+            shorter = after(metadata["deletionTimestamp"], seconds - given)
+            metadata |= {"deletionTimestamp": timestamp(shorter), "deletionGracePeriodSeconds": seconds}
 
     def _create(self, action: CreatePod) -> None:
         self.created += 1

@@ -1,0 +1,112 @@
+"""A pod that failed -> what kind of cause it is, and how near it is to the first cause.
+
+A peer's lost connection is a symptom, never the cause, and it may be seen before the exit of its victim.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from disttrain_api.names import ExitCode, Reason, Role, exit_reason, permanent_reason
+from disttrain_api.status import FailureClass
+from disttrain_operator.decide.observed import PodFacts
+
+_FAR_FUTURE = datetime.max.replace(tzinfo=UTC)
+_SIGKILL = 9
+
+# Smaller is nearer to the first cause.
+_DISTANCES = {
+    FailureClass.CONFIGURATION: 0,
+    FailureClass.NODE_LOST: 1,
+    FailureClass.OUT_OF_MEMORY: 1,
+    FailureClass.DISRUPTION: 1,
+    FailureClass.KILLED: 2,
+    FailureClass.PROGRAM: 3,
+    FailureClass.POD_LOST: 3,
+    FailureClass.STOPPED: 4,
+    FailureClass.PEER_LOST: 5,
+}
+# Nothing that a peer does makes a pod end like this: the exits of the others need not be awaited.
+_CERTAIN = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Cause:
+    """Why a pod failed."""
+
+    pod: PodFacts
+    class_: FailureClass
+    reason: str
+
+    @property
+    def permanent(self) -> bool:
+        """Whether a restart would meet it again."""
+        return self.class_ is FailureClass.CONFIGURATION
+
+    @property
+    def certain(self) -> bool:
+        """Whether it cannot be the symptom of another pod's failure."""
+        stopped = self.pod.exit is not None and self.pod.exit.code == ExitCode.STOPPED
+        return _DISTANCES[self.class_] <= _CERTAIN and not stopped
+
+    @property
+    def rank(self) -> tuple[int, datetime, str, int]:
+        """Smaller is nearer to the first cause: by kind first, then by time, then by place."""
+        finished = self.pod.exit.finished_at if self.pod.exit is not None else None
+        return (_DISTANCES[self.class_], finished or _FAR_FUTURE, self.pod.role, self.pod.index)
+
+
+def cause_of(pod: PodFacts) -> Cause:
+    """The cause of a pod's failure; a pod without any trace was lost."""
+    class_ = _class(pod)
+    return Cause(pod, class_, _reason(pod, class_))
+
+
+def _class(pod: PodFacts) -> FailureClass:
+    exit_ = pod.exit
+    if pod.disruption == Reason.NODE_LOST:
+        return FailureClass.NODE_LOST
+    if exit_ is None:
+        return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
+    # Without a report of our agent the number is another program's and means nothing to us.
+    if pod.report is not None and exit_.code is not None and permanent_reason(exit_.code):
+        return FailureClass.CONFIGURATION
+    if exit_.reason == Reason.OOM_KILLED:
+        return FailureClass.OUT_OF_MEMORY
+    if pod.report is not None and exit_.code == ExitCode.PEER_LOST:
+        return FailureClass.PEER_LOST
+    if _told_to_end(pod):
+        return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
+    if exit_.code == ExitCode.STOPPED:
+        return FailureClass.STOPPED
+    # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
+    if exit_.signal == _SIGKILL or exit_.code is None:
+        return FailureClass.KILLED
+    return FailureClass.PROGRAM
+
+
+def _told_to_end(pod: PodFacts) -> bool:
+    """Whether it ended because somebody wanted it to, and did not fail before that."""
+    if pod.deletion is None:
+        return pod.disruption is not None
+    assert pod.exit is not None
+    finished = pod.exit.finished_at
+    return finished is None or finished >= pod.deletion.asked
+
+
+def _reason(pod: PodFacts, class_: FailureClass) -> str:
+    exit_ = pod.exit
+    if class_ is FailureClass.OUT_OF_MEMORY:
+        return Reason.OOM_KILLED
+    if class_ is FailureClass.POD_LOST:
+        return Reason.POD_LOST
+    if class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
+        return pod.disruption or Reason.EVICTED
+    assert exit_ is not None
+    if exit_.code is None:
+        return exit_.reason or Reason.POD_FAILED
+    if pod.report is not None:
+        try:
+            return exit_reason(ExitCode(exit_.code))
+        except ValueError:
+            return Reason.RANK_FAILED
+    return Reason.RANK_FAILED if pod.role is Role.WORKER else Reason.POD_FAILED

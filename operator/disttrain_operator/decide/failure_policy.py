@@ -1,0 +1,59 @@
+"""What follows from a pod's failure: the first rule of the policy that matches, else the default."""
+
+from dataclasses import dataclass
+
+from disttrain_api.run_policy import ExitCodeOperator, FailureAction, FailureRule, RestartPolicy, RunPolicy
+from disttrain_api.status import FailureClass
+from disttrain_operator.decide.cause import Cause
+from disttrain_operator.decide.observed import Exit, PodFacts
+
+# What the cluster does to a job is not the job's fault.
+_UNCOUNTED = frozenset({FailureClass.DISRUPTION, FailureClass.NODE_LOST})
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """An action, and the rule that asked for it: its name or its place; None: the default."""
+
+    action: FailureAction
+    rule: str | None = None
+
+
+def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
+    """What follows from this cause."""
+    rules = policy.failure_policy.rules if policy.failure_policy is not None else []
+    for number, rule in enumerate(rules, start=1):
+        if _matches(rule, cause):
+            return Ruling(rule.action, rule.name or f"rule {number}")
+    if cause.permanent or policy.restart_policy is RestartPolicy.NEVER:
+        return Ruling(FailureAction.FAIL_JOB)
+    if cause.class_ in _UNCOUNTED:
+        return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
+    return Ruling(FailureAction.RESTART_GANG)
+
+
+def _matches(rule: FailureRule, cause: Cause) -> bool:
+    pod = cause.pod
+    return (
+        (rule.roles is None or pod.role in rule.roles)
+        and (rule.exit_codes is None or _code_matches(rule, pod.exit))
+        and (rule.signals is None or (pod.exit is not None and pod.exit.signal in rule.signals))
+        and (rule.reasons is None or bool({cause.reason, pod.exit.reason if pod.exit else ""} & set(rule.reasons)))
+        and (rule.pod_conditions is None or _condition_matches(rule, pod))
+    )
+
+
+def _code_matches(rule: FailureRule, exit_: Exit | None) -> bool:
+    assert rule.exit_codes is not None
+    if exit_ is None or exit_.code is None:
+        return False
+    inside = exit_.code in rule.exit_codes.values
+    return inside is (rule.exit_codes.operator is ExitCodeOperator.IN)
+
+
+def _condition_matches(rule: FailureRule, pod: PodFacts) -> bool:
+    return any(
+        (found.type, found.status) == (wanted.type, wanted.status) and wanted.reason in (None, found.reason)
+        for wanted in rule.pod_conditions or []
+        for found in pod.conditions
+    )

@@ -1,0 +1,99 @@
+"""What failed in a gang, and which failure decides. Everything that is not ignored by the failure policy counts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from disttrain_api.run_policy import FailureAction
+from disttrain_operator.decide.cause import Cause, cause_of
+from disttrain_operator.decide.failure_policy import Ruling, ruling_on
+from disttrain_operator.decide.gang import Gang, Identity
+from disttrain_operator.decide.gang_actions import forced_at
+from disttrain_operator.decide.ledger import ran
+from disttrain_operator.decide.observed import Job, PodFacts
+from disttrain_operator.plan.identity import pod_name
+
+# A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
+COLLECT_SECONDS = 3
+
+_OF_ONE_POD = frozenset({FailureAction.RESTART_POD, FailureAction.IGNORE})
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The failed members of a gang, with what the failure policy says of each."""
+
+    job: Job
+    gang: Gang
+    now: datetime
+
+    @cached_property
+    def all(self) -> tuple[tuple[Cause, Ruling], ...]:
+        """Every failed member."""
+        causes = (cause_of(pod) for pod in (*self.gang.failed, *self._overdue(), *self._lost()))
+        return tuple((cause, ruling_on(self.gang.spec.run_policy, cause)) for cause in causes)
+
+    @cached_property
+    def ignored(self) -> frozenset[Identity]:
+        """Members that failed and whose failure is ignored."""
+        return frozenset(
+            (cause.pod.role, cause.pod.index) for cause, ruling in self.all if ruling.action is FailureAction.IGNORE
+        )
+
+    @cached_property
+    def of_the_gang(self) -> tuple[Cause, Ruling] | None:
+        """The first cause among the failures that concern all."""
+        found = [(cause, ruling) for cause, ruling in self.all if ruling.action not in _OF_ONE_POD]
+        return min(found, key=lambda entry: entry[0].rank, default=None)
+
+    @cached_property
+    def of_single_pods(self) -> tuple[tuple[Cause, Ruling], ...]:
+        """Failures after which one pod is made again."""
+        return tuple((cause, ruling) for cause, ruling in self.all if ruling.action is FailureAction.RESTART_POD)
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """When the first cause may be named; None: now."""
+        counted = [cause for cause, ruling in self.all if ruling.action is not FailureAction.IGNORE]
+        if any(cause.certain for cause in counted) or not any(pod.alive for pod in self.gang.pods):
+            return None
+        ends = [cause.pod.exit.finished_at for cause in counted if cause.pod.exit is not None]
+        first = min((end for end in ends if end is not None), default=None)
+        window = timedelta(seconds=COLLECT_SECONDS)
+        # A node's clock that is far ahead must not hold the restart back.
+        if first is None or not self.now - window < first < self.now + window:
+            return None
+        return first + window
+
+    def _overdue(self) -> Iterator[PodFacts]:
+        """Pods that somebody deleted and that do not end."""
+        for pod in self.gang.pods:
+            force_at = forced_at(pod, self.gang.spec.run_policy)
+            if pod.exit is None and not pod.on_lost_node and force_at is not None and self.now >= force_at:
+                yield pod
+
+    def _lost(self) -> Iterator[PodFacts]:
+        """Members that ran and of which nothing is left, or only that they were being ended."""
+        if not ran(self.gang.ledger):
+            return
+        failed = {(pod.role, pod.index) for pod in self.gang.failed}
+        last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone}
+        awaited = self._awaited()
+        for role, index in self.gang.missing:
+            if (role, index) in failed or (role, index) in awaited:
+                continue
+            name = pod_name(self.job.name, self.job.uid, role, index, self.gang.attempt)
+            nothing = PodFacts(name=name, uid="", role=role, index=index, attempt=self.gang.attempt, gone=True)
+            yield last.get((role, index), nothing)
+
+    def _awaited(self) -> set[Identity]:
+        """Members that are about to be made again alone."""
+        name = self.job.name, self.job.uid
+        replaced = {entry.pod for entry in self.gang.ledger.attempts[-1].replacements}
+        known = {(pod.role, pod.index) for pod in self.gang.seen}
+        return {
+            (role, index)
+            for role, index in self.gang.missing
+            if (role, index) not in known and pod_name(*name, role, index, self.gang.attempt) in replaced
+        }

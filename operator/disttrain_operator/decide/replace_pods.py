@@ -1,0 +1,86 @@
+"""A member failed whose failure concerns nobody else: it alone is made again, under its old name and address."""
+
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import Verdict
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.failures import Failures
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
+from disttrain_operator.decide.ledger import backoff_seconds, count_restart, in_attempt, ran, replace_pod
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.progress import newest_checkpoint
+from disttrain_operator.decide.restart_policy import is_fresh, used_up
+from disttrain_operator.decide.verdict import verdict_of
+from disttrain_operator.decide.waiting import why_waiting
+from disttrain_operator.plan.identity import pod_name
+
+
+def note_replacements(job: Job, observed: Observed, now: datetime) -> Move | None:
+    """Write down and count which pods are to be made again. What is done about them follows from the status."""
+    assert job.spec is not None
+    if not in_attempt(job.status):
+        return None
+    gang = Gang(job.spec, job.status, observed)
+    failures = Failures(job, gang, now)
+    if not failures.of_single_pods:
+        return None
+    policy, ledger = job.spec.run_policy, job.status
+    fresh = is_fresh(newest_checkpoint(ledger, observed), ledger)
+    message = ""
+    for cause, ruling in failures.of_single_pods:
+        verdict = verdict_of(cause, ruling)
+        if exhausted := used_up(ledger, policy, verdict, fresh=fresh):
+            return finish(job.status, now, State.FAILED, exhausted)
+        ledger = count_restart(ledger, new_checkpoint=fresh, counted=True)
+        ledger = replace_pod(ledger, cause.pod.name, cause.pod.uid, cause.reason, now)
+        message, fresh = message or verdict.message, False
+    state = State.RUNNING if ran(ledger) else State.STARTING
+    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
+    return Move(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
+
+
+def replace_pods(job: Job, observed: Observed, now: datetime) -> Move | None:
+    """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
+    assert job.spec is not None
+    gang = Gang(job.spec, job.status, observed)
+    removal = remove(gang.replaced, job.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
+    if not ran(job.status):
+        return None
+    known = {(pod.role, pod.index) for pod in gang.pods}
+    wanted = [identity for identity in gang.missing if identity not in known]
+    times = [_begins_at(job, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
+    due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
+    later = [time for time in (*times, removal.look_again_at) if time is not None and now < time]
+    unstarted = [pod for pod in gang.unstarted if _begins_at(job, pod.name) is not None]
+    if not (gang.replaced or [time for time in times if time is not None] or unstarted):
+        return None
+    expired = _deadline(job, [pod.name for pod in unstarted], now)
+    if expired is not None:
+        return expired
+    reason, sentence = why_waiting(gang) or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
+    actions = (*removal.actions, *create(gang, due))
+    return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
+
+
+def _begins_at(job: Job, pod: str) -> datetime | None:
+    """When the pod of this name may be made again; None where it was never replaced."""
+    assert job.spec is not None
+    entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
+    return after(entries[-1].time, backoff_seconds(len(entries), job.spec.run_policy)) if entries else None
+
+
+def _deadline(job: Job, pods: list[str], now: datetime) -> Move | None:
+    assert job.spec is not None
+    seconds = job.spec.run_policy.start_deadline_seconds
+    for pod in pods:
+        begun = _begins_at(job, pod)
+        if begun is not None and (now - begun).total_seconds() >= seconds:
+            message = f"pod {pod}, made again alone, did not run within startDeadlineSeconds ({seconds})"
+            return finish(
+                job.status, now, State.FAILED, Verdict(reason=Reason.START_DEADLINE_EXCEEDED, message=message)
+            )
+    return None

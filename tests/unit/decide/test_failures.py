@@ -1,0 +1,324 @@
+"""What follows from which failure: classes, rules, counting, pauses, suspicion, single pods."""
+
+from typing import Any
+
+import pytest
+
+from disttrain_api.names import ExitCode, Role
+from disttrain_api.report import RankFailure
+from disttrain_api.status import Verdict
+from tests.builders import a_report, running
+from tests.unit.decide.world import World, a_running_world
+
+COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
+OWN: dict[str, Any] = {"training": None, "workers": {"replicas": 3, "template": COMMAND}}
+
+
+def own_world(*rules: dict[str, Any], **policy: Any) -> World:
+    """Three pods with a program of their own and these rules."""
+    run_policy = {**({"failurePolicy": {"rules": list(rules)}} if rules else {}), **policy}
+    return a_running_world(**OWN, runPolicy=run_policy)
+
+
+def verdict(world: World, attempt: int = 1) -> Verdict:
+    """Why the attempt ended."""
+    found = next(entry.verdict for entry in world.job.status.attempts if entry.number == attempt)
+    assert found is not None
+    return found
+
+
+def restart(world: World) -> World:
+    """The old pods go, the new ones run."""
+    return world.settle().confirm_deletions().settle().run_all()
+
+
+def test_a_drain_waits_for_the_checkpoint_and_does_not_count() -> None:
+    world = a_running_world(storage={"size": "1Gi"}).drain(1).settle()
+    assert world.condition("Running")[:2] == ("True", "PodLeaving")
+    assert "digits-3f9a1-worker-1-a1 is being deleted (Drained)" in world.condition("Running")[2]
+    stopped = RankFailure(rank=1, exit_code=143, reason="Stopped", message="stopped after a checkpoint")
+    world.end(1, ExitCode.STOPPED, report=a_report(40, checkpoint=40, failure=stopped))
+    world.end(0, ExitCode.STOPPED, report=a_report(40, checkpoint=40)).settle()
+    found = verdict(world)
+    assert (found.class_, found.reason, found.action) == ("Disruption", "Drained", "RestartWithoutCounting")
+    assert found.pod == "digits-3f9a1-worker-1-a1"
+    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [("PreemptionByScheduler", "Preempted"), ("TerminationByKubelet", "Evicted"), ("DeletionByPodGC", "NodeLost")],
+)
+def test_what_the_cluster_does_is_named_and_not_counted(reason: str, word: str) -> None:
+    world = a_running_world(runPolicy={"maxRestarts": 0}).drain(1, reason).end(1, 137).end(0, 1)
+    restart(world)
+    assert verdict(world).reason == word
+    assert world.job.status.attempt == 2
+    assert world.condition("Running")[0] == "True"
+
+
+def test_a_person_who_deletes_a_pod_is_the_cause_and_counts() -> None:
+    world = a_running_world().drain(1, None).settle()
+    world.end(1, ExitCode.STOPPED, report=a_report(4)).end(0, ExitCode.STOPPED, report=a_report(4)).settle()
+    found = verdict(world)
+    assert (found.class_, found.reason, found.pod) == ("PodLost", "PodLost", "digits-3f9a1-worker-1-a1")
+    assert world.job.status.restarts_since_checkpoint == 1
+
+
+def test_a_pod_that_failed_before_it_was_drained_failed_by_itself() -> None:
+    world = a_running_world().end(1, 3).pass_time(1)
+    pod = world.pod(1)
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T12:01:01Z", "deletionGracePeriodSeconds": 60}
+    pod["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": ""}
+    ]
+    world.pass_time(3).settle()
+    assert verdict(world).class_ == "Program"
+
+
+def test_a_pod_on_a_dead_node_is_given_up_at_once_and_removed_by_force() -> None:
+    world = a_running_world().drain(1, "DeletionByTaintManager", ready=False).settle()
+    assert verdict(world).class_ == "NodeLost"
+    assert world.job.status.attempt == 2
+    world.end(0, 1).remove(world.pod(0)["metadata"]["name"])
+    world.settle()
+    assert len(world.pods) == 1, "nothing is made while it may still run"
+    again = world.decide().look_again_at
+    assert again is not None
+    world.now = again
+    world.settle()
+    assert {pod["metadata"]["labels"]["disttrain.io/attempt"] for pod in world.pods.values()} == {"2"}
+    assert len(world.pods) == 2
+
+
+def test_a_node_that_is_given_up_in_peace_lets_its_pod_end() -> None:
+    world = a_running_world().drain(1, "DeletionByTaintManager").settle()
+    assert world.job.status.attempt == 1
+    assert world.condition("Running")[1] == "PodLeaving"
+
+
+def test_a_deleted_pod_that_never_ends_is_given_up_after_its_timeout() -> None:
+    world = a_running_world(runPolicy={"terminationTimeoutSeconds": 30}).drain(1, None).settle()
+    world.pass_time(60 + 29).settle()
+    assert world.job.status.attempt == 1
+    world.pass_time(1).settle()
+    assert world.job.status.attempt == 2
+    assert "digits-3f9a1-worker-1-a1" not in world.pods
+
+
+def test_a_finalizer_is_not_asked_twice() -> None:
+    world = a_running_world().drain(1, "DeletionByTaintManager", ready=False)
+    world.pod(1)["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+    world.settle().pass_time(61).settle()
+    assert world.pods["digits-3f9a1-worker-1-a1"]["metadata"]["deletionGracePeriodSeconds"] == 0
+    assert world.decide().actions == ()
+
+
+def test_pauses_double_until_a_new_checkpoint() -> None:
+    world = a_running_world(storage={"size": "1Gi"}, runPolicy={"maxRestarts": 9, "restartBackoffSeconds": 10})
+    pauses = []
+    for report in (None, None, None, a_report(10, checkpoint=10), a_report(10, checkpoint=10)):
+        world.end(0, 1, report=report).end(1, 1).settle().confirm_deletions().settle()
+        ended = world.now
+        again = world.decide().look_again_at if not world.pods else ended
+        assert again is not None
+        pauses.append((again - ended).total_seconds())
+        if pauses[-1]:
+            assert world.condition("Restarting")[0] == "True"
+            assert world.condition("Running")[1] == "BackingOff"
+            assert "RankFailed" not in world.condition("Restarting")[2]
+        world.now = again
+        world.settle().run_all()
+        assert world.condition("Running")[0] == "True"
+    assert pauses == [0, 10, 20, 0, 10]
+
+
+def test_a_clock_that_was_set_back_makes_no_pause_longer() -> None:
+    world = a_running_world()
+    world.end(0, 1).end(1, 1)
+    restart(world).end(0, 1).end(1, 1).settle().confirm_deletions().settle()
+    assert not world.pods
+    world.pass_time(-86_400).settle()
+    assert len(world.pods) == 2
+
+
+def test_a_job_can_be_suspended_in_its_pause() -> None:
+    world = a_running_world()
+    world.end(0, 1).end(1, 1)
+    restart(world).end(0, 1).end(1, 1).settle().confirm_deletions().settle()
+    world.edit(runPolicy={"suspend": True}).settle().pass_time(100).settle()
+    assert world.condition("Suspended")[0] == "True"
+    assert not world.pods
+    world.edit(runPolicy={"suspend": False}).settle().run_all()
+    assert world.condition("Running")[0] == "True"
+    assert (world.job.status.attempt, world.job.status.restarts) == (3, 2)
+
+
+def test_a_node_on_which_two_attempts_failed_first_is_avoided_and_named() -> None:
+    world = a_running_world(runPolicy={"restartBackoffSeconds": 0})
+    for _ in range(2):
+        world.end(1, 137)
+        restart(world)
+    last = world.job.status.attempts[-1]
+    assert (last.number, last.avoided_nodes) == (3, ["node1"])
+    assert [event.message for event in world.events if event.reason == "NodeSuspected"] == [
+        "attempt 3 avoids node1: several attempts failed first there"
+    ]
+    actions = [action for action in world_before_creation().actions if hasattr(action, "avoid")]
+    assert [action.avoid for action in actions] == [("node1",), ("node1",)]
+
+
+def world_before_creation() -> Any:
+    """The decision that creates the pods of an attempt that avoids a node."""
+    world = a_running_world(runPolicy={"restartBackoffSeconds": 0})
+    world.end(1, 137)
+    restart(world).end(1, 137).settle().confirm_deletions()
+    return world.decide()
+
+
+def test_failures_of_long_ago_and_permanent_ones_make_no_suspect() -> None:
+    world = a_running_world(runPolicy={"restartBackoffSeconds": 0, "nodeSuspicion": {"windowSeconds": 60}})
+    for _ in range(3):
+        world.end(1, 137, at=world.now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        restart(world).pass_time(61)
+    assert world.job.status.attempts[-1].avoided_nodes == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "matches"),
+    [
+        ({"exitCodes": {"values": [42]}}, 42, True),
+        ({"exitCodes": {"values": [42]}}, 43, False),
+        ({"exitCodes": {"operator": "NotIn", "values": [42]}}, 43, True),
+        ({"signals": [9]}, 137, True),
+        ({"signals": [9]}, 9, False),
+        ({"reasons": ["RankFailed"]}, 5, True),
+        ({"reasons": ["OOMKilled"]}, 5, False),
+        ({"roles": ["ps"]}, 5, False),
+        ({"roles": ["worker"]}, 5, True),
+        ({"podConditions": [{"type": "DisruptionTarget"}]}, 5, False),
+        ({}, 5, True),
+        ({"exitCodes": {"values": [5]}, "roles": ["ps"]}, 5, False),
+    ],
+)
+def test_a_rule_matches_where_all_that_it_names_does(rule: dict[str, Any], code: int, matches: bool) -> None:
+    world = own_world({"action": "FailJob", **rule}, restartBackoffSeconds=0).end(1, code).pass_time(3).settle()
+    assert (world.condition("Failed")[0] == "True") is matches
+    assert verdict(world).rule == ("rule 1" if matches else None)
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    world = own_world(
+        {"name": "spot", "action": "RestartWithoutCounting", "exitCodes": {"values": [7]}},
+        {"action": "FailJob"},
+    )
+    world.end(1, 7).pass_time(3)
+    restart(world)
+    assert (verdict(world).rule, world.job.status.restarts_since_checkpoint) == ("spot", 0)
+    world.end(1, 8, at="2026-01-01T12:00:05Z").pass_time(9).settle()
+    assert world.condition("Failed")[:2] == ("True", "RankFailed")
+
+
+def test_restarts_that_do_not_count_pause_all_the_same() -> None:
+    world = own_world({"action": "RestartWithoutCounting"}, maxRestarts=0)
+    for _ in range(2):
+        world.end(1, 137)
+        restart(world)
+    assert world.condition("Running")[1] == "BackingOff"
+
+
+def test_an_ignored_failure_leaves_the_others_alone() -> None:
+    world = own_world({"action": "Ignore", "exitCodes": {"values": [7]}}).end(2, 7).pass_time(5).settle()
+    assert world.condition("Running")[0] == "True"
+    world.end(0, 0).end(1, 0).settle()
+    assert world.condition("Complete") == ("True", "WorkersSucceeded", "all 2 workers succeeded")
+
+
+def test_a_job_whose_every_failure_is_ignored_has_not_succeeded() -> None:
+    world = own_world({"action": "Ignore"})
+    for index in range(3):
+        world.end(index, 1)
+    world.settle()
+    assert world.condition("Failed")[:2] == ("True", "AllIgnored")
+
+
+@pytest.mark.parametrize(("operator", "ends"), [("Any", [1]), ("First", [0]), ("All", [0, 1, 2])])
+def test_a_success_policy_ends_the_job_and_its_other_pods(operator: str, ends: list[int]) -> None:
+    world = own_world(successPolicy={"operator": operator})
+    for index in ends:
+        assert world.condition("Complete")[0] == "False"
+        world.end(index, 0).settle()
+    assert world.condition("Complete")[0] == "True"
+    assert all("deletionTimestamp" in world.pod(index)["metadata"] for index in {0, 1, 2} - set(ends))
+
+
+def test_servers_may_decide_the_success() -> None:
+    world = a_running_world(
+        **OWN,
+        parameterServers={"replicas": 1, "template": COMMAND},
+        runPolicy={"successPolicy": {"role": "ps"}},
+    )
+    world.end(0, 0, Role.PS).settle()
+    assert world.condition("Complete")[:2] == ("True", "ServersSucceeded")
+
+
+def test_one_pod_is_made_again_under_its_name_and_the_others_go_on() -> None:
+    world = own_world({"action": "RestartPod"}).end(1, 5)
+    failed = world.pod(1)["metadata"]["uid"]
+    world.step(crash_after=1)
+    assert world.job.status.restarts == 1, "counted before anything is deleted"
+    world.settle()
+    assert "deletionTimestamp" in world.pod(1)["metadata"]
+    world.confirm_deletions().settle()
+    assert world.pod(1)["metadata"]["uid"] != failed
+    assert (world.job.status.attempt, world.job.status.restarts, len(world.pods)) == (1, 1, 3)
+    assert world.condition("Running")[:2] == ("True", "ReplacingPods")
+    world.put(running(world.pod(1)))
+    world.settle()
+    assert world.condition("Running")[1] == "AllPodsRunning"
+
+
+def test_a_pod_that_vanished_without_a_trace_is_made_again_once() -> None:
+    world = own_world({"action": "RestartPod"})
+    world.remove(world.pod(1)["metadata"]["name"], remembered=False)
+    world.settle()
+    assert (len(world.pods), world.job.status.restarts) == (3, 1)
+
+
+def test_a_pod_that_keeps_failing_pauses_and_uses_up_the_restarts() -> None:
+    world = own_world({"action": "RestartPod"}, maxRestarts=2, restartBackoffSeconds=10)
+    for number in range(2):
+        world.end(1, 5).settle().confirm_deletions().settle()
+        if number:
+            assert world.decide().actions == ()
+            world.pass_time(10).settle()
+        world.run_all()
+    world.end(1, 5).settle()
+    assert world.condition("Failed")[:2] == ("True", "RestartsExhausted")
+    assert world.job.status.restarts == 2
+
+
+def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
+    world = own_world({"action": "RestartPod"}, startDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
+    world.pass_time(61).settle()
+    assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
+
+
+def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:
+    world = own_world({"action": "RestartPod", "exitCodes": {"values": [5]}}).end(1, 5).end(2, 137).settle()
+    assert (world.job.status.attempt, verdict(world).pod) == (2, "digits-3f9a1-worker-2-a1")
+
+
+def test_the_verdict_keeps_the_last_lines_of_the_log() -> None:
+    world = own_world().end(1, 3, message="one\ntwo\nValueError: three\n").pass_time(3).settle()
+    found = verdict(world)
+    assert found.log == "one\ntwo\nValueError: three"
+    assert (found.class_, found.exit_code, found.node) == ("Program", 3, "node1")
+
+
+def test_a_pod_without_a_reason_is_said_to_have_none_when_the_deadline_comes() -> None:
+    from tests.unit.decide.world import a_world
+
+    world = a_world(runPolicy={"startDeadlineSeconds": 60}).settle().pass_time(61).settle()
+    assert world.condition("Failed")[1] == "StartDeadlineExceeded"
+    assert "kubectl describe pod digits-3f9a1-worker-0-a1" in world.condition("Failed")[2]
