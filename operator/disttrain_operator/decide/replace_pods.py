@@ -4,6 +4,7 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
+from disttrain_operator.decide.budget import is_fresh, used_up
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.failures import Failures
@@ -13,7 +14,6 @@ from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, creat
 from disttrain_operator.decide.ledger import backoff_seconds, count_restart, in_attempt, ran, replace_pod
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import newest_checkpoint
-from disttrain_operator.decide.restart_policy import is_fresh, used_up
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import why_waiting
 from disttrain_operator.plan.identity import pod_name

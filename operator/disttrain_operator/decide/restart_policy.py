@@ -3,8 +3,10 @@
 from datetime import datetime
 
 from disttrain_api.names import Reason
-from disttrain_api.run_policy import FailureAction, RunPolicy
-from disttrain_api.status import CheckpointStatus, JobStatus, Verdict
+from disttrain_api.run_policy import FailureAction
+from disttrain_api.status import Verdict
+from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
+from disttrain_operator.decide.budget import is_fresh, used_up
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.failures import Failures
@@ -13,7 +15,6 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import count_restart, end_attempt, in_attempt, next_attempt_at, ran, restarting
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import newest_checkpoint
-from disttrain_operator.decide.startup import start_attempt, wait_for_attempt
 from disttrain_operator.decide.verdict import verdict_of
 
 
@@ -58,20 +59,3 @@ def _restart_or_fail(job: Job, observed: Observed, now: datetime, verdict: Verdi
     if begins_at is not None:
         return wait_for_attempt(job, observed, ledger, begins_at, now, event)
     return start_attempt(job, observed, ledger, now, event)
-
-
-def is_fresh(checkpoint: CheckpointStatus | None, status: JobStatus) -> bool:
-    """Whether the checkpoint is newer than the one in the status."""
-    return checkpoint is not None and (status.checkpoint is None or checkpoint.step > status.checkpoint.step)
-
-
-def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict, *, fresh: bool) -> Verdict | None:
-    """The verdict with which the job fails where its restarts are used up, else None."""
-    used = 0 if fresh else status.restarts_since_checkpoint
-    if used < policy.max_restarts:
-        return None
-    if policy.max_restarts == 0:
-        return verdict.model_copy(update={"action": FailureAction.FAIL_JOB})
-    sentence = f"{verdict.message}; maxRestarts ({policy.max_restarts}) without a new checkpoint are used up"
-    changes = {"reason": Reason.RESTARTS_EXHAUSTED, "message": sentence, "action": FailureAction.FAIL_JOB}
-    return verdict.model_copy(update=changes)

@@ -1,0 +1,70 @@
+"""How an attempt begins, at once or after a pause, and how its gang is brought up: the part that policies share."""
+
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import JobStatus
+from disttrain_operator.decide.clock import after, earliest, timestamp
+from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
+from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.waiting import USUAL_REASONS, why_not_running
+
+
+def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event) -> Move:
+    """The next attempt begins now; pods of older ones are on their way out."""
+    ledger = begin_attempt(ledger, spec_of(job).run_policy, now)
+    events = (event, *_suspicions(ledger))
+    return bring_up(Gang(spec_of(job), ledger, observed), now, start_deadline_at(job, ledger), events)
+
+
+def wait_for_attempt(
+    job: Job, observed: Observed, ledger: JobStatus, begins_at: datetime, now: datetime, event: Event | None = None
+) -> Move:
+    """The next attempt begins later; the pods of the last one go now."""
+    policy = spec_of(job).run_policy
+    why = f"attempt {ledger.attempt} has failed"
+    pods = [pod for pod in observed.pods if not pod.gone]
+    removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS)
+    verdict = ended_by(ledger)
+    message = f"attempt {ledger.attempt + 1} begins at {timestamp(begins_at)}" + (
+        f": {verdict.message}" if verdict is not None else ""
+    )
+    again = earliest(begins_at, removal.look_again_at)
+    events = () if event is None else (event,)
+    return Move(State.RESTARTING, Reason.BACKING_OFF, message, ledger, removal.actions, events, again)
+
+
+def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event, ...] = ()) -> Move:
+    """One look at a gang that does not run yet: what has to go goes, what is missing is made, and why it waits."""
+    old = remove_old(gang, now)
+    replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
+    actions = (*old.actions, *replaced.actions, *create_missing(gang))
+    reason, message = why_not_running(gang)
+    if not events and reason not in USUAL_REASONS:
+        events = (Event(reason, message, warning=True),)
+    state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
+    again = earliest(deadline, old.look_again_at, replaced.look_again_at)
+    return Move(state, reason, message, gang.ledger, actions, events, again)
+
+
+def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
+    nodes = ledger.attempts[-1].avoided_nodes
+    if not nodes:
+        return ()
+    sentence = f"attempt {ledger.attempt} avoids {', '.join(nodes)}: several attempts failed first there"
+    return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
+
+
+def start_deadline_at(job: Job, ledger: JobStatus) -> datetime:
+    """When all pods of the current attempt must run."""
+    return after(ledger.attempts[-1].start_time, spec_of(job).run_policy.start_deadline_seconds)
+
+
+def spec_of(job: Job) -> JobSpec:
+    """The spec of a job whose spec can be read."""
+    assert job.spec is not None
+    return job.spec
