@@ -219,6 +219,29 @@ REFUSALS = (
         {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 5}},
     ),
     Refusal(
+        "FailurePolicyNeedsGang",
+        "spec.runPolicy.failurePolicy",
+        "`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change `restartPolicy` (a last"
+        " rule with nothing but `action: FailJob` says what Never says)",
+        untrained(
+            own_program(),
+            runPolicy={"restartPolicy": "Never", "failurePolicy": {"rules": [{"action": "RestartGang"}]}},
+        ),
+    ),
+    Refusal(
+        "WorkersFailTogether",
+        "spec.runPolicy.failurePolicy",
+        "the ranks of `training` train in step and cannot go on without one of them: give rules with RestartPod or"
+        " Ignore `roles: [ps]`, or use RestartGang",
+        {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
+    ),
+    Refusal(
+        "SuccessOfServersNeedsServers",
+        "spec.runPolicy.successPolicy",
+        "`successPolicy.role` is ps and the job has no `parameterServers`: add them, or use role worker",
+        {"runPolicy": {"successPolicy": {"role": "ps"}}},
+    ),
+    Refusal(
         "SomethingToRun",
         WORKERS,
         "nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
@@ -327,6 +350,20 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a claim to make": {"storage": {"size": "1Gi", "retain": False, "storageClassName": "fast"}},
     "one pod's claim": {"workers": {"replicas": 1}, "storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
+    "rules for failures": {
+        "runPolicy": {
+            "failurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "exitCodes": {"values": [42]}, "roles": ["worker"]},
+                    {"action": "RestartPod", "roles": ["ps"]},
+                    {"action": "RestartWithoutCounting", "podConditions": [{"type": "DisruptionTarget"}]},
+                ]
+            }
+        }
+    },
+    "pods that fail alone": untrained(
+        own_program(), runPolicy={"failurePolicy": {"rules": [{"action": "Ignore", "signals": [9]}]}}
+    ),
     "an image with its own entry point": untrained(own_program()),
     "a command in the default image": untrained(own_program({"name": "trainer", "command": ["a"]})),
     "training in an image of its own": {"workers": own_program(IMAGE)},

@@ -1,0 +1,49 @@
+"""What the failure and the success policy may ask for."""
+
+from disttrain_api.names import Role
+from disttrain_api.rules.rule import Rule, when
+from disttrain_api.run_policy import FailureAction, RestartPolicy
+from disttrain_api.spec import JobSpec
+
+_OF_ONE_POD = (FailureAction.RESTART_POD, FailureAction.IGNORE)
+
+
+def _spares_peers(spec: JobSpec) -> bool:
+    """Whether a rule asks the peers of a worker to go on without it."""
+    policy = spec.run_policy.failure_policy
+    rules = policy.rules if policy is not None else []
+    return any(rule.action in _OF_ONE_POD and (rule.roles is None or Role.WORKER in rule.roles) for rule in rules)
+
+
+FAILURE_RULES = (
+    Rule(
+        id="FailurePolicyNeedsGang",
+        path="spec.runPolicy.failurePolicy",
+        scope="spec.runPolicy",
+        sentence="`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change"
+        " `restartPolicy` (a last rule with nothing but `action: FailJob` says what Never says)",
+        check=lambda spec: when(
+            spec.run_policy.restart_policy is RestartPolicy.NEVER and spec.run_policy.failure_policy is not None
+        ),
+        cel="self.restartPolicy != 'Never' || !has(self.failurePolicy)",
+        reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.restartPolicy"),
+    ),
+    Rule(
+        id="WorkersFailTogether",
+        path="spec.runPolicy.failurePolicy",
+        sentence="the ranks of `training` train in step and cannot go on without one of them: give rules with"
+        " RestartPod or Ignore `roles: [ps]`, or use RestartGang",
+        check=lambda spec: when(spec.training is not None and _spares_peers(spec)),
+        cel="!has(self.training) || !has(self.runPolicy.failurePolicy) || !self.runPolicy.failurePolicy.rules.exists(r,"
+        " r.action in ['RestartPod', 'Ignore'] && (!has(r.roles) || 'worker' in r.roles))",
+        reads=("spec.runPolicy.failurePolicy",),
+    ),
+    Rule(
+        id="SuccessOfServersNeedsServers",
+        path="spec.runPolicy.successPolicy",
+        sentence="`successPolicy.role` is ps and the job has no `parameterServers`: add them, or use role worker",
+        check=lambda spec: when(spec.run_policy.success_policy.role is Role.PS and spec.parameter_servers is None),
+        cel="self.runPolicy.successPolicy.role != 'ps' || has(self.parameterServers)",
+        reads=("spec.runPolicy.successPolicy", "spec.parameterServers"),
+    ),
+)
