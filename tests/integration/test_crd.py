@@ -11,8 +11,8 @@ import pytest
 
 from disttrain_api import ManifestError, manifest, problems
 from disttrain_api.pod_template import pod_template_schema
-from disttrain_api.rules import FREEZE_RULES
-from disttrain_api.run_policy import RULES, RunPolicy
+from disttrain_api.rules import FREEZE_RULES, RULES
+from disttrain_api.run_policy import RunPolicy
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.structural import with_defaults
 from tests.builders import a_manifest
