@@ -1,5 +1,7 @@
 """`disttrain submit job.yaml`: the job on a cluster."""
 
+import os
+import signal
 import sys
 
 from disttrain.client import Client, RemoteJob
@@ -18,10 +20,12 @@ def submit(path: str, *, namespace: str | None, context: str | None, wait: bool)
         return validate(path)
     client = Client(namespace=namespace, context=context)
     job = client.submit(path)
-    print(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}")
+    print(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}", flush=True)
     if not wait:
         print(f"follow it with: kubectl get {SHORT_NAME} {job.name} -n {job.namespace} -w")
         return 0
+    # There is nothing to clean up, and the library swallows a KeyboardInterrupt that comes at the wrong moment.
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     said = ""
 
     def say(now: RemoteJob) -> None:

@@ -29,10 +29,12 @@ def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
     binaries = binaries_folder()
     if to_build(names, binaries):
         _require_go()
-        with exclusive("build"):
-            for program in to_build(names, binaries):
-                say(f"building {program.name} {program.version()}")
-                _build(program, program.binary(binaries))
+        for program in to_build(names, binaries):
+            # A lock for each: who needs a small one does not wait for all the large ones that another builds.
+            with exclusive(f"build-{program.name}"):
+                if to_build([program.name], binaries):
+                    say(f"building {program.name} {program.version()}")
+                    _build(program, program.binary(binaries))
     return {name: PROGRAMS[name].binary(binaries) for name in names}
 
 

@@ -64,13 +64,14 @@ PROGRAMS = {
 ASSETS = ("etcd", "kube-apiserver", "kubectl")
 """What a test that needs only an API server needs; the three that setup-envtest provides, too."""
 
+# In the order in which the tests ask for them.
 CLUSTER = (
+    "helm",
     *ASSETS,
     "kube-controller-manager",
     "kube-scheduler",
     "kubelet",
     "kube-proxy",
-    "helm",
     "coredns",
     "pause",
 )

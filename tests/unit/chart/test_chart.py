@@ -11,6 +11,9 @@ from disttrain_operator.preflight import RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
+# From cold, helm is built first, beside all that others build.
+pytestmark = pytest.mark.timeout(1800)
+
 CHART = Path(__file__).parents[3] / "helm" / "disttrain"
 
 

@@ -1,141 +1,256 @@
 """What holds in every world: whatever fails, whenever the operator crashes, however stale its cache is."""
 
+import os
+from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from disttrain_operator.decide.observed import CreateProblem
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.reconcile import same_meaning
 from tests.builders import a_raw_job, ended, running, waiting
-from tests.unit.decide.world import World
+from tests.unit.decide.cluster import Operator, Server, member
 
 INDEX = st.integers(min_value=0, max_value=2)
-CODES = st.sampled_from([0, 0, 1, 3, 80, 91, 134, 137, 143])
+CODES = st.sampled_from([0, 0, 1, 3, 42, 43, 44, 80, 91, 134, 137, 143])
+COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
+RULES = [
+    {"action": "RestartPod", "exitCodes": {"values": [42]}},
+    {"action": "Ignore", "exitCodes": {"values": [43]}},
+    {"action": "RestartWithoutCounting", "exitCodes": {"values": [44]}},
+]
+DISRUPTIONS = st.sampled_from(["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet", None])
 
 
 class Jobs(RuleBasedStateMachine):
     """One job of three pods in a cluster where everything may happen at any time."""
 
-    @initialize(max_restarts=st.integers(0, 2), clean=st.sampled_from(["Running", "All", "None"]))
-    def apply(self, max_restarts: int, clean: str) -> None:
-        policy = {"maxRestarts": max_restarts, "cleanPodPolicy": clean, "startDeadlineSeconds": 600}
-        self.world = World(a_raw_job(workers={"replicas": 3}, runPolicy=policy, storage={"size": "1Gi"}))
+    @initialize(
+        max_restarts=st.integers(0, 3),
+        backoff=st.sampled_from([0, 10]),
+        clean=st.sampled_from(["Running", "All", "None"]),
+        rules=st.booleans(),
+        success=st.sampled_from(["All", "Any", "First"]),
+    )
+    def apply(self, max_restarts: int, backoff: int, clean: str, rules: bool, success: str) -> None:
+        policy: dict[str, Any] = {
+            "maxRestarts": max_restarts,
+            "restartBackoffSeconds": backoff,
+            "cleanPodPolicy": clean,
+            "startDeadlineSeconds": 600,
+            "successPolicy": {"operator": success},
+            **({"failurePolicy": {"rules": RULES}} if rules else {}),
+        }
+        job = a_raw_job(
+            training=None, workers={"replicas": 3, "template": COMMAND}, runPolicy=policy, storage={"size": "1Gi"}
+        )
+        self.server = Server(job)
+        self.operator = Operator(self.server)
         self.terminal: str | None = None
-        self.attempt = 0
+        self.attempt = self.restarts = 0
+        self.made: dict[str, set[str]] = {}
 
-    @rule(requests=st.integers(0, 6))
-    def reconcile_and_crash(self, requests: int) -> None:
-        """The operator dies after some of its requests."""
-        self.world.step(crash_after=requests)
+    # The operator
 
     @rule()
     def reconcile(self) -> None:
-        self.world.step()
+        self.operator.step()
+
+    @rule(requests=st.integers(0, 7))
+    def reconcile_and_crash(self, requests: int) -> None:
+        """The process dies after some of its requests; the next one knows the cluster, and nothing else."""
+        self.operator.step(crash_after=requests)
+        self.operator = Operator(self.server)
 
     @rule()
-    def reconcile_with_every_request_sent_twice(self) -> None:
-        """An answer was lost on the way, so the request went out again."""
-        self.world.step(repeat=2)
+    def reconcile_in_full_view(self) -> None:
+        self.operator.hear(100)
+        self.operator.read_job()
+        self.operator.step()
+
+    @rule(count=st.integers(1, 4), twice=st.booleans())
+    def events_arrive(self, count: int, twice: bool) -> None:
+        self.operator.hear(count, twice=twice)
+
+    @rule()
+    def the_watch_breaks_and_lists_again(self) -> None:
+        self.operator.relist()
+
+    @rule()
+    def the_job_is_read(self) -> None:
+        self.operator.read_job()
+
+    # The kubelets and the programs
 
     @rule(index=INDEX)
-    def kubelet_starts_a_pod(self, index: int) -> None:
+    def a_pod_starts(self, index: int) -> None:
         for pod in self._pods(index, "Pending"):
-            self.world.put(running(pod))
+            self.server.put_pod(running(pod))
 
     @rule(index=INDEX, reason=st.sampled_from(["ErrImagePull", "CreateContainerConfigError"]))
-    def kubelet_cannot_start_a_pod(self, index: int, reason: str) -> None:
+    def a_pod_cannot_start(self, index: int, reason: str) -> None:
         for pod in self._pods(index, "Pending"):
-            self.world.put(waiting(pod, reason))
+            self.server.put_pod(waiting(pod, reason))
 
     @rule(index=INDEX, code=CODES)
     def a_program_ends(self, index: int, code: int) -> None:
-        at = self.world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         for pod in self._pods(index, "Running"):
-            deletion = pod["metadata"].get("deletionTimestamp")
-            done = ended(pod, code, at=at)
-            if deletion:
-                done["metadata"]["deletionTimestamp"] = deletion
-            self.world.put(done)
+            if not _lost(pod):
+                self.server.put_pod(ended(pod, code, at=timestamp(self.server.now)))
 
     @rule()
-    def deletions_are_confirmed(self) -> None:
-        self.world.confirm_deletions()
+    def what_was_told_to_stop_stops(self) -> None:
+        for name, pod in list(self.server.pods.items()):
+            if "deletionTimestamp" in pod["metadata"] and not _lost(pod):
+                self.server.remove_pod(name)
 
-    @rule(index=INDEX, remembered=st.booleans())
-    def a_person_deletes_a_pod_by_force(self, index: int, remembered: bool) -> None:
-        for pod in self._pods(index, "Running")[:1]:
-            self.world.remove(pod["metadata"]["name"], remembered=remembered)
+    @rule(index=INDEX, reason=DISRUPTIONS)
+    def somebody_deletes_a_pod(self, index: int, reason: str | None) -> None:
+        for pod in self._pods(index, "Running", "Pending"):
+            if reason is not None:
+                self._disrupt(pod, reason, ready=True)
+            self.server.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], None)
 
-    @rule()
-    def the_operator_forgets_deleted_pods(self) -> None:
-        self.world.gone.clear()
+    @rule(index=INDEX)
+    def somebody_deletes_a_pod_by_force(self, index: int) -> None:
+        for pod in self._pods(index, "Running", "Pending", "Failed", "Succeeded"):
+            self.server.remove_pod(pod["metadata"]["name"])
 
-    @rule(seconds=st.integers(-5, 30))
+    @rule(index=INDEX)
+    def a_node_dies(self, index: int) -> None:
+        for pod in self._pods(index, "Running"):
+            self._disrupt(pod, "DeletionByTaintManager", ready=False)
+            self.server.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], None)
+
+    # People and clocks
+
+    @rule(seconds=st.integers(-30, 90))
     def time_passes_or_steps_back(self, seconds: int) -> None:
-        self.world.pass_time(seconds)
+        from datetime import timedelta
+
+        self.server.now += timedelta(seconds=seconds)
 
     @rule(suspend=st.booleans())
     def a_person_suspends_or_resumes(self, suspend: bool) -> None:
-        self.world.edit(runPolicy={"suspend": suspend})
+        self.server.edit(lambda spec: spec["runPolicy"].update(suspend=suspend))
 
     @rule(refused=st.booleans())
     def the_quota_comes_or_goes(self, refused: bool) -> None:
-        problem = CreateProblem("Pod", "digits-3f9a1-worker-0-a1", 403, "QuotaExceeded", "exceeded quota")
-        self.world.problems = [problem] if refused else []
+        self.server.refuses = "QuotaExceeded" if refused else None
+
+    # What always holds
 
     @invariant()
     def two_attempts_never_live_side_by_side(self) -> None:
-        alive = self._pods_in("Pending", "Running")
-        assert len({pod["metadata"]["labels"]["disttrain.io/attempt"] for pod in alive}) <= 1
+        alive = [pod for pod in self.server.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
+        assert len({member(pod)[2] for pod in alive}) <= 1
+
+    @invariant()
+    def a_rank_is_made_twice_in_an_attempt_only_where_it_has_been_removed(self) -> None:
+        for name, uid in self.server.created:
+            self.made.setdefault(name, set()).add(uid)
+        existing = Counter(member(pod) for pod in self.server.pods.values())
+        assert all(count == 1 for count in existing.values())
 
     @invariant()
     def no_pod_is_younger_than_the_status(self) -> None:
-        attempts = [int(pod["metadata"]["labels"]["disttrain.io/attempt"]) for pod in self.world.pods.values()]
-        assert max(attempts, default=0) <= self.world.job.status.attempt
+        attempts = [member(pod)[2] for pod in self.server.pods.values()]
+        assert max(attempts, default=0) <= self._status.get("attempt", 0)
 
     @invariant()
-    def attempts_only_grow(self) -> None:
-        assert self.world.job.status.attempt >= self.attempt
-        self.attempt = self.world.job.status.attempt
+    def attempts_and_restarts_only_grow(self) -> None:
+        attempt, restarts = self._status.get("attempt", 0), self._status.get("restarts", 0)
+        assert attempt >= self.attempt
+        assert restarts >= self.restarts
+        assert restarts - self.restarts <= 3, "at most one restart for each pod that failed"
+        self.attempt, self.restarts = attempt, restarts
+
+    @invariant()
+    def counted_restarts_stay_within_the_budget(self) -> None:
+        allowed = self.server.job["spec"]["runPolicy"]["maxRestarts"]
+        assert self._status.get("restartsSinceCheckpoint", 0) <= allowed
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:
-        ends = {
-            c.type: c.status for c in self.world.job.status.conditions if c.type in ("Complete", "Failed", "Finished")
-        }
+        ends = {entry["type"]: entry["status"] for entry in self._status.get("conditions", [])}
         now = next((type_ for type_ in ("Complete", "Failed") if ends.get(type_) == "True"), None)
         assert self.terminal in (None, now)
         assert (now is not None) == (ends.get("Finished") == "True")
         self.terminal = now
 
+    @invariant()
+    def the_status_is_what_the_api_takes(self) -> None:
+        assert len(self._status.get("attempts", [])) <= 10
+
     def teardown(self) -> None:
         """Once faults stop, every job comes to rest, and to its right end."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "server"):
             return
-        self.world.edit(runPolicy={"suspend": False})
-        self.world.problems = []
-        for _ in range(30):
-            self.world.settle().confirm_deletions().pass_time(4).settle().run_all()
-        running_ = self.world.condition("Running")[0] == "True"
-        assert running_ or self.world.condition("Finished")[0] == "True"
-        if running_:
+        self.server.refuses = None
+        self.a_person_suspends_or_resumes(False)
+        for _ in range(40):
+            self._come_to_rest()
+            self.what_was_told_to_stop_stops()
+            self.time_passes_or_steps_back(70)
+            self._come_to_rest()
             for index in range(3):
-                if self._pods(index, "Running"):
-                    self.world.end(index, 0)
-            self.world.settle()
-            assert self.world.condition("Complete")[0] == "True"
+                self.a_pod_starts(index)
+        self._come_to_rest()
+        ends = {entry["type"]: entry["status"] for entry in self._status["conditions"]}
+        if ends["Finished"] == "True":
+            return
+        assert ends["Running"] == "True"
+        assert len(self.server.pods) == 3, "nothing is left of older attempts"
+        for index in range(3):
+            self.a_program_ends(index, 0)
+        self._come_to_rest()
+        ends = {entry["type"]: entry["status"] for entry in self._status["conditions"]}
+        assert ends["Complete"] == "True"
 
-    def _pods_in(self, *phases: str) -> list[dict[str, Any]]:
-        return [pod for pod in self.world.pods.values() if pod["status"]["phase"] in phases]
+    def _come_to_rest(self) -> None:
+        for _ in range(30):
+            self.operator.hear(1000)
+            self.operator.read_job()
+            if not self.operator.step():
+                break
+        else:
+            raise AssertionError(f"not at rest: {self.operator.decide()}")
+        decision = self.operator.decide()
+        assert decision.actions == ()
+        from disttrain_operator.decide.observed import job_facts
 
-    def _pods(self, index: int, phase: str) -> list[dict[str, Any]]:
+        assert decision.status is None or same_meaning(decision.status, job_facts(self.server.job).status)
+
+    @property
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.server.job.get("status") or {}
+        return status
+
+    def _pods(self, index: int, *phases: str) -> list[dict[str, Any]]:
         return [
-            pod
-            for pod in self.world.pods.values()
-            if pod["metadata"]["labels"]["disttrain.io/index"] == str(index) and pod["status"]["phase"] == phase
+            deepcopy(pod)
+            for pod in self.server.pods.values()
+            if member(pod)[1] == index and pod["status"]["phase"] in phases
         ]
 
+    def _disrupt(self, pod: dict[str, Any], reason: str, *, ready: bool) -> None:
+        pod["status"]["conditions"] = [
+            {"type": "Ready", "status": str(ready)},
+            {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": ""},
+        ]
+        self.server.put_pod(pod)
 
-Jobs.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+def _lost(pod: dict[str, Any]) -> bool:
+    conditions = {entry["type"]: entry["status"] for entry in pod["status"].get("conditions", [])}
+    return conditions.get("DisruptionTarget") == "True" and conditions.get("Ready") == "False"
+
+
+SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
+Jobs.TestCase.settings = settings(
+    max_examples=1500 if SOAK else 80, stateful_step_count=60 if SOAK else 40, deadline=None
+)
 test_jobs = Jobs.TestCase

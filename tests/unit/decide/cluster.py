@@ -1,0 +1,179 @@
+"""An API server, kubelets and an operator in memory, for the state machine.
+
+The server is the truth: versions, uids, preconditions, graces. The operator sees it through its real cache, fed by a
+stream of events that comes late, twice, or breaks off, and by the answers to its own requests; its writes meet 409, 404
+and refusals. Everything that it decides comes from the real `decide`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import datetime, timedelta
+from typing import Any
+
+from disttrain_api.names import Label, Role
+from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.clock import after, timestamp
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.observed import CreateProblem, job_facts, observe
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.reconcile import same_meaning
+from tests.builders import NOW, UID, a_raw_pod
+
+Raw = dict[str, Any]
+Request = Callable[[], None]
+
+
+class Server:
+    """What is true of one job and its pods."""
+
+    def __init__(self, job: Raw) -> None:
+        self.now: datetime = NOW
+        self.version = 1
+        self.job = job
+        self.pods: dict[str, Raw] = {}
+        self.stream: deque[tuple[str, Raw]] = deque()
+        self.refuses: str | None = None
+        self.created: list[tuple[str, str]] = []
+        self.dead_nodes: set[str] = set()
+
+    def _next(self, raw: Raw) -> Raw:
+        self.version += 1
+        raw["metadata"]["resourceVersion"] = str(self.version)
+        return raw
+
+    def put_pod(self, pod: Raw) -> Raw:
+        """A pod changes or appears."""
+        name = pod["metadata"]["name"]
+        kind = "MODIFIED" if name in self.pods else "ADDED"
+        self.pods[name] = self._next(deepcopy(pod))
+        self.stream.append((kind, deepcopy(self.pods[name])))
+        return deepcopy(self.pods[name])
+
+    def remove_pod(self, name: str) -> None:
+        """A pod is gone."""
+        self.stream.append(("DELETED", self._next(self.pods.pop(name))))
+
+    def create_pod(self, pod: Raw) -> Raw | None:
+        """POST; None where it is refused. A name that is taken is answered with its holder, as `create_child` does."""
+        name = pod["metadata"]["name"]
+        if name in self.pods:
+            return deepcopy(self.pods[name])
+        if self.refuses is not None:
+            return None
+        self.created.append((name, pod["metadata"]["uid"]))
+        return self.put_pod(pod)
+
+    def delete_pod(self, name: str, uid: str, grace: int | None) -> Raw | None:
+        """DELETE with a uid; None where there is no such pod any more."""
+        pod = deepcopy(self.pods.get(name))
+        if pod is None or pod["metadata"]["uid"] != uid:
+            return None
+        metadata = pod["metadata"]
+        seconds = 60 if grace is None else grace
+        if seconds == 0 or "nodeName" not in pod["spec"]:
+            self.remove_pod(name)
+            return None
+        if "deletionTimestamp" not in metadata:
+            deadline = self.now + timedelta(seconds=seconds)
+            metadata |= {"deletionTimestamp": timestamp(deadline), "deletionGracePeriodSeconds": seconds}
+        elif seconds < (given := metadata["deletionGracePeriodSeconds"]):
+            shorter = after(metadata["deletionTimestamp"], seconds - given)
+            metadata |= {"deletionTimestamp": timestamp(shorter), "deletionGracePeriodSeconds": seconds}
+        return self.put_pod(pod)
+
+    def write_status(self, status: Raw, version: str) -> bool:
+        """PUT; False where somebody was faster."""
+        if self.job["metadata"]["resourceVersion"] != version:
+            return False
+        self.job = self._next({**self.job, "status": status})
+        return True
+
+    def edit(self, change: Callable[[Raw], None]) -> None:
+        """A person edits the spec."""
+        job = deepcopy(self.job)
+        change(job["spec"])
+        job["metadata"]["generation"] += 1
+        self.job = self._next(job)
+
+
+class Operator:
+    """Caches and requests of one process. A new one starts with a complete list and no memory."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.job = deepcopy(server.job)
+        self.pods = Cache(group_of=lambda raw: raw["metadata"]["labels"][Label.JOB_UID])
+        self.problems: dict[str, CreateProblem] = {}
+        self.relist()
+
+    def relist(self) -> None:
+        """The watch has lost its place."""
+        self.server.stream.clear()
+        self.pods.replace(deepcopy(list(self.server.pods.values())), self.server.version)
+
+    def hear(self, count: int, *, twice: bool = False) -> None:
+        """The next events of the watch arrive."""
+        for _ in range(min(count, len(self.server.stream))):
+            kind, raw = self.server.stream.popleft()
+            for _ in range(1 + twice):
+                self.pods.apply(kind, deepcopy(raw))
+
+    def read_job(self) -> None:
+        """The job's own watch."""
+        self.job = deepcopy(self.server.job)
+
+    def decide(self) -> Decision:
+        """What the operator decides from what it sees."""
+        observed = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values())
+        return decide(job_facts(self.job), observed, self.server.now)
+
+    def step(self, crash_after: int | None = None) -> bool:
+        """One reconcile, of which only so many requests are made. Returns whether there was anything to do."""
+        decision = self.decide()
+        job = job_facts(self.job)
+        busy = bool(decision.actions)
+        made = 0
+        if decision.status is not None and not same_meaning(decision.status, job.status):
+            if crash_after == 0:
+                return True
+            written = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            if not self.server.write_status(written, job.resource_version):
+                self.read_job()
+                return True
+            self.read_job()
+            busy, made = True, 1
+        self.problems = {}
+        for action in decision.actions:
+            if crash_after is not None and made >= crash_after:
+                break
+            self._act(action)
+            made += 1
+        return busy
+
+    def _act(self, action: Any) -> None:
+        if isinstance(action, CreatePod):
+            self._create(action)
+        elif isinstance(action, DeletePod):
+            answer = self.server.delete_pod(action.name, action.uid, action.grace_seconds)
+            if answer is not None:
+                self.pods.observe(answer)
+        else:
+            assert isinstance(action, CreateSupport | DeleteJob)
+
+    def _create(self, action: CreatePod) -> None:
+        number = len(self.server.created) + 1
+        pod = a_raw_pod(job_facts(self.job), action.role, action.index, action.attempt, uid=f"uid-{number}")
+        answer = self.server.create_pod(pod)
+        if answer is None:
+            name = pod["metadata"]["name"]
+            self.problems[name] = CreateProblem("Pod", name, 403, str(self.server.refuses), "exceeded quota")
+        else:
+            self.pods.observe(answer)
+
+
+def member(pod: Raw) -> tuple[Role, int, int]:
+    """Role, index and attempt."""
+    labels = pod["metadata"]["labels"]
+    return Role(labels[Label.ROLE]), int(labels[Label.INDEX]), int(labels[Label.ATTEMPT])
