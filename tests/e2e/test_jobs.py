@@ -8,6 +8,7 @@ import yaml
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import example, job, long_job, program
+from tests.e2e.observe import end_soon, first_step, train_until_a_checkpoint
 
 TORCHRUN = """
 cat > /scratch/program.py <<'PROGRAM'
@@ -40,46 +41,6 @@ for address in os.environ["DISTTRAIN_PS_ADDRESSES"].split(","):
     else:
         raise SystemExit(f"{address} does not answer")
 """
-
-
-def checkpoints(kubectl: Kubectl, name: str) -> list[int]:
-    """Steps of the complete checkpoints, as the first worker sees them on the shared storage."""
-    pods = [pod for pod in kubectl.pods(name) if pod["status"]["phase"] == "Running"]
-    if not pods:
-        return []
-    look = "ls -d /checkpoints/*/step-*/.metadata 2>/dev/null || true"
-    listed = kubectl.run("exec", pods[0]["metadata"]["name"], "-c", "trainer", "--", "sh", "-c", look).stdout
-    return sorted(int(step) for step in re.findall(r"step-(\d+)/\.metadata", listed))
-
-
-def train_until_a_checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
-    """Wait for a checkpoint of a running job; its step."""
-    kubectl.wait("Running", name)
-    found = kubectl.until(
-        lambda: [step for step in checkpoints(kubectl, name) if step >= at_least], "a checkpoint", job=name
-    )
-    return int(found[-1])
-
-
-def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
-    """The first step that rank 0 of an attempt logged."""
-    (pod,) = [
-        pod["metadata"]["name"]
-        for pod in kubectl.pods(name)
-        if pod["metadata"]["labels"]["disttrain.io/attempt"] == str(attempt)
-        and pod["metadata"]["labels"]["disttrain.io/index"] == "0"
-    ]
-    found = kubectl.until(
-        lambda: re.search(r"\bstep: *(\d+)", kubectl.run("logs", pod, "-c", "trainer").stdout),
-        "a logged step",
-        job=name,
-    )
-    return int(found[1])
-
-
-def end_soon(kubectl: Kubectl, name: str) -> None:
-    """Delete a job that would train for ever."""
-    kubectl("delete", "dtj", name, "--timeout=120s", timeout=150)
 
 
 def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:

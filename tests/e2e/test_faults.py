@@ -1,0 +1,187 @@
+"""What a cluster does to a job: memory, drains, preemption, quotas, dead nodes, a dead operator."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE, cluster_command
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.manifests import ONE_THREAD, long_job, program
+from tests.e2e.observe import end_soon, first_step, train_until_a_checkpoint
+
+SLOT = "example.com/slot"
+APART = {
+    "spec": {
+        **ONE_THREAD["spec"],
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"disttrain.io/role": "worker"}},
+                "matchLabelKeys": ["disttrain.io/job-uid", "disttrain.io/attempt"],
+            }
+        ],
+    }
+}
+
+
+def verdict(kubectl: Kubectl, name: str, attempt: int = 1) -> dict[str, Any]:
+    """Why an attempt ended, once it has."""
+
+    def found() -> Any:
+        attempts = kubectl.status(name).get("attempts") or []
+        return next((entry.get("verdict") for entry in attempts if entry["number"] == attempt), None)
+
+    answer: dict[str, Any] = kubectl.until(found, f"attempt {attempt} ends", job=name)
+    return answer
+
+
+def test_a_pod_that_runs_out_of_memory_is_named(kubectl: Kubectl) -> None:
+    eat = {
+        "name": "trainer",
+        "image": TRAINER_IMAGE,
+        "command": ["python3", "-c", "import os; import time; time.sleep(3)\nx = b'x' * (1 << 30)"],
+        "resources": {"limits": {"memory": "64Mi"}},
+    }
+    workers = {"replicas": 1, "template": {"spec": {"containers": [eat]}}}
+    kubectl.apply(program("oom", "", TRAINER_IMAGE, replicas=1, workers=workers, runPolicy={"maxRestarts": 1}))
+    kubectl.wait("Finished", "oom")
+    failed = kubectl.condition("oom", "Failed")
+    assert failed["reason"] == "RestartsExhausted", kubectl.story("oom")
+    assert "ran out of memory" in failed["message"]
+    first = verdict(kubectl, "oom")
+    assert (first["class"], first["reason"], first["action"]) == ("OutOfMemory", "OOMKilled", "RestartGang")
+
+
+def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("drained", workers={"template": APART}, runPolicy={"maxRestarts": 0}))
+    train_until_a_checkpoint(kubectl, "drained")
+    victim = kubectl.pods("drained")[1]
+    node = victim["spec"]["nodeName"]
+    try:
+        drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        kubectl(*drain, "--pod-selector=disttrain.io/job-name=drained", "--timeout=200s", timeout=250)
+        found = verdict(kubectl, "drained")
+        assert (found["class"], found["reason"]) == ("Disruption", "Drained"), kubectl.story("drained")
+        saved = kubectl.status("drained")["checkpoint"]["step"]
+        kubectl.until(lambda: kubectl.condition("drained", "Running").get("status") == "True", "running again")
+        assert saved < first_step(kubectl, "drained", attempt=2) <= saved + 20
+        assert {pod["spec"]["nodeName"] for pod in kubectl.pods("drained")}.isdisjoint({node})
+        status = kubectl.status("drained")
+        assert (status["restarts"], status["restartsSinceCheckpoint"]) == (1, 0)
+    finally:
+        kubectl("uncordon", node)
+    end_soon(kubectl, "drained")
+
+
+@pytest.fixture
+def slots(kubectl: Kubectl) -> Iterator[None]:
+    """Every node has one slot, and there are two priorities."""
+
+    def patch(operation: dict[str, Any]) -> None:
+        for node in kubectl.get("nodes")["items"]:
+            change = json.dumps([{**operation, "path": f"/status/capacity/{SLOT.replace('/', '~1')}"}])
+            kubectl("patch", "node", node["metadata"]["name"], "--subresource=status", "--type=json", "-p", change)
+
+    patch({"op": "add", "value": "1"})
+    for name, value in (("test-low", 1), ("test-high", 1000)):
+        kubectl("create", "priorityclass", name, f"--value={value}")
+    kubectl.until(lambda: all(SLOT in node["status"]["allocatable"] for node in kubectl.get("nodes")["items"]), "slots")
+    yield
+    for name in ("test-low", "test-high"):
+        kubectl("delete", "priorityclass", name)
+    patch({"op": "remove"})
+
+
+def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, slots: None) -> None:
+    container = {**ONE_THREAD["spec"]["containers"][0], "resources": {"limits": {SLOT: 1}}}
+    template = {"spec": {"containers": [container], "priorityClassName": "test-low"}}
+    kubectl.apply(long_job("preempted", workers={"template": template}, runPolicy={"maxRestarts": 0}))
+    train_until_a_checkpoint(kubectl, "preempted")
+    greedy = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "greedy"},
+        "spec": {
+            "priorityClassName": "test-high",
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "main",
+                    "image": TRAINER_IMAGE,
+                    "command": ["sleep", "600"],
+                    "resources": {"limits": {SLOT: 1}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+    kubectl.apply(greedy)
+    found = verdict(kubectl, "preempted")
+    assert (found["class"], found["reason"]) == ("Disruption", "Preempted"), kubectl.story("preempted")
+    kubectl.until(
+        lambda: kubectl.condition("preempted", "Running")["reason"] == "Unschedulable", "why it waits", job="preempted"
+    )
+    assert SLOT in kubectl.condition("preempted", "Running")["message"]
+    kubectl("delete", "pod", "greedy")
+    kubectl.wait("Running", "preempted")
+    assert kubectl.status("preempted")["restartsSinceCheckpoint"] == 0
+    end_soon(kubectl, "preempted")
+
+
+def test_a_quota_is_named_and_the_job_runs_when_it_is_raised(kubectl: Kubectl) -> None:
+    kubectl("create", "quota", "small", "--hard=pods=1")
+    kubectl.apply(program("quota", "exit 0", TRAINER_IMAGE))
+    kubectl.until(
+        lambda: kubectl.condition("quota", "Running").get("reason") == "QuotaExceeded", "the reason", job="quota"
+    )
+    assert "raise the namespace's quota" in kubectl.condition("quota", "Running")["message"]
+    kubectl("delete", "quota", "small")
+    kubectl.wait("Complete", "quota")
+
+
+def test_an_operator_killed_in_mid_restart_is_no_event(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("headless"))
+    step = train_until_a_checkpoint(kubectl, "headless")
+    kubectl("delete", "pod", kubectl.pods("headless")[1]["metadata"]["name"], "--grace-period=0", "--force")
+    kubectl.run("delete", "pod", "-n", SYSTEM, "--all", "--grace-period=0", "--force", timeout=150)
+    kubectl.until(lambda: kubectl.status("headless").get("attempt") == 2, "attempt 2", job="headless")
+    kubectl.wait("Running", "headless")
+    assert first_step(kubectl, "headless", attempt=2) >= step
+    status = kubectl.status("headless")
+    assert (status["restarts"], len(status["attempts"])) == (1, 2)
+    end_soon(kubectl, "headless")
+
+
+def test_a_dead_node_is_noticed_left_and_avoided(kubectl: Kubectl, operator: Kubectl) -> None:
+    kubectl.apply(long_job("orphan", workers={"template": APART}, runPolicy={"terminationTimeoutSeconds": 10}))
+    step = train_until_a_checkpoint(kubectl, "orphan")
+    busy = {pod["spec"].get("nodeName") for pod in operator.get("pods")["items"]}
+    victims = [pod for pod in kubectl.pods("orphan") if pod["spec"]["nodeName"] not in busy]
+    victim = (victims or kubectl.pods("orphan"))[0]
+    node = victim["spec"]["nodeName"]
+    cluster_command("kill-node", node)
+    try:
+        found = verdict(kubectl, "orphan")
+        assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.story("orphan")
+        kubectl.until(
+            lambda: {pod["metadata"]["labels"]["disttrain.io/attempt"] for pod in kubectl.pods("orphan")} == {"2"},
+            "only pods of attempt 2",
+            job="orphan",
+        )
+        kubectl.wait("Running", "orphan")
+        assert node not in {pod["spec"]["nodeName"] for pod in kubectl.pods("orphan")}
+        assert first_step(kubectl, "orphan", attempt=2) >= step
+        assert kubectl.status("orphan")["restartsSinceCheckpoint"] == 0
+    finally:
+        cluster_command("start-node", node)
+    kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=180s", timeout=200)
+    end_soon(kubectl, "orphan")
