@@ -21,7 +21,7 @@ from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+from disttrain_operator.kube.errors import Conflict, KubeError, NotFound, StandingBy
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.snapshot import Key, World, job_collection
 
@@ -61,6 +61,8 @@ class Reconciler:
             key = await self._queue.get()
             try:
                 await self.reconcile(key)
+            except StandingBy as error:
+                logger.info("%s: left to the replica that acts: %s", key, error)
             except KubeError as error:
                 logger.warning("%s: trying again: %s", key, error)
                 self._queue.retry(key)

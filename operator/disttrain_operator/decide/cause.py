@@ -86,11 +86,17 @@ def _class(pod: PodFacts) -> FailureClass:
 
 def _told_to_end(pod: PodFacts) -> bool:
     """Whether it ended because somebody wanted it to, and did not fail before that."""
-    if pod.deletion is None:
-        return pod.disruption is not None
-    assert pod.exit is not None
-    finished = pod.exit.finished_at
-    return finished is None or finished >= pod.deletion.asked
+    exit_, deletion = pod.exit, pod.deletion
+    assert exit_ is not None
+    if pod.disruption is not None:
+        since = pod.disrupted_at
+    elif deletion is None:
+        return False
+    elif deletion.forced:
+        return exit_.code == ExitCode.STOPPED or exit_.signal == _SIGKILL
+    else:
+        since = deletion.asked
+    return since is None or exit_.finished_at is None or exit_.finished_at >= since
 
 
 def _reason(pod: PodFacts, class_: FailureClass) -> str:

@@ -59,7 +59,7 @@ class Deletion:
 
     @property
     def forced(self) -> bool:
-        """Without grace: what still holds it is a finalizer."""
+        """Without grace. `asked` then says when the pod was removed, not when somebody wanted it to end."""
         return self.deadline <= self.asked
 
 
@@ -93,6 +93,7 @@ class PodFacts:
     disruption: str | None = None
     """Why the cluster ends it: Preempted, Drained, Evicted or NodeLost."""
     disruption_message: str = ""
+    disrupted_at: datetime | None = None
     conditions: tuple[PodCondition, ...] = ()
     """Of a pod that has ended or is about to."""
 
@@ -175,7 +176,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     container = _trainer_status(status)
     exit_ = _exit(status, container)
     deletion = _deletion(metadata)
-    disruption, disruption_message = _disruption(status, ended=exit_ is not None)
+    disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -191,6 +192,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
         disruption_message=disruption_message,
+        disrupted_at=disrupted_at,
         conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
 
@@ -234,7 +236,7 @@ _DISRUPTIONS = {
 _POD_REASONS = {"Evicted": Reason.EVICTED, "NodeShutdown": Reason.DRAINED, "NodeLost": Reason.NODE_LOST}
 
 
-def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str]:
+def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime | None]:
     conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
     target = conditions.get("DisruptionTarget")
     if target is not None and target.get("status") == "True":
@@ -243,10 +245,10 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str]:
         # A node that is alive lets a pod that it must give up end well; on a dead one it only ceases to be ready.
         if target.get("reason") == "DeletionByTaintManager" and ready == "False" and not ended:
             reason = Reason.NODE_LOST
-        return reason, target.get("message", "")
+        return reason, target.get("message", ""), parse_time(target.get("lastTransitionTime"))
     if status.get("phase") == "Failed":
-        return _POD_REASONS.get(status.get("reason", "")), status.get("message", "")
-    return None, ""
+        return _POD_REASONS.get(status.get("reason", "")), status.get("message", ""), None
+    return None, "", None
 
 
 def _conditions(status: Raw) -> tuple[PodCondition, ...]:

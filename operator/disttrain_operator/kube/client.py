@@ -6,12 +6,15 @@ simply tried again here, and only an outage longer than a few seconds reaches th
 
 No rate limit of our own: a bounded number of requests is in flight, and all of them wait when the server says 429.
 Watches are not counted: they last for minutes.
+
+Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -20,7 +23,7 @@ import orjson
 from yarl import URL
 
 from disttrain_operator.kube.auth import Access
-from disttrain_operator.kube.errors import KubeError, Throttled, Unauthorized, Unavailable, error_of
+from disttrain_operator.kube.errors import KubeError, StandingBy, Throttled, Unauthorized, Unavailable, error_of
 
 Raw = dict[str, Any]
 Query = Mapping[str, str]
@@ -45,6 +48,9 @@ class Client:
     ) -> None:
         self.access = access
         self.max_in_flight = max_in_flight
+        self.may_write: Callable[[], bool] = lambda: True
+        self.on_answer: Callable[[str, int, float], None] = lambda method, code, seconds: None
+        """Called with the method, the code (0: no answer) and the seconds of every request but watches."""
         self._slots = asyncio.Semaphore(max_in_flight)
         self._retry_delays = retry_delays
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
@@ -112,13 +118,20 @@ class Client:
     async def _once(self, method: str, path: str, query: Query | None, data: bytes | None) -> Raw:
         async with self._slots:
             await self._wait_if_throttled()
+            if method != "GET" and not self.may_write():
+                raise StandingBy(f"{method} {path} was not sent: another replica acts")
+            began = time.perf_counter()
+            code = 0
             try:
                 async with self._session.request(
                     method, self._url(path, query), data=data, headers=self._headers(), timeout=self._timeout
                 ) as response:
                     answer = await response.read()
+                    code = response.status
             except _LOST as error:
                 raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+            finally:
+                self.on_answer(method, code, time.perf_counter() - began)
         if response.status >= 400:
             refusal = error_of(response.status, answer)
             if isinstance(refusal, Throttled):

@@ -2,6 +2,7 @@
 
 KubeError
 ├── AccessError       no usable address or credentials were found: tell the user
+├── StandingBy        another replica acts: the request was not sent
 ├── Unavailable       no answer, or none that counts (refused, reset, timed out, 5xx): try again later
 └── ApiError          the server understood and refused
     ├── Unauthorized  401: fetch credentials again
@@ -27,6 +28,10 @@ class KubeError(Exception):
 
 class AccessError(KubeError):
     """No usable address or credentials; the message is meant for the user as it stands."""
+
+
+class StandingBy(KubeError):
+    """A write that was not sent, as another replica acts by now."""
 
 
 class Unavailable(KubeError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.kube.client import Client, Query
 from disttrain_operator.kube.errors import Expired, KubeError, Throttled, Unavailable, error_of_status
 
@@ -59,6 +59,8 @@ class Informer:
         """When this informer last did anything; far in the past means that it hangs."""
         self.heard_at: float | None = None
         """When the server was last heard of."""
+        self.lists = 0
+        """How often everything was listed."""
 
     async def wait_synced(self) -> None:
         """Returns after the first complete list."""
@@ -81,17 +83,29 @@ class Informer:
                 logger.exception("%s: listing again after an unexpected error", self.path)
                 await self._pause()
 
+    async def catch_up(self) -> None:
+        """Returns when the cache is no older than this call. Raises a KubeError where nobody answers."""
+        objects, version = await self._listed()
+        # The watch may have brought what is newer than this list meanwhile.
+        if version > self.cache.progress:
+            self.cache.replace(objects, version)
+
     async def _list(self) -> None:
+        objects, version = await self._listed()
+        self.lists += 1
+        self.cache.replace(objects, version)
+        self._synced.set()
+
+    async def _listed(self) -> tuple[list[Raw], int]:
         self.tried_at = self._clock()
-        objects = []
+        objects: list[Raw] = []
         version = 0
         # Pages are trimmed one by one: the whole list of full objects would not be small.
         async for page in self._client.list_pages(self.path, self._query, self._chunk):
             self._heard()
             version = int(page["metadata"]["resourceVersion"])
             objects += [self.cache.trimmed(raw) for raw in page.get("items") or []]
-        self.cache.replace(objects, version)
-        self._synced.set()
+        return objects, version
 
     async def _follow(self) -> None:
         """Watches, and watches again, until the place in history is lost."""

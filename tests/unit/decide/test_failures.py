@@ -65,12 +65,32 @@ def test_a_person_who_deletes_a_pod_is_the_cause_and_counts() -> None:
     assert world.job.status.restarts_since_checkpoint == 1
 
 
+@pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", None])
+def test_the_last_words_of_a_removed_pod_still_say_that_it_was_told_to_end(reason: str | None) -> None:
+    """The kubelet removes an ended pod with a grace of 0, which moves its deletion behind its end."""
+    world = a_running_world().drain(1, reason)
+    stopped = RankFailure(rank=0, exit_code=143, reason="Stopped", message="stopped")
+    for index in (0, 1):
+        world.end(index, ExitCode.STOPPED, report=a_report(4, failure=stopped))
+    last = world.pod(1)
+    last["metadata"] |= {"deletionTimestamp": "2026-01-01T12:00:01Z", "deletionGracePeriodSeconds": 0}
+    world.remove(last["metadata"]["name"])
+    world.pass_time(1).settle()
+    assert verdict(world).pod == "digits-3f9a1-worker-1-a1"
+
+
 def test_a_pod_that_failed_before_it_was_drained_failed_by_itself() -> None:
     world = a_running_world().end(1, 3).pass_time(1)
     pod = world.pod(1)
     pod["metadata"] |= {"deletionTimestamp": "2026-01-01T12:01:01Z", "deletionGracePeriodSeconds": 60}
     pod["status"]["conditions"] = [
-        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": ""}
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T12:00:01Z",
+        }
     ]
     world.pass_time(3).settle()
     assert verdict(world).class_ == "Program"

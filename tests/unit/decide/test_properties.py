@@ -203,7 +203,7 @@ class Jobs(RuleBasedStateMachine):
         if ends["Finished"] == "True":
             return
         assert ends["Running"] == "True"
-        assert len(self.server.pods) == 3, "nothing is left of older attempts"
+        assert {member(pod)[2] for pod in self.server.pods.values()} == {self._status["attempt"]}
         for index in range(3):
             self.a_program_ends(index, 0)
         self._come_to_rest()

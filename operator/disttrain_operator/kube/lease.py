@@ -1,0 +1,199 @@
+"""Who of several replicas acts: a Lease, taken and renewed with its resourceVersion.
+
+Clocks of two machines are never compared. Who follows a lease judges it by its own clock: a lease is expired when it
+has not changed for its duration since *we* first saw it so. Who holds it judges itself by the moment before it asked
+for the last renewal that succeeded, and stops to act after `renew_deadline`, which is shorter than the duration. So two
+replicas act at once only if one's clock runs a third faster than the other's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from disttrain_operator.kube.client import Client, Raw
+from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Times in seconds; `renew_deadline` < `duration`."""
+
+    duration: float = 4.0
+    """How long a lease that nobody renews stays its holder's."""
+    renew_deadline: float = 3.0
+    """How long a holder acts on its last renewal."""
+    renew_every: float = 1.0
+    look_every: float = 0.5
+    """How often a standby looks: a released lease is taken after this time at the latest."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A lease as the API server has it; `holder` "" where it was released."""
+
+    holder: str
+    version: str
+    duration: float
+    transitions: int = 0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The lease that was seen last (None: there is none) and since when, by our clock, it has been like that."""
+
+    lease: Lease | None
+    since: float
+
+
+class Turn(StrEnum):
+    """What is to be done about the lease now."""
+
+    CREATE = "create"
+    TAKE = "take"
+    RENEW = "renew"
+    WAIT = "wait"
+
+
+def next_turn(sight: Sight, me: str, now: float) -> Turn:
+    """What the replica `me` does about the lease that it sees."""
+    lease = sight.lease
+    if lease is None:
+        return Turn.CREATE
+    if lease.holder == me:
+        return Turn.RENEW
+    if not lease.holder or now - sight.since >= lease.duration:
+        return Turn.TAKE
+    return Turn.WAIT
+
+
+def updated(sight: Sight | None, lease: Lease | None, now: float) -> Sight:
+    """What is known after another look. Only a change starts the time anew."""
+    if sight is not None and sight.lease == lease:
+        return sight
+    return Sight(lease, now)
+
+
+class Election:
+    """Takes part in the election for one Lease. `leads` may be asked at any time."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        me: str,
+        terms: Terms | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self.me, self._terms, self._clock = client, me, terms or Terms(), clock
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._path = f"{self._collection}/{name}"
+        self._sight: Sight | None = None
+        self._acts_until = float("-inf")
+        self.changed = asyncio.Event()
+        """Set after each turn in which leadership was gained or lost; whoever waits for it clears it."""
+        self._led = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica may act now."""
+        return self._clock() < self._acts_until
+
+    @property
+    def holder(self) -> str:
+        """Who held the lease when it was last seen."""
+        return self._sight.lease.holder if self._sight is not None and self._sight.lease is not None else ""
+
+    async def run(self) -> None:
+        """Never returns. An API server that is away costs the leadership, nothing else."""
+        while True:
+            try:
+                # A renewal that takes longer than this came too late anyway.
+                async with asyncio.timeout(self._terms.renew_deadline):
+                    await self._turn()
+            except (KubeError, TimeoutError) as error:
+                logger.info("the lease %s could not be looked at: %s", self._name, error or "no answer in time")
+            self._tell()
+            await asyncio.sleep(self._terms.renew_every if self.leads else self._terms.look_every)
+
+    async def release(self) -> None:
+        """Give the lease back, so that nobody need wait for its end. Call it when nothing acts any more."""
+        sight, self._acts_until = self._sight, float("-inf")
+        if sight is None or sight.lease is None or sight.lease.holder != self.me:
+            return
+        try:
+            async with asyncio.timeout(self._terms.renew_deadline):
+                await self._put(sight.lease, holder="")
+        except (KubeError, TimeoutError) as error:
+            logger.info("the lease %s could not be released: %s", self._name, error or "no answer in time")
+
+    async def _turn(self) -> None:
+        if not self.leads:
+            self._sight = updated(self._sight, await self._look(), self._clock())
+        assert self._sight is not None
+        asked = self._clock()
+        turn = next_turn(self._sight, self.me, asked)
+        if turn is Turn.WAIT:
+            return
+        try:
+            lease = await (self._create() if turn is Turn.CREATE else self._put(self._sight.lease, holder=self.me))
+        except (Conflict, NotFound):
+            # Somebody was faster. What they wrote is seen at the next look.
+            self._acts_until = float("-inf")
+            return
+        self._sight = Sight(lease, asked)
+        self._acts_until = asked + self._terms.renew_deadline
+
+    async def _look(self) -> Lease | None:
+        try:
+            return _lease(await self._client.get(self._path))
+        except NotFound:
+            return None
+
+    async def _create(self) -> Lease:
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+        return _lease(await self._client.create(self._collection, {**body, "spec": self._spec(self.me, 0)}))
+
+    async def _put(self, old: Lease | None, *, holder: str) -> Lease:
+        assert old is not None
+        transitions = old.transitions + (old.holder != holder and bool(holder))
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "resourceVersion": old.version},
+            "spec": self._spec(holder, transitions),
+        }
+        return _lease(await self._client.replace(self._path, body))
+
+    def _spec(self, holder: str, transitions: int) -> Raw:
+        # The times are for people who read the lease; no replica does.
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, round(self._terms.duration)),
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+
+    def _tell(self) -> None:
+        if self.leads != self._led:
+            self._led = self.leads
+            logger.info("this replica (%s) %s", self.me, "leads" if self._led else "stands by")
+            self.changed.set()
+
+
+def _lease(raw: Raw) -> Lease:
+    spec = raw.get("spec") or {}
+    return Lease(
+        holder=spec.get("holderIdentity") or "",
+        version=raw["metadata"]["resourceVersion"],
+        duration=float(spec.get("leaseDurationSeconds") or 0),
+        transitions=int(spec.get("leaseTransitions") or 0),
+    )
