@@ -10,6 +10,7 @@ import logging
 import secrets
 import signal
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,7 +24,11 @@ from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
+from disttrain_operator.kube.lease import Election
+from disttrain_operator.lag import LoopLag
+from disttrain_operator.leadership import Leadership
 from disttrain_operator.logs import set_up_logging
+from disttrain_operator.metrics import Metrics
 from disttrain_operator.plan.site import Site
 from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
 from disttrain_operator.queue import WorkQueue
@@ -40,7 +45,7 @@ STOP_SECONDS = 2.0
 class Operator:
     """All parts of the process, wired."""
 
-    def __init__(self, settings: Settings, client: Client, token_key: bytes) -> None:
+    def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes) -> None:
         self._settings, self._client, self._token_key = settings, client, token_key
         self._site = Site(trainer_image=settings.trainer_image, token="", defaults=settings.pods)
         self._world, self._queue = World(), WorkQueue[Key]()
@@ -50,10 +55,18 @@ class Operator:
             Informer(client, core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
             Informer(client, core_collection("services", namespace), self._world.services, selector=SELECTOR),
         ]
-        self.health = Health([self._jobs, *self._children])
-        executor = Executor(client, self._world, self._site_of)
-        self._reconciler = Reconciler(client, self._world, executor, self._queue)
         self._kopf: KopfThread | None = None
+        self._election = election
+        self._leadership = Leadership(election, [self._jobs, *self._children], self._begin_to_act)
+        self._lag = LoopLag()
+        self._metrics = Metrics(self._gauges, self._counters)
+        client.on_answer = self._metrics.answered
+        informers = [self._jobs, *self._children]
+        self.health = Health(informers, self._lag, self._metrics, self._leadership.describe)
+        self._executor = Executor(client, self._world, self._site_of)
+        self._reconciler = Reconciler(
+            client, self._world, self._executor, self._queue, active=lambda: self._leadership.acts, told=self._metrics
+        )
         self._world.jobs.on_change = self._job_changed
         self._world.pods.on_change = self._child_changed
         self._world.services.on_change = self._child_changed
@@ -64,9 +77,12 @@ class Operator:
         logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
         try:
             await wait_for_jobs(self._client, self._settings.namespace)
-            say_missing(await missing_rights(self._client, self._settings.namespace))
+            lease_namespace = self._settings.lease_namespace if self._election is not None else None
+            say_missing(await missing_rights(self._client, self._settings.namespace, lease_namespace))
+            self._client.may_write = lambda: self._leadership.acts
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
+                tasks.create_task(self._lag.run())
                 tasks.create_task(self._jobs.run())
                 await self._jobs.wait_synced()
                 for informer in self._children:
@@ -77,7 +93,12 @@ class Operator:
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
                 self._kopf = KopfThread(self._client.access, self._settings.namespace, self._job_event)
+                tasks.create_task(self._leadership.run())
+                if self._election is not None:
+                    tasks.create_task(self._election.run())
         finally:
+            if self._election is not None:
+                await self._election.release()
             if self._kopf is not None:
                 self._kopf.stop()
             await self.health.close()
@@ -88,6 +109,28 @@ class Operator:
         token = hmac.new(self._token_key, job.uid.encode(), hashlib.sha256).hexdigest()
         return replace(self._site, token=token)
 
+    def _begin_to_act(self) -> None:
+        """This replica acts from now on. What it knew of its own requests is of another time."""
+        self._world.problems.clear()
+        self._executor.forget_all()
+        for key in self._world.all_keys():
+            self._queue.add(key)
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "leader": float(self._leadership.acts),
+            "queue_depth": len(self._queue),
+            "event_loop_lag_seconds": self._lag.worst,
+            "cached_jobs": len(self._world.jobs),
+            "cached_pods": len(self._world.pods),
+        }
+
+    def _counters(self) -> dict[str, float]:
+        return {
+            "informer_lists": sum(informer.lists for informer in (self._jobs, *self._children)),
+            "kopf_restarts": self._kopf.restarts if self._kopf is not None else 0,
+        }
+
     def _job_event(self, kind: str | None, raw: Raw) -> None:
         """What kopf saw."""
         if kind == "DELETED":
@@ -96,6 +139,8 @@ class Operator:
             self._world.jobs.observe(raw)
 
     def _job_changed(self, uid: str, raw: Raw) -> None:
+        phase = (raw.get("status") or {}).get("phase")
+        self._metrics.saw_job(uid, phase, gone=self._world.jobs.get(uid) is None)
         self._queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
 
     def _child_changed(self, uid: str, raw: Raw) -> None:
@@ -121,8 +166,12 @@ async def serve(settings: Settings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    client = Client(find_access(settings.kubeconfig, settings.context), max_in_flight=settings.max_in_flight)
-    working = asyncio.create_task(Operator(settings, client, token_key(settings)).run())
+    access = find_access(settings.kubeconfig, settings.context)
+    client = Client(access, max_in_flight=settings.max_in_flight)
+    # Renewals do not queue behind the work that they are the permission for.
+    lease_client = Client(access, max_in_flight=1, retry_delays=(0.0,))
+    election = _election(settings, lease_client) if settings.leader_elect else None
+    working = asyncio.create_task(Operator(settings, client, election, token_key(settings)).run())
     stopped = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,6 +182,13 @@ async def serve(settings: Settings) -> None:
     finally:
         stopped.cancel()
         await client.close()
+        await lease_client.close()
+
+
+def _election(settings: Settings, client: Client) -> Election:
+    # A name that comes again, as a StatefulSet's, would take the lease of its former life for its own.
+    me = f"{settings.replica_name}_{uuid.uuid4().hex[:8]}"
+    return Election(client, settings.lease_namespace, settings.lease_name, me)
 
 
 def main() -> None:

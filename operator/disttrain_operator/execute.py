@@ -48,6 +48,10 @@ class Executor:
             self._supported[job.uid] = round_.supported
         return not round_.problems
 
+    def forget_all(self) -> None:
+        """Others have acted meanwhile."""
+        self._supported.clear()
+
     def forget(self, uid: str) -> None:
         """The job is gone."""
         self._supported.pop(uid, None)

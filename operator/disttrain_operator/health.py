@@ -1,7 +1,7 @@
-"""/healthz: does this process turn? /readyz: does it know the cluster? Both answer with a line per stream.
+"""/healthz: does this process turn? /readyz: does it know the cluster? Both answer with a line per stream. /metrics.
 
 An API server that is away makes nobody unhealthy: starting the operator again would not bring it back. Only a loop that
-hangs (the answer itself would be late) or an informer that has stopped trying does.
+hangs or an informer that has stopped trying does. A standby is ready: its caches are warm.
 """
 
 import time
@@ -10,16 +10,28 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from disttrain_operator.kube.informer import Informer
+from disttrain_operator.lag import LoopLag
+from disttrain_operator.metrics import Metrics
 
 # An informer tries something at least this often; its longest wait is a silent stream.
 STUCK_SECONDS = 300.0
+# A tick of the loop that is this late: something blocks it for good.
+HUNG_SECONDS = 30.0
 
 
 class Health:
-    """The two answers, and the server that gives them."""
+    """The answers, and the server that gives them."""
 
-    def __init__(self, informers: Sequence[Informer], clock: Callable[[], float] = time.monotonic) -> None:
-        self._informers, self._clock = informers, clock
+    def __init__(
+        self,
+        informers: Sequence[Informer],
+        lag: LoopLag,
+        metrics: Metrics | None = None,
+        role: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`role` says in a line whether this replica acts."""
+        self._informers, self._lag, self._metrics, self._role, self._clock = informers, lag, metrics, role, clock
         self._runner: web.AppRunner | None = None
         self.address: tuple[str, int] | None = None
 
@@ -28,6 +40,7 @@ class Health:
         application = web.Application()
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
+        application.router.add_get("/metrics", self._metrics_page)
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
         await self._runner.setup()
         site = web.TCPSite(self._runner, address, port)
@@ -41,7 +54,9 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Every informer has tried something a short while ago."""
+        """The loop turns, and every informer has tried something a short while ago."""
+        if self._clock() - self._lag.ticked_at >= HUNG_SECONDS:
+            return False
         return all(self._clock() - informer.tried_at < STUCK_SECONDS for informer in self._informers)
 
     @property
@@ -55,8 +70,15 @@ class Health:
     async def _readyz(self, _: web.Request) -> web.Response:
         return web.Response(text=self._report(), status=200 if self.ready else 503)
 
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        if self._metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": self._metrics.content_type})
+
     def _report(self) -> str:
-        return "".join(f"{informer.path}: {self._state(informer)}\n" for informer in self._informers)
+        lines = [f"{informer.path}: {self._state(informer)}" for informer in self._informers]
+        lines.append(f"event loop: at most {self._lag.worst * 1000:.0f} ms late in the last minute")
+        return "\n".join([*lines, self._role()]).strip() + "\n"
 
     def _state(self, informer: Informer) -> str:
         if informer.heard_at is None:

@@ -25,6 +25,9 @@ RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "events", ("create",)),
 )
 
+# In the namespace of the lease alone.
+LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "create", "update")),)
+
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
     """Returns once DistTrainingJobs can be listed: the server answers and the CRD is installed."""
@@ -43,11 +46,14 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def missing_rights(client: Client, namespace: str | None) -> list[str]:
+async def missing_rights(client: Client, namespace: str | None, lease_namespace: str | None = None) -> list[str]:
     """The rights that this operator needs and lacks, as "verb resource"."""
-    asked = [(group, resource, verb) for group, resource, verbs in RIGHTS for verb in verbs]
-    answers = await asyncio.gather(*(_allowed(client, namespace, *question) for question in asked))
-    return [f"{verb} {resource}" for (_, resource, verb), allowed in zip(asked, answers, strict=True) if not allowed]
+    asked = [(namespace, group, resource, verb) for group, resource, verbs in RIGHTS for verb in verbs]
+    if lease_namespace is not None:
+        asked += [(lease_namespace, group, resource, verb) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
+    answers = await asyncio.gather(*(_allowed(client, *question) for question in asked))
+    pairs = zip(asked, answers, strict=True)
+    return [f"{verb} {resource}" for (_, _, resource, verb), allowed in pairs if not allowed]
 
 
 async def _allowed(client: Client, namespace: str | None, group: str, resource: str, verb: str) -> bool:

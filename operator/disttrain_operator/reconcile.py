@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from disttrain_api.names import API_VERSION, KIND
 from disttrain_api.status import JobStatus
+from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.observed import Job, Observed
@@ -38,6 +39,13 @@ MAX_CRASH_SECONDS = 120.0
 Decide = Callable[[Job, Observed, datetime], Decision]
 
 
+class Told(Protocol):
+    """Who is told of what was done: the metrics."""
+
+    def wrote_status(self, old: JobStatus, new: JobStatus) -> None: ...
+    def made_pods(self, uid: str, attempt: int) -> None: ...
+
+
 class Reconciler:
     """Looks at jobs. While `active()` is false it only watches: another replica leads."""
 
@@ -49,11 +57,12 @@ class Reconciler:
         queue: WorkQueue[Key],
         *,
         active: Callable[[], bool] = lambda: True,
+        told: Told | None = None,
         decide: Decide = decide,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
-        self._active, self._decide, self._now = active, decide, now
+        self._active, self._told, self._decide, self._now = active, told, decide, now
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""
@@ -102,6 +111,7 @@ class Reconciler:
                 raise outcome
         if outcomes[0]:
             self._queue.forget(key)
+            self._tell_of_pods(job, decision)
         else:
             self._queue.retry(key)
         if decision.look_again_at is not None:
@@ -117,8 +127,15 @@ class Reconciler:
             logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
             return None
         self._world.jobs.observe(raw)
+        if self._told is not None:
+            self._told.wrote_status(job.status, status)
         version: str = raw["metadata"]["resourceVersion"]
         return version
+
+    def _tell_of_pods(self, job: Job, decision: Decision) -> None:
+        support = [action for action in decision.actions if isinstance(action, CreateSupport)]
+        if self._told is not None and support:
+            self._told.made_pods(job.uid, support[0].attempt)
 
     async def _read_again(self, key: Key) -> None:
         try:

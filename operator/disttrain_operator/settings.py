@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,11 @@ class Settings:
     max_in_flight: int = 64
     workers: int = 16
     """Jobs that are looked at side by side."""
+    leader_elect: bool = False
+    """Whether this is one of several replicas."""
+    lease_namespace: str = "default"
+    lease_name: str = "disttrain-operator"
+    replica_name: str = ""
     pods: PodDefaults = field(default_factory=PodDefaults)
     log_level: str = "INFO"
     json_logs: bool = False
@@ -50,18 +56,21 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("health-port", "port of /healthz and /readyz; 0: any free one", defaults.health_port, int)
     flag("max-in-flight", "requests to the API server at one time", defaults.max_in_flight, int)
     flag("workers", "jobs that are looked at side by side", defaults.workers, int)
+    flag("lease-namespace", "namespace of the lease ", _own_namespace())
+    flag("lease-name", "name of the lease; one for each set of replicas", defaults.lease_name)
+    flag("replica-name", "name of this replica in the lease", socket.gethostname())
     flag("image-pull-policy", "imagePullPolicy of pods whose template has none")
     flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
     flag("user-id", "user and group of restricted pods", pods.user_id, int)
     flag("grace-seconds", "terminationGracePeriodSeconds of pods whose template has none", pods.grace_seconds, int)
     flag("node-lost-seconds", "how long a pod stays on a node that is lost", pods.node_lost_seconds, int)
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", defaults.log_level)
-    parser.add_argument(
-        "--json-logs",
-        action="store_true",
-        default=environment.get("DISTTRAIN_JSON_LOGS", "").lower() in ("1", "true", "yes"),
-        help="one JSON object per line",
-    )
+    for name, help_ in (
+        ("json-logs", "one JSON object per line"),
+        ("leader-elect", "act only while holding a lease: for several replicas"),
+    ):
+        given_there = environment.get("DISTTRAIN_" + name.upper().replace("-", "_"), "").lower() in ("1", "true", "yes")
+        parser.add_argument(f"--{name}", action="store_true", default=given_there, help=help_)
     given = parser.parse_args(arguments)
     if given.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         parser.error(f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {given.log_level!r}")
@@ -78,6 +87,10 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         health_port=given.health_port,
         max_in_flight=given.max_in_flight,
         workers=given.workers,
+        leader_elect=given.leader_elect,
+        lease_namespace=given.lease_namespace,
+        lease_name=given.lease_name,
+        replica_name=given.replica_name,
         pods=PodDefaults(
             image_pull_policy=given.image_pull_policy or None,
             shm_size_limit=given.shm_size_limit or None,
@@ -88,3 +101,9 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )
+
+
+def _own_namespace() -> str:
+    """The namespace of the pod that this runs in."""
+    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return file.read_text().strip() if file.is_file() else "default"

@@ -93,7 +93,7 @@ class World:
         raw = self.jobs.get(uid)
         return Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid) if raw is not None else None
 
-    def keys(self) -> list[Key]:
+    def all_keys(self) -> list[Key]:
         """The keys of all jobs."""
         return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from disttrain_operator.preflight import RIGHTS
+from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
@@ -35,8 +35,9 @@ def render(helm: Path, *settings: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [document for document in objects if document["kind"] == kind]
+def only(objects: list[dict[str, Any]], kind: str, name: str = "disttrain") -> dict[str, Any]:
+    named = [document for document in objects if document["kind"] == kind]
+    (found,) = [document for document in named if len(named) == 1 or document["metadata"]["name"] == name]
     return found
 
 
@@ -93,14 +94,45 @@ def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
 
 
 def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
-    rules = only(render(helm), "ClusterRole")["rules"]
-    given = {
+    objects = render(helm)
+    assert rights(only(objects, "ClusterRole")) == set(RIGHTS)
+    assert rights(only(objects, "Role", "disttrain-lease")) == set(LEASE_RIGHTS)
+    assert only(objects, "Role", "disttrain-lease")["metadata"]["namespace"] == "system"
+
+
+def rights(role: dict[str, Any]) -> set[tuple[str, str, tuple[str, ...]]]:
+    return {
         (group, resource, tuple(rule["verbs"]))
-        for rule in rules
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert given == set(RIGHTS)
+
+
+def test_replicas_elect_one_that_acts_and_keep_apart(helm: Path) -> None:
+    objects = render(helm)
+    deployment = only(objects, "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    settings = read_settings(container(objects)["args"], {})
+    assert (settings.leader_elect, settings.lease_name) == (True, "disttrain")
+    pod = deployment["spec"]["template"]["spec"]
+    assert "podAntiAffinity" in pod["affinity"]
+    assert {entry["tolerationSeconds"] for entry in pod["tolerations"]} == {30}
+    own = render(helm, "affinity.nodeAffinity.a=b", "tolerations[0].key=mine")
+    pod = only(own, "Deployment")["spec"]["template"]["spec"]
+    assert pod["affinity"] == {"nodeAffinity": {"a": "b"}}
+    assert [entry.get("key") for entry in pod["tolerations"]][-1] == "mine"
+
+
+def test_metrics_are_found_by_their_service(helm: Path) -> None:
+    objects = render(helm, "metrics.serviceMonitor=true")
+    service = only(objects, "Service")
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    monitor = only(objects, "ServiceMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    kinds = {document["kind"] for document in render(helm, "metrics.service=false")}
+    assert not kinds & {"Service", "ServiceMonitor"}
 
 
 @pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])

@@ -129,8 +129,8 @@ async def test_a_namesake_is_another_job(shell: Shell) -> None:
     await shell.reconcile()
     await shell.reconcile()
     assert shell.pods() == []
-    assert len(shell.world.keys()) == 1
-    assert shell.world.keys()[0].uid != shell.key.uid
+    assert len(shell.world.all_keys()) == 1
+    assert shell.world.all_keys()[0].uid != shell.key.uid
 
 
 async def test_a_standby_asks_nothing(api: FakeApi, client: Client) -> None:

@@ -1,0 +1,100 @@
+"""What Prometheus is told at /metrics. No label holds a name of a job, a pod or a namespace: there is no end of them."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from disttrain_api.status import JobStatus, Phase
+from disttrain_operator.transitions import PhaseClock, Ran, happenings
+
+# The phases in which a job waits, works, or recovers: what goodput is made of.
+_UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED)
+_LATENCIES = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
+
+Gauges = Callable[[], Mapping[str, float]]
+
+
+class Metrics:
+    """All counters and histograms of this process."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, gauges: Gauges, counters: Gauges, clock: Callable[[], float] = time.monotonic) -> None:
+        """`gauges` and `counters` give figures that others keep, by name, when they are asked for."""
+        self._gauges, self._counters, self._clock = gauges, counters, clock
+        self._phases = PhaseClock()
+        self._first_seen: dict[str, float] = {}
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.registry.register(self)
+        self._restarts = self._counter("restarts", "Restarts of gangs and single pods, by class of the cause", "class")
+        self._requests = self._counter("api_requests", "Requests to the API server; code 0: no answer", "verb", "code")
+        self._request_seconds = self._histogram("api_request_seconds", "Time to an answer of the API server", "verb")
+        self._to_pods = self._histogram("job_to_pods_seconds", "From the first sight of a job to all pods created")
+        self._to_running = self._histogram("begin_to_running_seconds", "From an attempt's begin to all pods running")
+        self._recovery = self._histogram("failure_to_running_seconds", "From a failure to all pods running again")
+
+    def answered(self, method: str, code: int, seconds: float) -> None:
+        """A request to the API server was answered."""
+        self._requests.labels(method, str(code)).inc()
+        self._request_seconds.labels(method).observe(seconds)
+
+    def saw_job(self, uid: str, phase: str | None, *, gone: bool) -> None:
+        """A job is, or is no longer, in the cache."""
+        now = self._clock()
+        if gone:
+            self._first_seen.pop(uid, None)
+            self._phases.see(uid, None, now)
+            return
+        self._first_seen.setdefault(uid, now)
+        self._phases.see(uid, phase or Phase.PENDING, now)
+
+    def wrote_status(self, old: JobStatus, new: JobStatus) -> None:
+        """This process changed a job's status."""
+        for happening in happenings(old, new):
+            if isinstance(happening, Ran):
+                self._to_running.observe(happening.since_begin)
+                if happening.since_failure is not None:
+                    self._recovery.observe(happening.since_failure)
+            else:
+                self._restarts.labels(happening.class_).inc()
+
+    def made_pods(self, uid: str, attempt: int) -> None:
+        """All pods of an attempt are created."""
+        seen = self._first_seen.get(uid)
+        if attempt == 1 and seen is not None:
+            self._to_pods.observe(self._clock() - seen)
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What is counted when it is asked for."""
+        counts, seconds = self._phases.counts(), self._phases.seconds(self._clock())
+        jobs = GaugeMetricFamily("disttrain_jobs", "Jobs by phase", labels=["phase"])
+        spent = CounterMetricFamily("disttrain_job_seconds", "Time that jobs spent in each phase", labels=["phase"])
+        for phase in Phase:
+            jobs.add_metric([phase.value], counts.get(phase, 0))
+        for phase in _UNFINISHED:
+            spent.add_metric([phase.value], seconds.get(phase, 0.0))
+        yield jobs
+        yield spent
+        for name, value in self._gauges().items():
+            yield GaugeMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
+        for name, value in self._counters().items():
+            yield CounterMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing before it is asked for."""
+        return ()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"disttrain_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"disttrain_{name}", text, labels, registry=self.registry, buckets=_LATENCIES)

@@ -1,0 +1,82 @@
+"""Pure: an old and a new status -> what happened between them, for the metrics."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from disttrain_api.status import Attempt, JobStatus
+from disttrain_operator.decide.clock import after
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A restart, of the gang or of one pod, by the class of its cause."""
+
+    class_: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """All pods of an attempt run. Seconds since it began; since the attempt before it failed, where one did."""
+
+    since_begin: float
+    since_failure: float | None
+
+
+Happening = Restarted | Ran
+
+
+def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
+    """What the change from one status to the next says has happened."""
+    known = {attempt.number: attempt for attempt in old.attempts}
+    for number, attempt in enumerate(new.attempts):
+        before = known.get(attempt.number)
+        if new.restarts > old.restarts and attempt.end_time and not (before and before.end_time):
+            verdict = attempt.verdict
+            yield Restarted(verdict.class_ if verdict is not None and verdict.class_ is not None else "Unknown")
+        replaced = len(attempt.replacements) - (len(before.replacements) if before is not None else 0)
+        yield from (Restarted("SinglePod") for _ in range(replaced))
+        if attempt.running_time and not (before and before.running_time):
+            yield _ran(attempt, new.attempts[number - 1] if number else None)
+
+
+def _ran(attempt: Attempt, previous: Attempt | None) -> Ran:
+    assert attempt.running_time is not None
+    running = after(attempt.running_time, 0)
+    failed = previous is not None and previous.verdict is not None and previous.verdict.action is not None
+    since = previous.end_time if previous is not None and failed else None
+    return Ran(_seconds(attempt.start_time, running), _seconds(since, running) if since else None)
+
+
+def _seconds(begin: str, end: datetime) -> float:
+    return max(0.0, (end - after(begin, 0)).total_seconds())
+
+
+class PhaseClock:
+    """How many seconds all jobs have spent in each phase. Exact between looks, whatever their rhythm."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, tuple[str, float]] = {}
+        self._done: dict[str, float] = {}
+
+    def see(self, uid: str, phase: str | None, now: float) -> None:
+        """The job is in this phase; None: it is gone."""
+        before = self._now.pop(uid, None)
+        if before is not None:
+            self._done[before[0]] = self._done.get(before[0], 0.0) + max(0.0, now - before[1])
+        if phase is not None:
+            self._now[uid] = (phase, now)
+
+    def counts(self) -> dict[str, int]:
+        """Jobs in each phase."""
+        counted: dict[str, int] = {}
+        for phase, _ in self._now.values():
+            counted[phase] = counted.get(phase, 0) + 1
+        return counted
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Seconds in each phase until now."""
+        total = dict(self._done)
+        for phase, since in self._now.values():
+            total[phase] = total.get(phase, 0.0) + max(0.0, now - since)
+        return total
