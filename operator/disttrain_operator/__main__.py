@@ -11,8 +11,8 @@ import secrets
 import signal
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from disttrain_api.names import Label
 from disttrain_operator.decide.observed import Job
@@ -50,10 +50,11 @@ class Operator:
         self._site = Site(trainer_image=settings.trainer_image, token="", defaults=settings.pods)
         self._world, self._queue = World(), WorkQueue[Key]()
         namespace = settings.namespace
-        self._jobs = Informer(client, job_collection(namespace), self._world.jobs)
+        informer = partial(Informer, client, silence=settings.watch_silence_seconds)
+        self._jobs = informer(job_collection(namespace), self._world.jobs)
         self._children = [
-            Informer(client, core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
-            Informer(client, core_collection("services", namespace), self._world.services, selector=SELECTOR),
+            informer(core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
+            informer(core_collection("services", namespace), self._world.services, selector=SELECTOR),
         ]
         self._kopf: KopfThread | None = None
         self._election = election
@@ -167,7 +168,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     access = find_access(settings.kubeconfig, settings.context)
-    client = Client(access, max_in_flight=settings.max_in_flight)
+    client = Client(access, max_in_flight=settings.max_in_flight, timeout=settings.request_timeout_seconds)
     # Renewals do not queue behind the work that they are the permission for.
     lease_client = Client(access, max_in_flight=1, retry_delays=(0.0,))
     election = _election(settings, lease_client) if settings.leader_elect else None
@@ -196,19 +197,11 @@ def main() -> None:
     settings = read_settings(sys.argv[1:])
     set_up_logging(settings.log_level, json_lines=settings.json_logs)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings))
+        # Not uvloop: connections that die in mid-handshake leave its table of descriptors wrong, and sound ones suffer.
+        asyncio.run(serve(settings))
     except (AccessError, OSError) as error:
         logger.error("cannot start: %s", error)
         raise SystemExit(1) from None
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None  # slower, not different
-    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from disttrain_api.names import Label, Reason
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.client import Client, Raw
-from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble
+from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble, Throttled
 from disttrain_operator.snapshot import core_collection
 
 _PLURALS = {
@@ -34,7 +34,7 @@ class Made:
 
 
 async def create_child(client: Client, job: Job, manifest: Raw) -> Made | CreateProblem:
-    """Create the child, or find it. Raises Unavailable where nobody answers."""
+    """Create the child, or find it. Raises Unavailable where nobody answers, Throttled where nobody has the time."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     collection = core_collection(_PLURALS[kind], job.namespace)
     for remaining in reversed(range(_TRIES)):
@@ -59,6 +59,8 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
             return _problem(kind, name, Reason.QUOTA_EXCEEDED if error.is_quota else Reason.FORBIDDEN, error)
         except Invalid as error:
             return _problem(kind, name, Reason.INVALID_POD if kind == "Pod" else Reason.CREATE_FAILED, error)
+        except Throttled:
+            raise  # the server's trouble, which says nothing of the child
         except (ApiError, ServerTrouble) as error:
             return _problem(kind, name, Reason.CREATE_FAILED, error)
     return _problem(kind, name, Reason.CREATE_FAILED, refusal)

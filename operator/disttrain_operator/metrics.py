@@ -1,4 +1,4 @@
-"""What Prometheus is told at /metrics. No label holds a name of a job, a pod or a namespace: there is no end of them."""
+"""What Prometheus is told at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from disttrain_operator.kube.client import REQUEST_SECONDS
+from disttrain_operator.kube.informer import SILENCE_SECONDS
 from disttrain_operator.plan.site import PodDefaults
 
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
@@ -25,6 +27,8 @@ class Settings:
     health_address: str = "0.0.0.0"
     health_port: int = 8080
     max_in_flight: int = 64
+    request_timeout_seconds: float = REQUEST_SECONDS
+    watch_silence_seconds: float = SILENCE_SECONDS
     workers: int = 16
     """Jobs that are looked at side by side."""
     leader_elect: bool = False
@@ -55,6 +59,18 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("health-address", "address of /healthz and /readyz", defaults.health_address)
     flag("health-port", "port of /healthz and /readyz; 0: any free one", defaults.health_port, int)
     flag("max-in-flight", "requests to the API server at one time", defaults.max_in_flight, int)
+    flag(
+        "request-timeout-seconds",
+        "how long an answer of the API server is waited for",
+        defaults.request_timeout_seconds,
+        float,
+    )
+    flag(
+        "watch-silence-seconds",
+        "a watch that says nothing for so long is opened again; API servers say something every 60 s",
+        defaults.watch_silence_seconds,
+        float,
+    )
     flag("workers", "jobs that are looked at side by side", defaults.workers, int)
     flag("lease-namespace", "namespace of the lease ", _own_namespace())
     flag("lease-name", "name of the lease; one for each set of replicas", defaults.lease_name)
@@ -77,6 +93,9 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     for name in ("max_in_flight", "workers"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    for name in ("request_timeout_seconds", "watch_silence_seconds"):
+        if not getattr(given, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0")
     return Settings(
         namespace=given.namespace or None,
         trainer_image=given.trainer_image,
@@ -86,6 +105,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         health_address=given.health_address,
         health_port=given.health_port,
         max_in_flight=given.max_in_flight,
+        request_timeout_seconds=given.request_timeout_seconds,
+        watch_silence_seconds=given.watch_silence_seconds,
         workers=given.workers,
         leader_elect=given.leader_elect,
         lease_namespace=given.lease_namespace,

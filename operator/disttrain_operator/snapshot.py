@@ -6,11 +6,13 @@ The caches hold trimmed objects: ten thousand pods with their full templates wou
 from dataclasses import dataclass, field
 
 from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Label
-from disttrain_operator.decide.observed import CreateProblem, Job, Observed, job_facts, observe
+from disttrain_operator.decide.observed import CreateProblem, Job, Observed, PodFacts, job_facts, pod_facts
 from disttrain_operator.kube.cache import Cache, Raw
 
 ChildKey = tuple[str, str]
 """Kind and name of a child."""
+_Seen = tuple[str, bool, PodFacts | None]
+"""resourceVersion of a pod, whether it is gone, and its facts."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class World:
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
     _facts: dict[str, tuple[str, Job]] = field(default_factory=dict)
+    _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
+    """By the uids of job and pod."""
 
     def key_of(self, uid: str) -> Key | None:
         """The key of a job that exists."""
@@ -109,17 +113,30 @@ class World:
             self._forget(uid)
             return None
         problems = self.problems.get(uid, {})
-        observed = observe(
-            self.pods.group(uid),
-            self.pods.gone(uid),
-            [problems[child] for child in sorted(problems)],
-            [service["metadata"]["name"] for service in self.services.group(uid)],
+        observed = Observed(
+            pods=self._pods(uid),
+            problems=tuple(problems[child] for child in sorted(problems)),
+            services=frozenset(service["metadata"]["name"] for service in self.services.group(uid)),
         )
         return self._job(uid, raw), observed
 
     def has_service(self, uid: str, name: str) -> bool:
         """Whether the job's Service of that name exists."""
         return any(service["metadata"]["name"] == name for service in self.services.group(uid))
+
+    def _pods(self, uid: str) -> tuple[PodFacts, ...]:
+        """Facts of the job's pods. Of thousands one has changed: the others' are read once per version."""
+        known = self._pod_facts.get(uid, {})
+        now = self._pod_facts[uid] = {}
+        for gone, pods in ((False, self.pods.group(uid)), (True, self.pods.gone(uid))):
+            for raw in pods:
+                metadata = raw["metadata"]
+                seen = known.get(metadata["uid"])
+                if seen is None or seen[:2] != (metadata["resourceVersion"], gone):
+                    seen = metadata["resourceVersion"], gone, pod_facts(raw, gone=gone)
+                now[metadata["uid"]] = seen
+        facts = (facts for _, _, facts in now.values() if facts is not None)
+        return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
 
     def _job(self, uid: str, raw: Raw) -> Job:
         # Reading a spec costs more than a decision; it is read once per version of the job.
@@ -132,3 +149,4 @@ class World:
     def _forget(self, uid: str) -> None:
         self.problems.pop(uid, None)
         self._facts.pop(uid, None)
+        self._pod_facts.pop(uid, None)

@@ -5,7 +5,7 @@
         control_plane.kill_api_server()
         control_plane.start_api_server()      # the same port, the same data
 
-Several may run at once. What they leave behind if their owner is killed ends when the next one starts.
+Several may run at once. If their owner is killed they end with it; their folders go when the next one starts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +28,14 @@ from tests.cluster.fake_nodes import add_fake_nodes, kwok_command
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Daemon, ProcessId, end_abandoned
 
+_PREFIX = "disttrain-control-plane-"
+
 
 @dataclass(frozen=True)
 class Place:
     """Where a control plane listens and keeps its data; by default on free loopback ports, in a folder that goes."""
 
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="disttrain-control-plane-")))
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=_PREFIX)))
     address: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
     etcd_port: int = field(default_factory=free_port)
@@ -94,6 +97,8 @@ class ControlPlane:
         """Starts what does not run yet and returns when the API server is ready."""
         if self.place.temporary:
             end_abandoned()
+            _remove_abandoned()
+            (self.folder / "owner").write_text(_own_id().text())
         write_kubeconfig(self.kubeconfig, self.url, self._authority.root.certificate, self._admin)
         self.start_etcd()
         self.start_api_server()
@@ -155,7 +160,7 @@ class ControlPlane:
     # --- commands ---
 
     def _daemon(self, name: str, arguments: Sequence[str | Path]) -> Daemon:
-        owner = ProcessId.of(os.getpid()) if self.place.temporary else None
+        owner = _own_id() if self.place.temporary else None
         return Daemon(name, [path_of(name), *arguments], self.folder, owner=owner)
 
     def _api_server(self, service_accounts: bool, extra: Sequence[str]) -> list[str | Path]:
@@ -181,3 +186,18 @@ class ControlPlane:
         config = self.kubeconfig_for("kube-controller-manager", "system:kube-controller-manager")
         tokens = self._authority.key_pair("service-accounts")
         return [*commands.controller_manager(config, self.root_certificate, tokens), *extra]
+
+
+def _own_id() -> ProcessId:
+    process = ProcessId.of(os.getpid())
+    assert process is not None
+    return process
+
+
+def _remove_abandoned() -> None:
+    """The folders of control planes whose owner was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            owner = ProcessId.parse((folder / "owner").read_text())
+            if owner is not None and not owner.alive():
+                shutil.rmtree(folder, ignore_errors=True)

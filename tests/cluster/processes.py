@@ -25,6 +25,11 @@ MARK = "DISTTRAIN_TEST_CLUSTER"
 OWNER = "DISTTRAIN_TEST_CLUSTER_OWNER"
 
 
+def dying_with_parent(command: Sequence[str | Path]) -> list[str]:
+    """The command, such that the kernel kills it when the process that starts it is gone, however that comes."""
+    return ["setpriv", "--pdeathsig", "KILL", *(str(part) for part in command)]
+
+
 @dataclass(frozen=True)
 class ProcessId:
     pid: int
@@ -108,7 +113,7 @@ class Daemon:
         owner: ProcessId | None = None,
     ) -> None:
         self.name = name
-        self.command = [str(part) for part in command]
+        self.command = dying_with_parent(command) if owner else [str(part) for part in command]
         self.log = folder / f"{name}.log"
         self.pid_file = folder / f"{name}.pid"
         self._environment = dict(environment or {})

@@ -7,6 +7,8 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 
+pytest.register_assert_rewrite("tests.integration.fleet", "tests.integration.operator_process")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

@@ -1,6 +1,5 @@
 """The operator as a process, and a namespace in which a test plays user and kubelet."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.ports import free_port
+from tests.cluster.processes import dying_with_parent
 
 Raw = dict[str, Any]
 
@@ -66,6 +65,7 @@ class OperatorProcess:
         self._log = folder / f"operator-{self._port}.log"
         self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
         self._command += ["--health-address=127.0.0.1", f"--health-port={self._port}", *flags]
+        self._command = dying_with_parent(self._command)
         packages = os.pathsep.join(str(REPOSITORY / part) for part in ("api", "operator"))
         self._environment = os.environ | {"PYTHONPATH": packages}
         self.process: subprocess.Popen[bytes] | None = None
@@ -232,16 +232,3 @@ class Team:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def requests_of_operator(audit_log: Path, namespace: str) -> Counter[tuple[str, str, int]]:
-    """What the operator asked in a namespace: (verb, resource, status code) -> how often."""
-    counted: Counter[tuple[str, str, int]] = Counter()
-    for line in audit_log.read_text().splitlines():
-        entry = json.loads(line)
-        about = entry.get("objectRef") or {}
-        ours = entry.get("userAgent", "").startswith("disttrain-operator") and about.get("namespace") == namespace
-        if ours and entry["stage"] == "ResponseComplete":
-            resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
-            counted[entry["verb"], resource, entry["responseStatus"]["code"]] += 1
-    return counted

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
+from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import (
     Raw,
     Team,
     eventually,
     install_crd,
-    requests_of_operator,
     running_operator,
 )
 

@@ -8,12 +8,16 @@ No rate limit of our own: a bounded number of requests is in flight, and all of 
 Watches are not counted: they last for minutes.
 
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
+
+A request that times out has met a connection that is dead, or a server that is slow. What comes after it uses new
+connections: of the kept ones others may be just as dead, and each would cost another time-out.
 """
 
 import asyncio
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -29,6 +33,7 @@ Raw = dict[str, Any]
 Query = Mapping[str, str]
 
 JSON = "application/json"
+REQUEST_SECONDS = 30.0
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # OSError: also a token file that is not there for a moment.
@@ -43,7 +48,7 @@ class Client:
         access: Access,
         *,
         max_in_flight: int = 64,
-        timeout: float = 30.0,
+        timeout: float = REQUEST_SECONDS,
         retry_delays: tuple[float, ...] = RETRY_DELAYS,
     ) -> None:
         self.access = access
@@ -55,19 +60,42 @@ class Client:
         self._retry_delays = retry_delays
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         self._not_before = 0.0
-        context = access.ssl_context()
+        self._tls = access.ssl_context()
+        self._session = self._new_session()
+        self._users: Counter[aiohttp.ClientSession] = Counter()
+
+    def _new_session(self) -> aiohttp.ClientSession:
         # An explicit context also keeps aiohttp from building the system's default one, which takes 30 ms.
         connector = aiohttp.TCPConnector(
             limit=0,
-            ssl=context if isinstance(context, ssl.SSLContext) else False,
+            ssl=self._tls if isinstance(self._tls, ssl.SSLContext) else False,
             keepalive_timeout=300,
             socket_factory=_socket,
         )
-        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True)
+        return aiohttp.ClientSession(connector=connector, auto_decompress=True)
 
     async def close(self) -> None:
         """Closes all connections, watches too."""
-        await self._session.close()
+        for session in {self._session, *self._users}:
+            await session.close()
+
+    @asynccontextmanager
+    async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The kept connections; given up after a time-out, as soon as nobody uses them."""
+        session = self._session
+        self._users[session] += 1
+        try:
+            yield session
+        except TimeoutError:
+            if session is self._session:
+                self._session = self._new_session()
+            raise
+        finally:
+            self._users[session] -= 1
+            if not self._users[session]:
+                del self._users[session]
+                if session is not self._session:
+                    await session.close()
 
     async def get(self, path: str, query: Query | None = None) -> Raw:
         """An object or a list."""
@@ -123,9 +151,12 @@ class Client:
             began = time.perf_counter()
             code = 0
             try:
-                async with self._session.request(
-                    method, self._url(path, query), data=data, headers=self._headers(), timeout=self._timeout
-                ) as response:
+                async with (
+                    self._connections() as session,
+                    session.request(
+                        method, self._url(path, query), data=data, headers=self._headers(), timeout=self._timeout
+                    ) as response,
+                ):
                     answer = await response.read()
                     code = response.status
             except _LOST as error:
@@ -153,7 +184,10 @@ class Client:
         """The chunks of a watch, as they arrive; Unavailable after `silence` seconds without a byte."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=silence)
         try:
-            async with self._session.get(self._url(path, query), headers=self._headers(), timeout=timeout) as response:
+            async with (
+                self._connections() as session,
+                session.get(self._url(path, query), headers=self._headers(), timeout=timeout) as response,
+            ):
                 if response.status >= 400:
                     raise error_of(response.status, await response.read())
                 yield response.content.iter_any()

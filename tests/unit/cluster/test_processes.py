@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api import wait_for
+from tests.cluster.paths import REPOSITORY
 from tests.cluster.processes import MARK, OWNER, Daemon, ProcessId, marked, parse_marks, parse_stat
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -89,3 +90,16 @@ def test_an_owner_is_told_from_a_later_process_of_the_same_pid():
     assert now
     assert now.alive()
     assert not ProcessId(now.pid, now.start_time - 1).alive()
+
+
+def test_a_daemon_ends_with_an_owner_that_is_killed(tmp_path: Path):
+    program = (
+        "import os, pathlib, signal, sys; from tests.cluster.processes import Daemon, ProcessId\n"
+        f"daemon = Daemon('sleeper', {SLEEPER!r}, pathlib.Path(sys.argv[1]), owner=ProcessId.of(os.getpid()))\n"
+        "daemon.start(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, check=False)
+    assert done.returncode == -9
+    daemon = Daemon("sleeper", SLEEPER, tmp_path)
+    assert daemon.pid_file.exists()
+    wait_for(lambda: not daemon.running(), 20, lambda: "it still runs")
