@@ -35,7 +35,7 @@ class Settings:
     """Whether this is one of several replicas."""
     lease_namespace: str = "default"
     lease_name: str = "disttrain-operator"
-    replica_name: str = ""
+    replica_name: str = field(default_factory=socket.gethostname)
     pods: PodDefaults = field(default_factory=PodDefaults)
     log_level: str = "INFO"
     json_logs: bool = False
@@ -74,7 +74,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("workers", "jobs that are looked at side by side", defaults.workers, int)
     flag("lease-namespace", "namespace of the lease ", _own_namespace())
     flag("lease-name", "name of the lease; one for each set of replicas", defaults.lease_name)
-    flag("replica-name", "name of this replica in the lease", socket.gethostname())
+    flag("replica-name", "name of this replica in the lease", defaults.replica_name)
     flag("image-pull-policy", "imagePullPolicy of pods whose template has none")
     flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
     flag("user-id", "user and group of restricted pods", pods.user_id, int)

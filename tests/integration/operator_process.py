@@ -91,6 +91,12 @@ class OperatorProcess:
         except OSError:
             return 0
 
+    def page(self, name: str) -> str:
+        """Text of a health page, or of /metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=5) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def kill(self) -> None:
         """SIGKILL."""
         if self.process is not None and self.process.poll() is None:

@@ -167,7 +167,8 @@ class FakeApi:
         if body["metadata"].get("resourceVersion") != old["metadata"]["resourceVersion"]:
             return refusal(409, "Conflict", "the object has been modified")
         raw = copy.deepcopy(old)
-        raw["status"] = body["status"]
+        part = "status" if path.endswith("/status") else "spec"
+        raw[part] = body[part]
         return web.json_response(await self._store(target, raw))
 
     async def _delete(self, path: str, body: Raw | None) -> web.Response:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_operator.health import STUCK_SECONDS, Health
+from disttrain_operator.health import HUNG_SECONDS, STUCK_SECONDS, Health
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.informer import Informer
+from disttrain_operator.lag import LoopLag
 from disttrain_operator.settings import Settings, read_settings
 
 
@@ -31,10 +32,16 @@ def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFix
 
 async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
     now = [0.0]
+    lag = LoopLag()
+    lag.ticked_at = 0.0
     informer = Informer(client, "/api/v1/pods", Cache(group_of=lambda raw: "all"), clock=lambda: now[0])
-    health = Health([informer], clock=lambda: now[0])
+    health = Health([informer], lag, clock=lambda: now[0])
     assert (health.healthy, health.ready) == (True, False)
     informer.cache.replace([], 1)
     assert health.ready
-    now[0] = STUCK_SECONDS + 1
+    now[0] = lag.ticked_at = STUCK_SECONDS + 1
     assert not health.healthy
+    informer.tried_at = now[0]
+    assert health.healthy
+    lag.ticked_at -= HUNG_SECONDS
+    assert not health.healthy, "the loop hangs"

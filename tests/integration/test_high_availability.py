@@ -1,0 +1,162 @@
+"""Two replicas, one of which acts: the leader dies, ends, or is cut off, and nothing is lost or done twice."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.fleet import SOAK, Fleet, chance, fate_of
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator_process import OperatorProcess, Team, eventually, install_crd
+from tests.integration.proxy import TcpProxy, kubeconfig_through
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
+
+ROUNDS = 30 if SOAK else 3
+JOBS_PER_ROUND = 6
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
+
+
+@pytest.fixture(scope="module")
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "audit.log"
+
+
+@pytest.fixture(scope="module")
+def control_plane(audit_log: Path) -> Iterator[ControlPlane]:
+    with ControlPlane(audit_log=audit_log) as started:
+        install_crd(started.api)
+        with Kubelet(started, fate_of):
+            yield started
+
+
+class Pair:
+    """Two replicas; each reaches the API server through a proxy of its own."""
+
+    def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
+        self.api = control_plane.api
+        self.operators: dict[str, OperatorProcess] = {}
+        self.proxies: dict[str, TcpProxy] = {}
+        for name in ("one", "two"):
+            proxy = TcpProxy(control_plane.place.address, control_plane.place.port)
+            proxy.__enter__()
+            (folder / name).mkdir()
+            kubeconfig = kubeconfig_through(control_plane.kubeconfig, f"https://127.0.0.1:{proxy.port}", folder / name)
+            flags = ("--leader-elect", f"--replica-name={name}", f"--kubeconfig={kubeconfig}")
+            self.proxies[name] = proxy
+            self.operators[name] = OperatorProcess(
+                control_plane, folder / name, *flags, "--request-timeout-seconds=3", "--watch-silence-seconds=3"
+            )
+            self.operators[name].start()
+
+    def end(self) -> None:
+        for operator in self.operators.values():
+            operator.kill()
+        for proxy in self.proxies.values():
+            proxy.__exit__(None, None, None)
+
+    def leader(self) -> str:
+        """The replica that acts; "" where none does."""
+        for name, operator in self.operators.items():
+            if operator.process is not None and operator.process.poll() is None and self.acts(name):
+                return name
+        return ""
+
+    def acts(self, name: str) -> bool:
+        return "disttrain_leader 1.0" in self.operators[name].page("metrics")
+
+    def wait_for_leader(self, *, other_than: str = "") -> str:
+        found: str = eventually(lambda: (name := self.leader()) != other_than and name, self.report)
+        return found
+
+    def report(self) -> object:
+        return [operator.log()[-2000:] for operator in self.operators.values()]
+
+
+@pytest.fixture
+def pair(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Pair]:
+    started = Pair(control_plane, tmp_path)
+    yield started
+    started.end()
+    control_plane.api.ask("DELETE", LEASE)
+
+
+def a_fleet(control_plane: ControlPlane, name: str) -> Fleet:
+    return Fleet(Team(control_plane.api, name))
+
+
+def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(
+    control_plane: ControlPlane, pair: Pair, audit_log: Path
+) -> None:
+    fleet, random = a_fleet(control_plane, "killed-leaders"), chance()
+    for _ in range(ROUNDS):
+        leader = pair.wait_for_leader()
+        fleet.launch(JOBS_PER_ROUND)
+        time.sleep(random.uniform(0, 1.0))
+        pair.operators[leader].kill()
+        fleet.team.collect_garbage()
+        pair.wait_for_leader(other_than=leader)
+        pair.operators[leader].start()
+    fleet.wait()
+    for operator in pair.operators.values():
+        fleet.check(operator, audit_log)
+
+
+def test_a_leader_that_is_told_to_end_hands_over(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet, random = a_fleet(control_plane, "handed-over"), chance()
+    for _ in range(ROUNDS):
+        leader = pair.wait_for_leader()
+        fleet.launch(JOBS_PER_ROUND)
+        time.sleep(random.uniform(0, 1.0))
+        assert pair.operators[leader].stop() == 0
+        fleet.team.collect_garbage()
+        holder = control_plane.api.get(LEASE)["spec"].get("holderIdentity") or ""
+        assert not holder.startswith(f"{leader}_"), "the lease was given back before the process ended"
+        pair.wait_for_leader(other_than=leader)
+        pair.operators[leader].start()
+    fleet.wait()
+    for operator in pair.operators.values():
+        fleet.check(operator, audit_log)
+
+
+def test_a_leader_that_is_cut_off_ceases_to_act(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet = a_fleet(control_plane, "cut-off")
+    leader = pair.wait_for_leader()
+    fleet.launch(JOBS_PER_ROUND)
+    proxy = pair.proxies[leader]
+    proxy.accepting = False
+    proxy.half_open()
+    fleet.launch(JOBS_PER_ROUND)
+    heir = pair.wait_for_leader(other_than=leader)
+    eventually(lambda: not pair.acts(leader), pair.report)
+    fleet.wait()
+    proxy.accepting = True
+    proxy.reset()
+    eventually(pair.operators[leader].ready)
+    assert pair.leader() == heir
+    fleet.launch(JOBS_PER_ROUND)
+    fleet.wait()
+    for operator in pair.operators.values():
+        fleet.check(operator, audit_log)
+
+
+def test_a_standby_writes_nothing(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet = a_fleet(control_plane, "standby")
+    leader = pair.wait_for_leader()
+    fleet.launch(JOBS_PER_ROUND)
+    fleet.wait()
+    fleet.check(pair.operators[leader], audit_log)
+    (standby,) = set(pair.operators) - {leader}
+    written = [
+        line
+        for line in pair.operators[standby].page("metrics").splitlines()
+        if line.startswith("disttrain_api_requests_total") and 'verb="GET"' not in line
+    ]
+    # At its start it asks what it may do.
+    questions = sum(len(verbs) for _, _, verbs in (*RIGHTS, *LEASE_RIGHTS))
+    assert written == [f'disttrain_api_requests_total{{code="201",verb="POST"}} {questions}.0']
+    assert "stands by" in pair.operators[standby].page("readyz")
+    assert pair.operators[standby].health("readyz") == 200

@@ -1,0 +1,90 @@
+"""What Prometheus is told: counted from changes of statuses, without a name of a job."""
+
+from collections.abc import Callable
+
+from disttrain_api.status import Attempt, FailureClass, JobStatus, Replacement, Verdict
+from disttrain_operator.metrics import Metrics
+from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T12:00:{second:02d}Z"
+
+
+def failed(number: int, begin: int, running: int, end: int) -> Attempt:
+    verdict = Verdict(reason="OOMKilled", message="", class_=FailureClass.OUT_OF_MEMORY, action="RestartGang")
+    times = {"start_time": at(begin), "running_time": at(running), "end_time": at(end)}
+    return Attempt(number=number, verdict=verdict, checkpoint_step=None, **times)
+
+
+def test_a_restart_is_told_once_with_its_class() -> None:
+    old = JobStatus(attempt=1, attempts=[Attempt(number=1, start_time=at(0), running_time=at(2))])
+    new = JobStatus(attempt=2, restarts=1, attempts=[failed(1, 0, 2, 9), Attempt(number=2, start_time=at(9))])
+    assert list(happenings(old, new)) == [Restarted("OutOfMemory")]
+    assert list(happenings(new, new)) == []
+
+
+def test_running_again_tells_how_long_the_recovery_took() -> None:
+    begun = [failed(1, 0, 2, 9), Attempt(number=2, start_time=at(10))]
+    runs = [begun[0], Attempt(number=2, start_time=at(10), running_time=at(14))]
+    old, new = (JobStatus(attempt=2, restarts=1, attempts=attempts) for attempts in (begun, runs))
+    assert list(happenings(old, new)) == [Ran(since_begin=4.0, since_failure=5.0)]
+
+
+def test_a_suspension_is_no_restart_and_no_recovery() -> None:
+    suspended = Attempt(number=1, start_time=at(0), end_time=at(5), verdict=Verdict(reason="Suspended", message=""))
+    runs = Attempt(number=2, start_time=at(20), running_time=at(21))
+    old = JobStatus(attempts=[suspended, runs.model_copy(update={"running_time": None})])
+    assert list(happenings(old, JobStatus(attempts=[suspended, runs]))) == [Ran(1.0, None)]
+
+
+def test_a_pod_made_again_alone_is_told() -> None:
+    begun = Attempt(number=1, start_time=at(0), running_time=at(1))
+    entry = Replacement(pod="a", uid="u", time=at(5), reason="RankFailed")
+    old = JobStatus(attempts=[begun])
+    new = JobStatus(restarts=1, attempts=[begun.model_copy(update={"replacements": [entry]})])
+    assert list(happenings(old, new)) == [Restarted("SinglePod")]
+
+
+def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
+    clock = PhaseClock()
+    clock.see("a", "Pending", 0.0)
+    clock.see("a", "Running", 3.0)
+    clock.see("b", "Running", 4.0)
+    assert clock.seconds(5.0) == {"Pending": 3.0, "Running": 3.0}
+    assert clock.counts() == {"Running": 2}
+    clock.see("a", None, 6.0)
+    assert clock.seconds(100.0)["Running"] == 3.0 + 96.0
+    assert clock.counts() == {"Running": 1}
+
+
+def page(clock: Callable[[], float]) -> tuple[Metrics, Callable[[], str]]:
+    metrics = Metrics(lambda: {"leader": 1.0}, lambda: {"kopf_restarts": 2}, clock)
+    return metrics, lambda: metrics.text().decode()
+
+
+def test_the_page_has_all_figures_and_no_name() -> None:
+    now = [10.0]
+    metrics, text = page(lambda: now[0])
+    metrics.saw_job("uid-of-a-job", "Pending", gone=False)
+    now[0] = 10.5
+    metrics.made_pods("uid-of-a-job", attempt=1)
+    metrics.saw_job("uid-of-a-job", "Running", gone=False)
+    metrics.answered("POST", 201, 0.01)
+    metrics.wrote_status(
+        JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
+        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)]),
+    )
+    told = text()
+    for line in (
+        'disttrain_jobs{phase="Running"} 1.0',
+        'disttrain_job_seconds_total{phase="Pending"} 0.5',
+        'disttrain_restarts_total{class="OutOfMemory"} 1.0',
+        'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
+        "disttrain_job_to_pods_seconds_count 1.0",
+        "disttrain_leader 1.0",
+        "disttrain_kopf_restarts_total 2.0",
+        "process_resident_memory_bytes",
+    ):
+        assert line in told, told
+    assert "uid-of-a-job" not in told
