@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from disttrain_operator.preflight import RIGHTS
+from disttrain_operator.preflight import OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
@@ -92,15 +92,22 @@ def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
     assert only(objects, "Role")["metadata"]["namespace"] == "team-a"
 
 
-def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
-    rules = only(render(helm), "ClusterRole")["rules"]
-    given = {
+def rights(objects: list[dict[str, Any]]) -> set[tuple[str, str, tuple[str, ...]]]:
+    return {
         (group, resource, tuple(rule["verbs"]))
-        for rule in rules
+        for rule in only(objects, "ClusterRole")["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert given == set(RIGHTS)
+
+
+def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
+    assert rights(render(helm)) == set(RIGHTS)
+
+
+@pytest.mark.parametrize("scheduler", OPTIONAL_RIGHTS)
+def test_a_scheduler_of_others_brings_its_rights_when_it_is_enabled(helm: Path, scheduler: str) -> None:
+    assert rights(render(helm, f"scheduling.{scheduler}=true")) == {*RIGHTS, OPTIONAL_RIGHTS[scheduler]}
 
 
 @pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])
