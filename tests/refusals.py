@@ -1,48 +1,10 @@
 """Jobs for every rule, and the very words with which it is refused: by Python and by the API server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tests.builders import a_manifest
-
-IMAGE = {"name": "trainer", "image": "an/image:1"}
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """`spec` laid over a valid manifest breaks the rule, and nothing but the rule."""
-
-    rule: str
-    path: str
-    message: str
-    spec: Mapping[str, Any]
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The whole manifest."""
-        return a_manifest("refused", **self.spec)
-
-
-def own_program(*containers: Mapping[str, Any], **pod: Any) -> dict[str, Any]:
-    """A template that runs an image of its own."""
-    return {"template": {"spec": {"containers": list(containers or (IMAGE,)), **pod}}}
-
-
-def untrained(workers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
-    """Changes that take `training` away and lay something over the workers."""
-    return {"training": None, "workers": workers, **spec}
-
-
-def servers(*containers: Mapping[str, Any], metadata: Any = None, **pod: Any) -> dict[str, Any]:
-    """Changes that add parameter servers with this template."""
-    template = own_program(*containers, **pod)["template"] | ({"metadata": metadata} if metadata else {})
-    return untrained(own_program(), parameterServers={"template": template})
-
-
-def pods(replicas: int, processes: int | None = None) -> dict[str, Any]:
-    """Changes that give the job this many pods and processes."""
-    return {"replicas": replicas} | ({"processesPerPod": processes} if processes else {})
+from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -51,10 +13,11 @@ def optimizer(**settings: Any) -> dict[str, Any]:
 
 
 CLAIM = {"claimName": "a-claim"}
-PARALLELISM, WORKERS, SERVERS = "spec.parallelism", "spec.workers.template", "spec.parameterServers.template"
+PARALLELISM = "spec.parallelism"
 BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 
 REFUSALS = (
+    *PLACEMENT_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -333,6 +296,7 @@ NAME_REFUSALS = {
 
 # What breaks no rule.
 ACCEPTED: dict[str, Mapping[str, Any]] = {
+    **PLACEMENT_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},
