@@ -43,6 +43,11 @@ class Cause:
         return self.class_ is FailureClass.CONFIGURATION
 
     @property
+    def symptom(self) -> bool:
+        """Whether there must be another cause before it."""
+        return self.class_ is FailureClass.PEER_LOST
+
+    @property
     def certain(self) -> bool:
         """Whether it cannot be the symptom of another pod's failure."""
         stopped = self.pod.exit is not None and self.pod.exit.code == ExitCode.STOPPED
@@ -53,6 +58,11 @@ class Cause:
         """Smaller is nearer to the first cause: by kind first, then by time, then by place."""
         finished = self.pod.exit.finished_at if self.pod.exit is not None else None
         return (_DISTANCES[self.class_], finished or _FAR_FUTURE, self.pod.role, self.pod.index)
+
+
+def node_is_lost(pod: PodFacts) -> Cause:
+    """The cause where peers have lost a pod whose node is not heard of."""
+    return Cause(pod, FailureClass.NODE_LOST, Reason.NODE_LOST)
 
 
 def cause_of(pod: PodFacts) -> Cause:

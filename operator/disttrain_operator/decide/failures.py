@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from disttrain_api.run_policy import FailureAction
-from disttrain_operator.decide.cause import Cause, cause_of
+from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.failure_policy import Ruling, ruling_on
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
@@ -16,6 +16,9 @@ from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
 COLLECT_SECONDS = 3
+# All that failed lost a peer that has not failed: it hangs, or its node is dead, which Kubernetes notices after most of
+# a minute. Nothing is lost by waiting: while it may live, no next attempt begins.
+PEER_SECONDS = 90
 
 _OF_ONE_POD = frozenset({FailureAction.RESTART_POD, FailureAction.IGNORE})
 
@@ -31,7 +34,9 @@ class Failures:
     @cached_property
     def all(self) -> tuple[tuple[Cause, Ruling], ...]:
         """Every failed member."""
-        causes = (cause_of(pod) for pod in (*self.gang.failed, *self._overdue(), *self._lost()))
+        causes = [cause_of(pod) for pod in (*self.gang.failed, *self._overdue(), *self._lost())]
+        if causes and all(cause.symptom for cause in causes):
+            causes += [node_is_lost(pod) for pod in self.gang.pods if pod.cut_off]
         return tuple((cause, ruling_on(self.gang.spec.run_policy, cause)) for cause in causes)
 
     @cached_property
@@ -60,7 +65,8 @@ class Failures:
             return None
         ends = [cause.pod.exit.finished_at for cause in counted if cause.pod.exit is not None]
         first = min((end for end in ends if end is not None), default=None)
-        window = timedelta(seconds=COLLECT_SECONDS)
+        symptoms = all(cause.symptom for cause in counted)
+        window = timedelta(seconds=PEER_SECONDS if symptoms else COLLECT_SECONDS)
         # A node's clock that is far ahead must not hold the restart back.
         if first is None or not self.now - window < first < self.now + window:
             return None

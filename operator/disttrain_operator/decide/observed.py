@@ -87,6 +87,8 @@ class PodFacts:
     node: str | None = None
     started: bool = False
     """Its trainer container runs or has ended."""
+    cut_off: bool = False
+    """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
     deletion: Deletion | None = None
     gone: bool = False
     """Deleted from the API server; these are its last known facts."""
@@ -200,6 +202,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
         started=exit_ is not None or "running" in container.get("state", {}),
+        cut_off=exit_ is None and "running" in container.get("state", {}) and _unready(status),
         deletion=deletion,
         gone=gone,
         waiting=None if exit_ else _waiting(status, container, labels),
@@ -267,6 +270,13 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
     if status.get("phase") == "Failed":
         return _POD_REASONS.get(status.get("reason", "")), status.get("message", ""), None
     return None, "", None
+
+
+def _unready(status: Raw) -> bool:
+    conditions: list[Raw] = status.get("conditions") or []
+    ready: Raw = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
+    # With a reason the kubelet says so itself, of a probe that fails or a container that starts.
+    return ready.get("status") == "False" and not ready.get("reason")
 
 
 def _conditions(status: Raw) -> tuple[PodCondition, ...]:

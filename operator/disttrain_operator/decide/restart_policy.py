@@ -29,7 +29,7 @@ def restart_policy(job: Job, observed: Observed, now: datetime) -> Move | None:
     if found is None:
         return None
     if failures.settled_at is not None:
-        message = "a pod failed; waiting a moment for the exits of its peers, to name the first cause"
+        message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Move(_state(job), Reason.POD_FAILED, message, job.status, look_again_at=failures.settled_at)
     cause, ruling = found
     return _restart_or_fail(job, observed, now, verdict_of(cause, ruling))

@@ -111,6 +111,30 @@ def test_a_pod_on_a_dead_node_is_given_up_at_once_and_removed_by_force() -> None
     assert len(world.pods) == 2
 
 
+def test_a_peer_that_all_have_lost_is_waited_for_and_its_dead_node_named() -> None:
+    world = a_running_world()
+    symptom = a_report(5, failure=RankFailure(rank=0, exit_code=91, reason="PeerLost", message="another rank is gone"))
+    world.end(0, ExitCode.PEER_LOST, report=symptom).settle().pass_time(60).settle()
+    assert world.job.status.attempt == 1, "what the others lost may be heard of yet"
+    world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.settle()
+    found = verdict(world)
+    assert (found.class_, found.node, found.action) == ("NodeLost", "node1", "RestartWithoutCounting")
+    assert found.pod == "digits-3f9a1-worker-1-a1"
+
+
+def test_a_peer_that_is_never_heard_of_does_not_hold_the_job_for_ever() -> None:
+    world = a_running_world().end(0, ExitCode.PEER_LOST, report=a_report(5)).settle().pass_time(91).settle()
+    assert (world.job.status.attempt, verdict(world).class_) == (2, "PeerLost")
+
+
+def test_a_pod_that_fails_its_own_probe_is_not_cut_off() -> None:
+    world = a_running_world().end(0, ExitCode.PEER_LOST, report=a_report(5))
+    world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]
+    world.settle()
+    assert world.job.status.attempt == 1
+
+
 def test_a_node_that_is_given_up_in_peace_lets_its_pod_end() -> None:
     world = a_running_world().drain(1, "DeletionByTaintManager").settle()
     assert world.job.status.attempt == 1
