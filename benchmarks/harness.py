@@ -10,7 +10,9 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -64,6 +66,8 @@ def main(description: str | None, measure: Callable[[bool], Iterable[Row]], pack
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, within a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
     arguments = parser.parse_args()
+    # What the benchmark started is then stopped in order; a SIGKILL is left to the kernel (tests/cluster/processes.py).
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     described = machine(packages)
     print(", ".join(f"{key} {value}" for key, value in described.items() if key != "packages"))
     print(", ".join(f"{key} {value}" for key, value in described["packages"].items()))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-
-pytest.register_assert_rewrite("tests.integration.fleet", "tests.integration.operator_process")
+from tests.integration.fleet import Fleet, fate_of
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator_process import Team, install_crd
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,3 +28,24 @@ def api_server() -> Iterator[ControlPlane]:
     """An API server for tests that leave it as they found it. Its programs are built where they are missing."""
     with ControlPlane() as control_plane:
         yield control_plane
+
+
+@pytest.fixture(scope="module")
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "audit.log"
+
+
+@pytest.fixture(scope="module")
+def sea(audit_log: Path) -> Iterator[ControlPlane]:
+    """A control plane for fleets, with somebody who runs their pods as their names say. One operator at a time."""
+    with ControlPlane(audit_log=audit_log) as started:
+        install_crd(started.api)
+        with Kubelet(started, fate_of):
+            yield started
+
+
+@pytest.fixture
+def fleet(sea: ControlPlane, request: pytest.FixtureRequest) -> Fleet:
+    """In a namespace of its own."""
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
+    return Fleet(Team(sea.api, name[-63:].strip("-").lower()))

@@ -93,7 +93,7 @@ class HttpFaults(InBackground):
     async def main(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         application = web.Application(client_max_size=0)
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=0.1)
@@ -181,7 +181,9 @@ class HttpFaults(InBackground):
 
     def _ask(self, request: web.Request, body: bytes) -> Any:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        return self._session.request(request.method, self._server + request.raw_path, data=body, headers=headers)
+        return self._session.request(
+            request.method, self._server + request.raw_path, data=body or None, headers=headers
+        )
 
     async def _pass_on(
         self, request: web.Request, answer: aiohttp.ClientResponse, about: Request

@@ -7,38 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.fleet import SOAK, Fleet, chance, fate_of
-from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import OperatorProcess, Team, eventually, install_crd, running_operator
+from tests.integration.fleet import SOAK, Fleet, chance
+from tests.integration.operator_process import OperatorProcess, eventually, running_operator
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 
-ROUNDS = 100 if SOAK else 8
-JOBS_PER_ROUND = 6
-
-
-@pytest.fixture(scope="module")
-def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("audit") / "audit.log"
-
-
-@pytest.fixture(scope="module")
-def control_plane(audit_log: Path) -> Iterator[ControlPlane]:
-    with ControlPlane(audit_log=audit_log) as started:
-        install_crd(started.api)
-        with Kubelet(started, fate_of):
-            yield started
+ROUNDS = 100 if SOAK else 5
+JOBS_PER_ROUND = 10
 
 
 @pytest.fixture
-def fleet(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Fleet:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    return Fleet(Team(control_plane.api, name[-63:].strip("-").lower()))
-
-
-@pytest.fixture
-def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with running_operator(control_plane, tmp_path) as started:
+def operator(sea: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running_operator(sea, tmp_path) as started:
         yield started
 
 
@@ -73,17 +53,17 @@ def restart_etcd(control_plane: ControlPlane) -> None:
 
 @pytest.mark.parametrize("restart", [restart_api_server, restart_etcd], ids=["api-server", "etcd"])
 def test_jobs_end_as_they_should_although_a_part_of_the_control_plane_dies(
-    control_plane: ControlPlane,
+    sea: ControlPlane,
     operator: OperatorProcess,
     fleet: Fleet,
     audit_log: Path,
     restart: Callable[[ControlPlane], None],
 ) -> None:
     random = chance()
-    for _ in range(ROUNDS // 4):
+    for _ in range(max(ROUNDS // 10, 1)):
         fleet.launch(JOBS_PER_ROUND)
         time.sleep(random.uniform(0, 0.6))
-        restart(control_plane)
+        restart(sea)
         assert operator.health("healthz") == 200, "an outage is no illness"
     fleet.wait()
     fleet.check(operator, audit_log)

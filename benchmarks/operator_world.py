@@ -1,0 +1,254 @@
+"""Where the operator is measured: a real control plane, kwok's nodes, an operator, and somebody who watches pods.
+
+Every wait has a limit, and says what it waited for. Whatever is started here ends with the benchmark, even if that is
+killed.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from disttrain_api.names import Label, Role
+from disttrain_operator.decide.observed import job_facts
+from disttrain_operator.kube.auth import find_access
+from disttrain_operator.kube.client import Client
+from disttrain_operator.plan.desired import GangPlan, Site
+from disttrain_operator.snapshot import core_collection, job_collection
+from tests.cluster.api import ApiClient, wait_for
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.paths import REPOSITORY
+from tests.cluster.ports import free_port
+from tests.cluster.processes import dying_with_parent
+
+NAMESPACE = "benchmark"
+OWNER = "owner"
+IMAGE = "registry.example/train:1"
+_ADDED = b'{"type":"ADDED"'
+
+
+class StuckError(Exception):
+    """Something that was waited for did not come."""
+
+
+def manifest(name: str, replicas: int, **run_policy: Any) -> dict[str, Any]:
+    """A job with a usual template."""
+    resources = {"requests": {"cpu": "10m", "memory": "16Mi"}}
+    container = {"name": "trainer", "image": IMAGE, "command": ["train"], "resources": resources}
+    return {
+        "apiVersion": "disttrain.io/v1alpha1",
+        "kind": "DistTrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "workers": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
+            "runPolicy": run_policy,
+        },
+    }
+
+
+def pod_bodies(name: str, replicas: int, owner_uid: str) -> list[bytes]:
+    """The pods that the operator would make, under a label that it does not watch, owned by something that exists."""
+    raw = manifest(name, replicas)
+    raw["metadata"] |= {"uid": "00000000-0000-4000-8000-000000000000", "resourceVersion": "1"}
+    plan = GangPlan(job_facts(raw), 1, Site(trainer_image=IMAGE, token=""))
+    pods = [plan.pod(Role.WORKER, index) for index in range(replicas)]
+    for pod in pods:
+        pod["metadata"]["labels"][Label.MANAGED_BY] = "nobody"
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": OWNER, "uid": owner_uid, "controller": True}
+        pod["metadata"]["ownerReferences"] = [owner]
+    return [orjson.dumps(pod) for pod in pods]
+
+
+@dataclass
+class World:
+    """What a benchmark has at hand."""
+
+    control_plane: ControlPlane
+    client: Client
+    operator: "OperatorUnderTest"
+    _runner: asyncio.Runner
+
+    def run(self, work: Coroutine[Any, Any, float | None]) -> float:
+        """The figure that a measurement ends in."""
+        return self._runner.run(work) or 0.0
+
+    async def floor(self, jobs: Sequence[tuple[str, int]]) -> float:
+        """Seconds until the pods of these (name, replicas) are there when nobody else is needed."""
+        owner = await self.client.get(f"{core_collection('configmaps', NAMESPACE)}/{OWNER}")
+        bodies = [body for name, replicas in jobs for body in pod_bodies(name, replicas, owner["metadata"]["uid"])]
+        pods = core_collection("pods", NAMESPACE)
+        async with self._all_created(len(bodies)) as watching:
+            began = time.perf_counter()
+            await asyncio.gather(*(self.client.create(pods, body) for body in bodies))
+            return await watching - began
+
+    async def ours(self, jobs: Sequence[tuple[str, int]]) -> float:
+        """Seconds from the POST of these jobs until their pods are there."""
+        bodies = [orjson.dumps(manifest(name, replicas)) for name, replicas in jobs]
+        async with self._all_created(sum(replicas for _, replicas in jobs)) as watching:
+            began = time.perf_counter()
+            await asyncio.gather(*(self.client.create(job_collection(NAMESPACE), body) for body in bodies))
+            return await watching - began
+
+    async def clear(self) -> None:
+        """No job and no pod is left, and nobody is busy with them."""
+        await self.client.request("DELETE", job_collection(NAMESPACE))
+        pods = core_collection("pods", NAMESPACE)
+        deadline = time.monotonic() + 300
+        while (await self.client.get(pods, {"limit": "1"}))["items"]:
+            await self.client.request("DELETE", pods, body={"gracePeriodSeconds": 0})
+            self._check(deadline, "pods remain although all were deleted")
+        await asyncio.sleep(0.3)
+
+    async def wait_for_phase(self, phase: str, jobs: int, seconds: float) -> None:
+        """Until so many jobs are in this phase."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = [job async for job in self._jobs() if (job.get("status") or {}).get("phase") == phase]
+            if len(found) >= jobs:
+                return
+            self._check(deadline, f"{len(found)} of {jobs} jobs are {phase}")
+            await asyncio.sleep(1)
+
+    async def _jobs(self) -> AsyncIterator[dict[str, Any]]:
+        async for page in self.client.list_pages(job_collection(NAMESPACE), {}):
+            for job in page["items"]:
+                yield job
+
+    @asynccontextmanager
+    async def _all_created(self, count: int, seconds: float = 300) -> AsyncIterator[asyncio.Task[float]]:
+        """Within the block: the moment when a watcher has been told of `count` pods."""
+        watcher = PodCounter(self.client)
+        watching = asyncio.create_task(watcher.until(count))
+        try:
+            async with asyncio.timeout(seconds):
+                await watcher.watches.wait()
+                yield watching
+                await watching
+        except TimeoutError:
+            raise StuckError(f"{watcher.seen} of {count} pods after {seconds} s: {self.operator.state()}") from None
+        finally:
+            watching.cancel()
+
+    def _check(self, deadline: float, problem: str) -> None:
+        if time.monotonic() > deadline or not self.operator.alive():
+            raise StuckError(f"{problem}: {self.operator.state()}")
+
+
+class PodCounter:
+    """Counts the namespace's pods as they come."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._path = client, core_collection("pods", NAMESPACE)
+        self.seen = 0
+        self.watches = asyncio.Event()
+
+    async def until(self, count: int) -> float:
+        """The time at which there were so many."""
+        while True:
+            # An API server ends watches whose client is slow, which on a busy machine happens: count anew from a list.
+            pages = [page async for page in self._client.list_pages(self._path, {})]
+            self.seen = sum(len(page["items"]) for page in pages)
+            query = {"watch": "true", "resourceVersion": pages[-1]["metadata"]["resourceVersion"]}
+            async with self._client.stream(self._path, query, silence=120) as chunks:
+                self.watches.set()
+                rest = b""
+                while self.seen < count and (chunk := await anext(chunks, b"")):
+                    # The word may be cut by the end of a chunk.
+                    text = rest + chunk
+                    self.seen += text.count(_ADDED)
+                    rest = text[-len(_ADDED) + 1 :]
+                if self.seen >= count:
+                    return time.perf_counter()
+
+
+class OperatorUnderTest:
+    """`disttrain-operator` as a process."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, *flags: str) -> None:
+        self.log = folder / "operator.log"
+        port = free_port()
+        command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={kubeconfig}", "--log-level=WARNING"]
+        command += ["--health-address=127.0.0.1", f"--health-port={port}", *flags]
+        paths = os.pathsep.join(str(REPOSITORY / part) for part in ("api", "operator"))
+        with self.log.open("wb") as output:
+            environment = os.environ | {"PYTHONPATH": paths}
+            self.process = subprocess.Popen(dying_with_parent(command), stderr=output, env=environment)
+        wait_for(lambda: self._ready(port) or not self.alive(), 60, lambda: f"not ready: {self.state()}")
+        if not self.alive():
+            raise StuckError(self.state())
+
+    def _ready(self, port: int) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def state(self) -> str:
+        """For messages: whether it lives, and its last words."""
+        return f"operator {'alive' if self.alive() else 'dead'}; its log ends: {self.log.read_text()[-1500:]}"
+
+    def cpu_seconds(self) -> float:
+        """Spent so far, in user and system mode."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self, key: str = "VmRSS") -> float:
+        """Resident memory now; with VmHWM the most there ever was."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) / 1024
+        raise StuckError(self.state())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+@contextmanager
+def world(*flags: str, nodes: int = 4, audit_log: Path | None = None) -> Iterator[World]:
+    """A control plane with an operator; ends with the block."""
+    control_plane = ControlPlane(controller_manager=True, scheduler=True, kwok=True, nodes=nodes, audit_log=audit_log)
+    with tempfile.TemporaryDirectory() as folder, control_plane:
+        api = control_plane.api
+        crd = yaml.safe_load((REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml").read_text())
+        api.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        api.ensure("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        api.ensure(core_collection("configmaps", NAMESPACE), {"metadata": {"name": OWNER}})
+        _wait_for_account(api)
+        operator = OperatorUnderTest(control_plane.kubeconfig, Path(folder), *flags)
+        with asyncio.Runner() as runner:
+
+            async def connect() -> Client:
+                return Client(find_access(str(control_plane.kubeconfig)))
+
+            client = runner.run(connect())
+            try:
+                yield World(control_plane, client, operator, runner)
+            finally:
+                operator.stop()
+                runner.run(client.close())
+
+
+def _wait_for_account(api: ApiClient) -> None:
+    """A namespace takes pods once its default service account is there."""
+    path = f"{core_collection('serviceaccounts', NAMESPACE)}/default"
+    wait_for(lambda: api.ask("GET", path).status == 200, 60, lambda: "the namespace has no service account")
