@@ -310,6 +310,37 @@ REFUSALS = (
         )
     ),
     Refusal(
+        "DisruptionBudgetWithinPods",
+        "spec.runPolicy.disruptionBudget.minAvailable",
+        "`minAvailable` 4 must be at most the number of the job's pods, which is 3",
+        servers() | {"runPolicy": {"disruptionBudget": {"minAvailable": 4}}},
+    ),
+    *(
+        Refusal(
+            f"{role}PriorityClass",
+            f"{path}.spec.priorityClassName",
+            "`priorityClassName` low in the template and high in `runPolicy.schedulingPolicy` cannot both be: remove"
+            " one of the two",
+            changes | {"runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}}},
+        )
+        for role, path, changes in (
+            ("Workers", WORKERS, {"workers": own_program(priorityClassName="low")}),
+            ("Servers", SERVERS, servers(priorityClassName="low")),
+        )
+    ),
+    Refusal(
+        "KueueRestartsNoSinglePods",
+        "spec.runPolicy.failurePolicy",
+        "the action RestartPod cannot be had with `gang` Kueue, which keeps the name of a pod that ended until all of"
+        " its group have ended: use RestartGang",
+        {
+            "runPolicy": {
+                "schedulingPolicy": {"gang": "Kueue", "queueName": "mine"},
+                "failurePolicy": {"rules": [{"action": "RestartPod"}]},
+            }
+        },
+    ),
+    Refusal(
         "WorkersLabels",
         f"{WORKERS}.metadata.labels",
         "label `disttrain.io/role` is the operator's to set: remove it",
@@ -371,6 +402,12 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "servers with a command": servers({"name": "trainer", "command": ["serve"]}),
     "GPUs of the servers": servers(IMAGE | {"resources": {"limits": {"nvidia.com/gpu": 1}}}),
     "the restart policy there is": {"workers": {"template": {"spec": {"restartPolicy": "Never"}}}},
+    "a budget of all pods": {"runPolicy": {"disruptionBudget": {"minAvailable": 2}}},
+    "one priority, said twice": {
+        "workers": own_program(priorityClassName="high"),
+        "runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}},
+    },
+    "single pods made again by no queue": {"runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod"}]}}},
     "other variables": {"workers": own_program(IMAGE | {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]})},
 }
 

@@ -12,6 +12,7 @@ KIND = "DistTrainingJob"
 PLURAL = "disttrainingjobs"
 SINGULAR = "disttrainingjob"
 SHORT_NAME = "dtj"
+MANAGED_BY_US = f"{GROUP}/operator"
 
 # A Service may not start with a digit and the longest child name must fit 63 characters:
 # job (40) + "-" + 5 hex + "-worker-" + 4 digits + "-a" + 3 digits = 63.
@@ -143,8 +144,13 @@ class Reason(StrEnum):
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"
     ALL_PODS_RUNNING = "AllPodsRunning"
     UNSCHEDULABLE = "Unschedulable"
+    QUEUED = "Queued"
+    QUEUE_NOT_SERVED = "QueueNotServed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     FORBIDDEN = "Forbidden"
+    OPERATOR_FORBIDDEN = "OperatorForbidden"
+    NOT_INSTALLED = "NotInstalled"
+    MANAGED_ELSEWHERE = "ManagedElsewhere"
     INVALID_POD = "InvalidPod"
     NAME_CONFLICT = "NameConflict"
     CLAIM_NOT_FOUND = "ClaimNotFound"

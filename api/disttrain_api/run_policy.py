@@ -172,4 +172,4 @@ class RunPolicy(ApiModel):
     """How the pods of a gang are placed."""
     managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=r"^[^/]+/[^/]+$")] | None = None
     """Another controller's name, for example kueue.x-k8s.io/multikueue: this operator then leaves the job alone.
-    Absent or disttrain.io/operator: this operator."""
+    Absent or disttrain.io/operator: this operator. It never changes."""

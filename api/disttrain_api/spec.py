@@ -88,6 +88,11 @@ class JobSpec(ApiModel):
     """How the job lives and ends."""
 
     @property
+    def pods(self) -> int:
+        """Pods of an attempt."""
+        return self.workers.replicas + (self.parameter_servers.replicas if self.parameter_servers else 0)
+
+    @property
     def world_size(self) -> int:
         """Ranks of the job."""
         return self.workers.replicas * self.workers.ranks_per_pod

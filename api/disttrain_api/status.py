@@ -168,6 +168,8 @@ class Attempt(ApiModel):
     """1 for the first."""
     start_time: Time
     """When the operator began to create its pods."""
+    admitted_time: Time | None = None
+    """When the queue let its pods go to nodes. Absent: no queue holds them back, or it still does."""
     running_time: Time | None = None
     """When all its pods ran."""
     end_time: Time | None = None

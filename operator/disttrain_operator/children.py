@@ -11,13 +11,21 @@ from disttrain_api.names import Label, Reason
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble, Throttled
-from disttrain_operator.snapshot import core_collection
+from disttrain_operator.plan.schedulers import COSCHEDULING_GROUP, VOLCANO_GROUP
+from disttrain_operator.snapshot import child_collection
 
 _PLURALS = {
     "Pod": "pods",
     "Service": "services",
     "Secret": "secrets",
     "PersistentVolumeClaim": "persistentvolumeclaims",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodGroup": "podgroups",
+}
+# Schedulers that a cluster need not have: what to install, and the chart's value with which the operator may use it.
+_OPTIONAL = {
+    VOLCANO_GROUP: ("Volcano", "scheduling.volcano"),
+    COSCHEDULING_GROUP: ("coscheduling (scheduler-plugins)", "scheduling.coscheduling"),
 }
 # The operator may not read Secrets. The name holds the job's uid: whoever made it meant this job.
 _UNREADABLE = frozenset({"Secret"})
@@ -36,7 +44,7 @@ class Made:
 async def create_child(client: Client, job: Job, manifest: Raw) -> Made | CreateProblem:
     """Create the child, or find it. Raises Unavailable where nobody answers, Throttled where nobody has the time."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
-    collection = core_collection(_PLURALS[kind], job.namespace)
+    collection = child_collection(manifest["apiVersion"], _PLURALS[kind], job.namespace)
     for remaining in reversed(range(_TRIES)):
         try:
             return Made(await client.create(collection, manifest))
@@ -48,11 +56,15 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
                     return found
             # Else it vanished meanwhile, or many pods were counted against one quota at the same time.
             await asyncio.sleep(_RETRY_SECONDS)
-        except NotFound:
+        except NotFound as error:
+            if error.is_of_kind:
+                return _not_installed(manifest, error)
             return Made(None)  # the namespace is gone, and the job with it
         except Forbidden as error:
             if error.is_namespace_terminating:
                 return Made(None)
+            if error.is_for_lack_of_a_right:
+                return _not_allowed(manifest, error)
             if error.is_new_namespace and remaining:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
@@ -77,7 +89,7 @@ async def _taken(
     except NotFound:
         return None
     except Forbidden as refusal:
-        return _problem(kind, name, Reason.FORBIDDEN, refusal)
+        return _problem(kind, name, Reason.OPERATOR_FORBIDDEN, refusal)
     if is_own(found, job):
         return Made(found)
     if "deletionTimestamp" in found["metadata"]:
@@ -93,6 +105,19 @@ def is_own(raw: Raw, job: Job) -> bool:
     if not owners:
         return bool((metadata.get("labels") or {}).get(Label.JOB_UID) == job.uid)
     return any(owner.get("uid") == job.uid for owner in owners)
+
+
+def _not_installed(manifest: Raw, error: NotFound) -> CreateProblem:
+    version, kind = manifest["apiVersion"], manifest["kind"]
+    needed, _ = _OPTIONAL.get(version, (f"what brings the kind {kind}", ""))
+    message = f"the cluster knows no {kind} of {version}: {needed} is not installed"
+    return CreateProblem(kind, manifest["metadata"]["name"], error.code, Reason.NOT_INSTALLED, message)
+
+
+def _not_allowed(manifest: Raw, error: Forbidden) -> CreateProblem:
+    _, value = _OPTIONAL.get(manifest["apiVersion"], ("", ""))
+    message = f"{error.message}; `{value}: true` in the chart's values gives the right" if value else error.message
+    return CreateProblem(manifest["kind"], manifest["metadata"]["name"], error.code, Reason.OPERATOR_FORBIDDEN, message)
 
 
 def _problem(kind: str, name: str, reason: Reason, error: ApiError | ServerTrouble) -> CreateProblem:

@@ -1,9 +1,10 @@
 """Actions -> requests, side by side. The only module that asks for creations and deletions.
 
-All of a gang goes out at once, at most `max_in_flight` requests at a time. One pod is held back until Service, Secret
-and claim are there: so a gang that is complete has all it needs, and a process that is killed half-way finds a pod
-missing and comes here again. What the API server refuses becomes a CreateProblem that the next decision sees; it stays
-until the child is created or no longer wanted. Every request may be repeated: names are fixed, deletes carry a uid.
+All of a gang goes out at once, at most `max_in_flight` requests at a time; only a PodGroup goes ahead of its pods:
+their scheduler may refuse them without it. One pod is held back until Service, Secret and claim are there: so a gang
+that is complete has all it needs, and a process that is killed half-way finds a pod missing and comes here again. What
+the API server refuses becomes a CreateProblem that the next decision sees; it stays until the child is created or no
+longer wanted. Every request may be repeated: names are fixed, deletes carry a uid.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
-from disttrain_operator.plan.desired import GangPlan, Site, claim, secret, service
+from disttrain_operator.plan.desired import GangPlan, Site, claim, disruption_budget, pod_group, secret, service
 from disttrain_operator.plan.identity import child_name, pod_name
 from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
 
@@ -74,6 +75,10 @@ class _Round:
 
     async def run(self, actions: Sequence[Action]) -> None:
         attempt = next((action.attempt for action in actions if isinstance(action, CreateSupport)), None)
+        if attempt is not None:
+            await self._side_by_side(list(self._ahead_of_pods(attempt)))
+            if self._support_is_refused():
+                actions = [action for action in actions if not isinstance(action, CreatePod)]
         support = [] if attempt is None else [self._counted(work) for work in self._support(attempt)]
         self._support_left = len(support)
         others = [work for action in actions for work in self._other(action)]
@@ -119,6 +124,11 @@ class _Round:
         then = [pod for pod in pods if ahead.get(pod.role, pod) is not pod]
         return first, then
 
+    def _ahead_of_pods(self, attempt: int) -> Iterator[Work]:
+        group = pod_group(self._job, attempt) if self.supported != attempt else None
+        if group is not None:
+            yield lambda: self._create(group)
+
     def _support(self, attempt: int) -> Iterator[Work]:
         job = self._job
         if not self._world.has_service(job.uid, child_name(job.name, job.uid)):
@@ -129,6 +139,9 @@ class _Round:
         wanted_claim = claim(job)
         if wanted_claim is not None:
             yield lambda: self._create(wanted_claim)
+        budget = disruption_budget(job)
+        if budget is not None:
+            yield lambda: self._create(budget)
 
     def _other(self, action: Action) -> Iterator[Work]:
         if isinstance(action, DeletePod):

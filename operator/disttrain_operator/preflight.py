@@ -23,7 +23,13 @@ RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "secrets", ("create",)),
     ("", "persistentvolumeclaims", ("get", "create")),
     ("", "events", ("create",)),
+    ("policy", "poddisruptionbudgets", ("get", "create")),
 )
+# Only jobs that ask for the scheduler need them; by the chart's value under `scheduling`.
+OPTIONAL_RIGHTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "volcano": ("scheduling.volcano.sh", "podgroups", ("get", "create")),
+    "coscheduling": ("scheduling.x-k8s.io", "podgroups", ("get", "create")),
+}
 
 # In the namespace of the lease alone.
 LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "create", "update")),)

@@ -37,6 +37,13 @@ def core_collection(plural: str, namespace: str | None) -> str:
     return f"/api/v1{_within(namespace)}/{plural}"
 
 
+def child_collection(api_version: str, plural: str, namespace: str) -> str:
+    """Path of all objects of a kind of child in a namespace."""
+    if api_version == "v1":
+        return core_collection(plural, namespace)
+    return f"/apis/{api_version}{_within(namespace)}/{plural}"
+
+
 def _within(namespace: str | None) -> str:
     return f"/namespaces/{namespace}" if namespace else ""
 
@@ -61,7 +68,16 @@ def trim_service(raw: Raw) -> Raw:
     return {"metadata": _metadata(raw)}
 
 
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "creationTimestamp")
+_KEPT = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "creationTimestamp",
+)
 
 
 def _metadata(raw: Raw) -> Raw:

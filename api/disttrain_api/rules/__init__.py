@@ -4,6 +4,7 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.pods import POD_RULES
@@ -13,4 +14,4 @@ from disttrain_api.rules.settings import SETTING_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
 
-RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *BATCH_RULES, *SETTING_RULES, *FAILURE_RULES, *POD_RULES)
+RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *BATCH_RULES, *SETTING_RULES, *FAILURE_RULES, *POD_RULES, *DISRUPTION_RULES)

@@ -49,7 +49,7 @@ NAME_RULES = (
 
 @dataclass(frozen=True)
 class FreezeRule:
-    """A part of the spec that stays as it is from the first attempt on.
+    """A part of the spec that stays as it is, from the first attempt on or always.
 
     Only the API server sees the old object, so there is nothing for Python to check.
     """
@@ -57,17 +57,22 @@ class FreezeRule:
     path: str
     optional: bool = True
     """Whether the part may be absent."""
+    always: bool = False
+    """Whether it stays from the job's creation on."""
 
     @property
     def sentence(self) -> str:
         """What the user reads."""
-        return f"`{self.path}` may not change once the job has run: delete the job and make it again"
+        when = "may never change" if self.always else "may not change once the job has run"
+        return f"`{self.path}` {when}: delete the job and make it again"
 
     def validation(self) -> dict[str, str]:
         """The entry under `x-kubernetes-validations` of the root; it exists for updates only, as it names `oldSelf`."""
         unchanged = f"self.{self.path} == oldSelf.{self.path}"
         if self.optional:
             unchanged = f"has(self.{self.path}) == has(oldSelf.{self.path}) && (!has(self.{self.path}) || {unchanged})"
+        if self.always:
+            return validation(unchanged, self.sentence, {}, f".{self.path}")
         ran = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
         return validation(f"!({ran}) || ({unchanged})", self.sentence, {}, f".{self.path}")
 
@@ -83,7 +88,6 @@ _FROZEN_POLICIES = (
     "podSecurity",
     "disruptionBudget",
     "schedulingPolicy",
-    "managedBy",
 )
 
 # Everything but suspend, the deadlines, the time-outs and the time to live of `runPolicy`.
@@ -94,4 +98,6 @@ FREEZE_RULES = (
     FreezeRule("spec.training"),
     FreezeRule("spec.storage"),
     *(FreezeRule(f"spec.runPolicy.{field}") for field in _FROZEN_POLICIES),
+    # Another controller may be at work on a job that has no attempt of ours.
+    FreezeRule("spec.runPolicy.managedBy", always=True),
 )

@@ -7,7 +7,7 @@ from disttrain_api.names import Role
 
 @dataclass(frozen=True)
 class CreateSupport:
-    """Create the Service, the Secret and the claim that the pods of an attempt need, where they are missing."""
+    """Create what an attempt needs, where it is missing: Service, Secret, claim, PodGroup, disruption budget."""
 
     attempt: int
     why: str

@@ -45,9 +45,9 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event,
     actions = (*old.actions, *replaced.actions, *create_missing(gang))
     reason, message = why_not_running(gang)
     if not events and reason not in USUAL_REASONS:
-        events = (Event(reason, message, warning=True),)
+        events = (Event(reason, message, warning=reason != Reason.QUEUED),)
     state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
-    again = earliest(deadline, old.look_again_at, replaced.look_again_at)
+    again = earliest(None if gang.queued else deadline, old.look_again_at, replaced.look_again_at)
     return Move(state, reason, message, gang.ledger, actions, events, again)
 
 
@@ -60,8 +60,9 @@ def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
 
 
 def start_deadline_at(job: Job, ledger: JobStatus) -> datetime:
-    """When all pods of the current attempt must run."""
-    return after(ledger.attempts[-1].start_time, spec_of(job).run_policy.start_deadline_seconds)
+    """When all pods of the current attempt must run, unless a queue holds them back."""
+    attempt = ledger.attempts[-1]
+    return after(attempt.admitted_time or attempt.start_time, spec_of(job).run_policy.start_deadline_seconds)
 
 
 def spec_of(job: Job) -> JobSpec:

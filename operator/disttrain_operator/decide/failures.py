@@ -74,13 +74,13 @@ class Failures:
                 yield pod
 
     def _lost(self) -> Iterator[PodFacts]:
-        """Members that ran and of which nothing is left, or only that they were being ended."""
-        if not ran(self.gang.ledger):
-            return
+        """Members that ran and of which nothing is left, or only that they were being ended; and those that did not run
+        and cannot be made again."""
+        lost = self.gang.missing if ran(self.gang.ledger) else self.gang.lost_before_running
         failed = {(pod.role, pod.index) for pod in self.gang.failed}
-        last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone}
+        last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone or pod.held}
         awaited = self._awaited()
-        for role, index in self.gang.missing:
+        for role, index in lost:
             if (role, index) in failed or (role, index) in awaited:
                 continue
             name = pod_name(self.job.name, self.job.uid, role, index, self.gang.attempt)

@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from disttrain_api.names import Role
+from disttrain_api.names import Reason, Role
+from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.observed import Observed, PodFacts
 
 Identity = tuple[Role, int]
+
+# Why a pod that names a queue waits.
+QUEUES = frozenset({Reason.QUEUED, Reason.QUEUE_NOT_SERVED})
 
 
 def replicas(spec: JobSpec, role: Role) -> int:
@@ -50,7 +54,7 @@ class Gang:
     @cached_property
     def pods(self) -> tuple[PodFacts, ...]:
         """Pods of the attempt that exist and count."""
-        return tuple(pod for pod in self.seen if not pod.gone)
+        return tuple(pod for pod in self.seen if not pod.gone and not pod.held)
 
     @cached_property
     def seen(self) -> tuple[PodFacts, ...]:
@@ -74,6 +78,29 @@ class Gang:
         """Members that neither exist nor have done their work."""
         there = {(pod.role, pod.index) for pod in self.pods} | self.succeeded
         return tuple(identity for identity in self.members if identity not in there)
+
+    @cached_property
+    def lost_before_running(self) -> tuple[Identity, ...]:
+        """Members that cannot be made again under their names although the gang has not run: a finalizer holds them, or
+        a queue has admitted their group, to which no pod may be added."""
+        if self.ledger.attempts[-1].admitted_time is not None:
+            return self.missing
+        held = {(pod.role, pod.index) for pod in self.seen if pod.held}
+        return tuple(identity for identity in self.missing if identity in held)
+
+    @cached_property
+    def queued(self) -> bool:
+        """Whether a queue holds it back, and not a child that was refused or a queue that nobody serves."""
+        in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
+        admitted = self.ledger.attempts[-1].admitted_time is not None or self.let_go
+        unserved = any(pod.waiting is not None and pod.waiting.reason == Reason.QUEUE_NOT_SERVED for pod in self.pods)
+        return in_queue and not admitted and not unserved and not self.observed.problems
+
+    @cached_property
+    def let_go(self) -> bool:
+        """Whether a queue has let its pods go to nodes: it does so with all or none."""
+        in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
+        return in_queue and any(pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen)
 
     @cached_property
     def succeeded(self) -> frozenset[Identity]:

@@ -30,6 +30,11 @@ def end_attempt(status: JobStatus, now: datetime, verdict: Verdict, checkpoint_s
     return _with_current(status, {"end_time": timestamp(now), "verdict": verdict, "checkpoint_step": step})
 
 
+def mark_admitted(status: JobStatus, now: datetime) -> JobStatus:
+    """The queue has let the pods of the current attempt go."""
+    return _with_current(status, {"admitted_time": timestamp(now)})
+
+
 def mark_running(status: JobStatus, now: datetime) -> JobStatus:
     """All pods of the current attempt run."""
     return _with_current(status, {"running_time": timestamp(now)})

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Label, Reason, Role
+from disttrain_api.names import CONTAINER, MANAGED_BY_US, Label, Reason, Role
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_api.validate import read_spec
+from disttrain_operator.plan.kueue import MANAGED_LABEL, QUEUE_LABEL, TERMINATION_TARGET
 
 Raw = Mapping[str, Any]
 
@@ -27,6 +28,8 @@ class Job:
     spec: JobSpec | None
     status: JobStatus
     problems: tuple[str, ...] = ()
+    managed_by: str | None = None
+    """The controller that the job is meant for; None: this one. Known even of a spec that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ class PodFacts:
         return self.deletion is not None
 
     @property
+    def held(self) -> bool:
+        """Deleted without having ended: nothing runs of it, but a finalizer keeps the object, and with it the name."""
+        return self.exit is None and not self.gone and self.deletion is not None and self.deletion.forced
+
+    @property
     def on_lost_node(self) -> bool:
         """Nobody will tell how it ends."""
         return self.exit is None and not self.gone and self.disruption == Reason.NODE_LOST
@@ -117,7 +125,7 @@ class PodFacts:
     @property
     def alive(self) -> bool:
         """It may still run a process."""
-        return self.exit is None and not self.gone
+        return self.exit is None and not self.gone and not self.held
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,14 @@ def job_facts(raw: Raw) -> Job:
         spec=spec,
         status=_status(raw.get("status") or {}),
         problems=tuple(str(problem) for problem in problems),
+        managed_by=_managed_by(raw.get("spec")),
     )
+
+
+def _managed_by(spec: Any) -> str | None:
+    policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
+    name = policy.get("managedBy") if isinstance(policy, Mapping) else None
+    return name if isinstance(name, str) and name != MANAGED_BY_US else None
 
 
 def _status(raw: Raw) -> JobStatus:
@@ -187,7 +202,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         started=exit_ is not None or "running" in container.get("state", {}),
         deletion=deletion,
         gone=gone,
-        waiting=None if exit_ else _waiting(status, container),
+        waiting=None if exit_ else _waiting(status, container, labels),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
@@ -238,6 +253,9 @@ _POD_REASONS = {"Evicted": Reason.EVICTED, "NodeShutdown": Reason.DRAINED, "Node
 
 def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime | None]:
     conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
+    evicted = conditions.get(TERMINATION_TARGET)
+    if evicted is not None and evicted.get("status") == "True":
+        return Reason.PREEMPTED, evicted.get("message", "")
     target = conditions.get("DisruptionTarget")
     if target is not None and target.get("status") == "True":
         reason: str = _DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED)
@@ -282,7 +300,7 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
     return None
 
 
-def _waiting(status: Raw, container: Raw) -> Waiting | None:
+def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
     init_containers = status.get("initContainerStatuses") or []
     for entry in (*init_containers, container):
         waiting = entry.get("state", {}).get("waiting")
@@ -290,5 +308,8 @@ def _waiting(status: Raw, container: Raw) -> Waiting | None:
             return Waiting(waiting["reason"], waiting.get("message", ""), entry.get("image", ""))
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+            reason = condition.get("reason", Reason.UNSCHEDULABLE)
+            if reason == "SchedulingGated" and QUEUE_LABEL in labels:
+                reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
+            return Waiting(reason, condition.get("message", ""))
     return None

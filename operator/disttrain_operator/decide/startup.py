@@ -1,5 +1,6 @@
 """From the first pod of an attempt to the moment when all of them run."""
 
+from dataclasses import replace
 from datetime import datetime
 
 from disttrain_api.names import Reason
@@ -11,6 +12,7 @@ from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import (
     in_attempt,
+    mark_admitted,
     mark_running,
     next_attempt_at,
     ran,
@@ -32,8 +34,8 @@ def begin(job: Job, observed: Observed, now: datetime) -> Move | None:
 
 def start_deadline(job: Job, observed: Observed, now: datetime) -> Move | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
-    gang = Gang(spec_of(job), job.status, observed)
-    if ran(job.status) or gang.all_started or now < start_deadline_at(job, job.status):
+    gang = _admitted(Gang(spec_of(job), job.status, observed), now)
+    if ran(job.status) or gang.all_started or gang.queued or now < start_deadline_at(job, gang.ledger):
         return None
     seconds = spec_of(job).run_policy.start_deadline_seconds
     waiting = why_waiting(gang)
@@ -54,13 +56,21 @@ def startup(job: Job, observed: Observed, now: datetime) -> Move | None:
         event = Event(Reason.ALL_PODS_RUNNING, message)
         ledger = mark_running(job.status, now)
         return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
-    return bring_up(gang, now, start_deadline_at(job, job.status))
+    gang = _admitted(gang, now)
+    return bring_up(gang, now, start_deadline_at(job, gang.ledger))
 
 
 def running(job: Job, observed: Observed, now: datetime) -> Move | None:
     """Nothing to do: the gang runs."""
     gang = Gang(spec_of(job), job.status, observed)
     return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, f"all {len(gang.members)} pods run", job.status)
+
+
+def _admitted(gang: Gang, now: datetime) -> Gang:
+    """The gang with its admission in the ledger, if a queue has let it go just now."""
+    if not gang.let_go or gang.ledger.attempts[-1].admitted_time is not None:
+        return gang
+    return replace(gang, ledger=mark_admitted(gang.ledger, now))
 
 
 def _unexplained(gang: Gang) -> str:

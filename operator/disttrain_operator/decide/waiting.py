@@ -1,7 +1,7 @@
 """Why a gang does not run yet: one reason, one sentence, and what to do."""
 
 from disttrain_api.names import Reason
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
 
 # The kubelet alternates between these two; one word for both keeps the status quiet.
@@ -18,6 +18,8 @@ _ADVICE = {
     "CrashLoopBackOff": "an init container or sidecar keeps failing: read its log",
     Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
+    Reason.NOT_INSTALLED: "install it, or choose another `gang` in schedulingPolicy",
+    Reason.OPERATOR_FORBIDDEN: "give the operator's service account this right",
     Reason.FORBIDDEN: "let the template meet the namespace's rules, or change them",
     Reason.INVALID_POD: "correct the pod template",
     Reason.NAME_CONFLICT: "delete the foreign object or give the job another name",
@@ -40,12 +42,25 @@ def why_waiting(gang: Gang) -> tuple[str, str] | None:
     if gang.observed.problems:
         return _of_problem(gang.observed.problems[0], len(gang.observed.problems))
     waiting = [pod for pod in gang.unstarted if pod.waiting is not None]
+    queued = next((pod.waiting.reason for pod in waiting if pod.waiting and pod.waiting.reason in QUEUES), None)
+    if queued is not None:
+        return queued, _of_queue(gang, queued)
     return _of_pod(waiting[0], len(waiting)) if waiting else None
 
 
 def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
     others = f" (and {count - 1} more)" if count > 1 else ""
     return problem.reason, _advise(problem.reason, f"{problem.kind} {problem.name}{others}: {problem.message}")
+
+
+def _of_queue(gang: Gang, reason: str) -> str:
+    queue = gang.spec.run_policy.scheduling_policy.queue_name
+    if reason == Reason.QUEUED:
+        return f"waiting in queue {queue} of Kueue; its Workload for attempt {gang.attempt} says for what"
+    return (
+        f"the pods name queue {queue}, but Kueue does not take them: install it with its integration `pod`, and let it"
+        " manage this namespace"
+    )
 
 
 def _of_pod(pod: PodFacts, count: int) -> tuple[str, str]:

@@ -58,6 +58,11 @@ class Forbidden(ApiError):
         return "exceeded quota" in self.message
 
     @property
+    def is_for_lack_of_a_right(self) -> bool:
+        """RBAC says so; not quota, pod security or an admission webhook."""
+        return "cannot create resource" in self.message or "cannot get resource" in self.message
+
+    @property
     def is_new_namespace(self) -> bool:
         """The namespace was made a moment ago, and its controllers have not been there yet."""
         return "service account" in self.message and "not found" in self.message
@@ -69,6 +74,11 @@ class Forbidden(ApiError):
 
 class NotFound(ApiError):
     """404."""
+
+    @property
+    def is_of_kind(self) -> bool:
+        """The server knows no such kind; of an object or a namespace that is missing it would say so."""
+        return not self.reason
 
 
 class Conflict(ApiError):

@@ -4,13 +4,25 @@ import json
 from functools import cached_property
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Role
+from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Label, Role
 from disttrain_api.spec import AccessMode, JobSpec
-from disttrain_operator.plan.identity import child_name, claim_name, job_labels
-from disttrain_operator.plan.pods import Manifest, RolePlan, owner_reference
+from disttrain_operator.plan.identity import Manifest, child_metadata, child_name, claim_name, job_labels
+from disttrain_operator.plan.pods import RolePlan
+from disttrain_operator.plan.schedulers import pod_group as group_of
 from disttrain_operator.plan.site import Loopback, PlannedJob, PodDefaults, Site
 
-__all__ = ["GangPlan", "Loopback", "PodDefaults", "Site", "claim", "pod", "secret", "service"]
+__all__ = [
+    "GangPlan",
+    "Loopback",
+    "PodDefaults",
+    "Site",
+    "claim",
+    "disruption_budget",
+    "pod",
+    "pod_group",
+    "secret",
+    "service",
+]
 
 
 class GangPlan:
@@ -44,7 +56,7 @@ def service(job: PlannedJob, site: Site) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, child_name(job.name, job.uid)),
+        "metadata": child_metadata(job, child_name(job.name, job.uid)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -63,7 +75,7 @@ def secret(job: PlannedJob, site: Site) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, child_name(job.name, job.uid)),
+        "metadata": child_metadata(job, child_name(job.name, job.uid)),
         "immutable": True,
         "stringData": data,
     }
@@ -90,7 +102,7 @@ def claim(job: PlannedJob) -> Manifest | None:
     storage = _spec(job).storage
     if storage is None or storage.size is None:
         return None
-    metadata = _metadata(job, claim_name(job.name, job.uid))
+    metadata = child_metadata(job, claim_name(job.name, job.uid))
     if storage.retain is not False:
         del metadata["ownerReferences"]
     spec: Manifest = {
@@ -102,12 +114,26 @@ def claim(job: PlannedJob) -> Manifest | None:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
-def _metadata(job: PlannedJob, name: str) -> Manifest:
+def pod_group(job: PlannedJob, attempt: int) -> Manifest | None:
+    """The PodGroup that a gang's scheduler wants of an attempt; None where it wants none."""
+    return group_of(job, _spec(job), attempt)
+
+
+def disruption_budget(job: PlannedJob) -> Manifest | None:
+    """The PodDisruptionBudget over the pods of all attempts; None where the job asks for none."""
+    budget = _spec(job).run_policy.disruption_budget
+    if budget is None:
+        return None
     return {
-        "name": name,
-        "namespace": job.namespace,
-        "labels": job_labels(job.name, job.uid),
-        "ownerReferences": [owner_reference(job)],
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": child_metadata(job, child_name(job.name, job.uid)),
+        "spec": {
+            "minAvailable": budget.min_available,
+            "selector": {"matchLabels": {Label.JOB_UID: job.uid}},
+            # A pod that is not ready trains nothing: it may be evicted whatever the others do.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }
 
 

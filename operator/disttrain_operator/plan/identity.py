@@ -3,7 +3,12 @@
 So no address ever leads to a dying pod, and a job deleted and made again meets no namesake.
 """
 
-from disttrain_api.names import Label, Role
+from typing import Any
+
+from disttrain_api.names import API_VERSION, KIND, Label, Role
+from disttrain_operator.plan.site import PlannedJob
+
+Manifest = dict[str, Any]
 
 
 def child_name(job_name: str, uid: str) -> str:
@@ -21,6 +26,11 @@ def pod_name(job_name: str, uid: str, role: Role, index: int, attempt: int) -> s
     return f"{child_name(job_name, uid)}-{role}-{index}-a{attempt}"
 
 
+def group_name(job_name: str, uid: str, attempt: int) -> str:
+    """Name of an attempt's gang where its scheduler wants one."""
+    return f"{child_name(job_name, uid)}-a{attempt}"
+
+
 def job_labels(job_name: str, uid: str) -> dict[str, str]:
     """Labels of every child of the job."""
     return {Label.MANAGED_BY: Label.MANAGER, Label.JOB: job_name, Label.JOB_UID: uid}
@@ -29,6 +39,21 @@ def job_labels(job_name: str, uid: str) -> dict[str, str]:
 def pod_labels(job_name: str, uid: str, role: Role, index: int, attempt: int) -> dict[str, str]:
     """Labels of a pod."""
     return job_labels(job_name, uid) | {Label.ROLE: role.value, Label.INDEX: str(index), Label.ATTEMPT: str(attempt)}
+
+
+def owner_reference(job: PlannedJob) -> Manifest:
+    """Without blockOwnerDeletion: that would need the right to update finalizers."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+
+
+def child_metadata(job: PlannedJob, name: str) -> Manifest:
+    """Metadata of a child that goes with the job."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": job_labels(job.name, job.uid),
+        "ownerReferences": [owner_reference(job)],
+    }
 
 
 def worker_selector(uid: str) -> str:

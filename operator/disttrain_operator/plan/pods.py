@@ -1,23 +1,16 @@
 """Pod template + identity -> pod manifest."""
 
 import copy
-from typing import Any
 
-from disttrain_api.names import API_VERSION, CONTAINER, KIND, TERMINATION_LOG, Env, Role
+from disttrain_api.names import CONTAINER, TERMINATION_LOG, Env, Role
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec, PodTemplate
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
-from disttrain_operator.plan.identity import child_name, claim_name, pod_labels, pod_name
+from disttrain_operator.plan.identity import Manifest, child_name, claim_name, owner_reference, pod_labels, pod_name
+from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
 
-Manifest = dict[str, Any]
-
 _AGENT_COMMAND = ["python3", "-m", "disttrain_trainer.agent"]
-
-
-def owner_reference(job: PlannedJob) -> Manifest:
-    """Without blockOwnerDeletion: that would need the right to update finalizers."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
 
 
 class RolePlan:
@@ -36,6 +29,7 @@ class RolePlan:
         _fill_pod(self._pod_spec, job, spec, site)
         if avoid:
             _avoid_nodes(self._pod_spec, avoid)
+        join_gang(self._metadata, self._pod_spec, job, spec, role, attempt)
         _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
         self._fill_environment(site)
 

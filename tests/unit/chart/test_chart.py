@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
+from disttrain_operator.preflight import LEASE_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
@@ -133,6 +133,12 @@ def test_metrics_are_found_by_their_service(helm: Path) -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     kinds = {document["kind"] for document in render(helm, "metrics.service=false")}
     assert not kinds & {"Service", "ServiceMonitor"}
+
+
+@pytest.mark.parametrize("scheduler", OPTIONAL_RIGHTS)
+def test_a_scheduler_of_others_brings_its_rights_when_it_is_enabled(helm: Path, scheduler: str) -> None:
+    objects = render(helm, f"scheduling.{scheduler}=true")
+    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, OPTIONAL_RIGHTS[scheduler]}
 
 
 @pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])

@@ -58,8 +58,10 @@ async def shell(api: FakeApi, client: Client) -> Shell:
     return await a_shell(api, client)
 
 
-async def a_shell(api: FakeApi, client: Client, *, workers: int = 3, **options: Any) -> Shell:
-    manifest = a_manifest(workers={"replicas": workers})
+async def a_shell(
+    api: FakeApi, client: Client, *, workers: int = 3, policy: Raw | None = None, **options: Any
+) -> Shell:
+    manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {})
     raw = await api.put(f"{JOBS}/digits", spec=manifest["spec"])
     world, queue = World(), WorkQueue[Key]()
     for cache in (world.jobs, world.pods, world.services):
