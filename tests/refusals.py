@@ -1,48 +1,10 @@
 """Jobs for every rule, and the very words with which it is refused: by Python and by the API server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tests.builders import a_manifest
-
-IMAGE = {"name": "trainer", "image": "an/image:1"}
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """`spec` laid over a valid manifest breaks the rule, and nothing but the rule."""
-
-    rule: str
-    path: str
-    message: str
-    spec: Mapping[str, Any]
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The whole manifest."""
-        return a_manifest("refused", **self.spec)
-
-
-def own_program(*containers: Mapping[str, Any], **pod: Any) -> dict[str, Any]:
-    """A template that runs an image of its own."""
-    return {"template": {"spec": {"containers": list(containers or (IMAGE,)), **pod}}}
-
-
-def untrained(workers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
-    """Changes that take `training` away and lay something over the workers."""
-    return {"training": None, "workers": workers, **spec}
-
-
-def servers(*containers: Mapping[str, Any], metadata: Any = None, **pod: Any) -> dict[str, Any]:
-    """Changes that add parameter servers with this template."""
-    template = own_program(*containers, **pod)["template"] | ({"metadata": metadata} if metadata else {})
-    return untrained(own_program(), parameterServers={"template": template})
-
-
-def pods(replicas: int, processes: int | None = None) -> dict[str, Any]:
-    """Changes that give the job this many pods and processes."""
-    return {"replicas": replicas} | ({"processesPerPod": processes} if processes else {})
+from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -51,10 +13,11 @@ def optimizer(**settings: Any) -> dict[str, Any]:
 
 
 CLAIM = {"claimName": "a-claim"}
-PARALLELISM, WORKERS, SERVERS = "spec.parallelism", "spec.workers.template", "spec.parameterServers.template"
+PARALLELISM = "spec.parallelism"
 BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 
 REFUSALS = (
+    *PLACEMENT_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -310,37 +273,6 @@ REFUSALS = (
         )
     ),
     Refusal(
-        "DisruptionBudgetWithinPods",
-        "spec.runPolicy.disruptionBudget.minAvailable",
-        "`minAvailable` 4 must be at most the number of the job's pods, which is 3",
-        servers() | {"runPolicy": {"disruptionBudget": {"minAvailable": 4}}},
-    ),
-    *(
-        Refusal(
-            f"{role}PriorityClass",
-            f"{path}.spec.priorityClassName",
-            "`priorityClassName` low in the template and high in `runPolicy.schedulingPolicy` cannot both be: remove"
-            " one of the two",
-            changes | {"runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}}},
-        )
-        for role, path, changes in (
-            ("Workers", WORKERS, {"workers": own_program(priorityClassName="low")}),
-            ("Servers", SERVERS, servers(priorityClassName="low")),
-        )
-    ),
-    Refusal(
-        "KueueRestartsNoSinglePods",
-        "spec.runPolicy.failurePolicy",
-        "the action RestartPod cannot be had with `gang` Kueue, which keeps the name of a pod that ended until all of"
-        " its group have ended: use RestartGang",
-        {
-            "runPolicy": {
-                "schedulingPolicy": {"gang": "Kueue", "queueName": "mine"},
-                "failurePolicy": {"rules": [{"action": "RestartPod"}]},
-            }
-        },
-    ),
-    Refusal(
         "WorkersLabels",
         f"{WORKERS}.metadata.labels",
         "label `disttrain.io/role` is the operator's to set: remove it",
@@ -364,6 +296,7 @@ NAME_REFUSALS = {
 
 # What breaks no rule.
 ACCEPTED: dict[str, Mapping[str, Any]] = {
+    **PLACEMENT_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},
@@ -402,12 +335,6 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "servers with a command": servers({"name": "trainer", "command": ["serve"]}),
     "GPUs of the servers": servers(IMAGE | {"resources": {"limits": {"nvidia.com/gpu": 1}}}),
     "the restart policy there is": {"workers": {"template": {"spec": {"restartPolicy": "Never"}}}},
-    "a budget of all pods": {"runPolicy": {"disruptionBudget": {"minAvailable": 2}}},
-    "one priority, said twice": {
-        "workers": own_program(priorityClassName="high"),
-        "runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}},
-    },
-    "single pods made again by no queue": {"runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod"}]}}},
     "other variables": {"workers": own_program(IMAGE | {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]})},
 }
 

@@ -272,7 +272,8 @@ def test_every_part_of_the_spec_is_either_frozen_or_free(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("path", FROZEN)
 def test_a_job_that_has_run_is_frozen(jobs: Jobs, begun: str, path: str) -> None:
-    message = f"`{path}` may not change once the job has run: delete the job and make it again"
+    when = "may never change" if path == "spec.runPolicy.managedBy" else "may not change once the job has run"
+    message = f"`{path}` {when}: delete the job and make it again"
     assert (path, message) in causes(jobs.patch(begun, {"spec": FROZEN[path]}))
 
 
@@ -286,6 +287,18 @@ def test_a_job_that_has_not_run_may_change(jobs: Jobs) -> None:
     name = jobs.a_job(runPolicy={"suspend": True})
     jobs.patch(name, {"status": {"attempt": 0}}, "/status")
     assert jobs.patch(name, {"spec": {"training": {"steps": 7}}})["spec"]["training"]["steps"] == 7
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("a.example/b", None), (None, "a.example/b"), ("a.example/b", "c.example/d")]
+)
+def test_who_manages_a_job_never_changes_not_even_before_it_has_run(
+    jobs: Jobs, first: str | None, then: str | None
+) -> None:
+    name = jobs.a_job(runPolicy={"suspend": True} | ({"managedBy": first} if first else {}))
+    refused = jobs.patch(name, {"spec": {"runPolicy": {"managedBy": then}}})
+    message = "`spec.runPolicy.managedBy` may never change: delete the job and make it again"
+    assert causes(refused) == [("spec.runPolicy.managedBy", message)]
 
 
 def test_the_scale_subresource_counts_workers(jobs: Jobs) -> None:

@@ -55,6 +55,7 @@ templates = some(
         initContainers=st.just([{"name": "first", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
         restartPolicy=st.sampled_from(["Never", "Always"]),
         hostname=st.just("mine"),
+        priorityClassName=st.sampled_from(["", "high"]),
         volumes=st.sampled_from([[], [{"name": "disttrain-x"}], [{"name": "mine"}]]),
     ),
 )
@@ -106,7 +107,16 @@ specs = st.fixed_dictionaries(
             accessMode=st.sampled_from(["ReadWriteOnce", "ReadWriteMany"]),
             retain=st.booleans(),
         ),
-        "runPolicy": some(restartPolicy=st.sampled_from(["Gang", "Never"]), maxRestarts=st.sampled_from([0, 3, 5])),
+        "runPolicy": some(
+            restartPolicy=st.sampled_from(["Gang", "Never"]),
+            maxRestarts=st.sampled_from([0, 3, 5]),
+            failurePolicy=some(rules=st.just([{"action": "RestartPod"}])).filter(bool),
+            disruptionBudget=st.fixed_dictionaries({"minAvailable": small}),
+            schedulingPolicy=some(
+                gang=st.sampled_from(["None", "Kueue", "Volcano", "Coscheduling"]),
+                priorityClassName=st.sampled_from(["high", "low"]),
+            ),
+        ),
     },
 )
 

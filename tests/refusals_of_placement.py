@@ -1,0 +1,52 @@
+"""Jobs for the rules about those who place pods and those who drain nodes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import SERVERS, WORKERS, Refusal, own_program, servers, untrained
+
+RESTART_POD = {"rules": [{"action": "RestartPod"}]}
+
+PLACEMENT_REFUSALS = (
+    Refusal(
+        "DisruptionBudgetWithinPods",
+        "spec.runPolicy.disruptionBudget.minAvailable",
+        "`minAvailable` 4 must be at most the number of the job's pods, which is 3",
+        servers() | {"runPolicy": {"disruptionBudget": {"minAvailable": 4}}},
+    ),
+    *(
+        Refusal(
+            f"{role}PriorityClass",
+            f"{path}.spec.priorityClassName",
+            "`priorityClassName` low in the template and high in `runPolicy.schedulingPolicy` cannot both be: remove"
+            " one of the two",
+            changes | {"runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}}},
+        )
+        for role, path, changes in (
+            ("Workers", WORKERS, {"workers": own_program(priorityClassName="low")}),
+            ("Servers", SERVERS, servers(priorityClassName="low")),
+        )
+    ),
+    Refusal(
+        "KueueRestartsNoSinglePods",
+        "spec.runPolicy.failurePolicy",
+        "the action RestartPod cannot be had with `gang` Kueue, which keeps the name of a pod that ended until all of"
+        " its group have ended: use RestartGang",
+        {
+            **untrained(own_program()),
+            "runPolicy": {
+                "schedulingPolicy": {"gang": "Kueue", "queueName": "mine"},
+                "failurePolicy": RESTART_POD,
+            },
+        },
+    ),
+)
+
+PLACEMENT_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "a budget of all pods": {"runPolicy": {"disruptionBudget": {"minAvailable": 2}}},
+    "one priority, said twice": {
+        "workers": own_program(priorityClassName="high"),
+        "runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}},
+    },
+    "single pods made again by no queue": untrained(own_program(), runPolicy={"failurePolicy": RESTART_POD}),
+}
