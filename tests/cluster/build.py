@@ -5,6 +5,7 @@ A killed build leaves nothing that looks finished (each binary is renamed into p
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -53,6 +54,15 @@ def path_of(name: str) -> Path:
     if name in ("etcd", "kube-apiserver"):
         return ensure_assets() / name
     return ensure([name])[name]
+
+
+def sources_of(name: str) -> Path:
+    """The folder of a program's module, with the CustomResourceDefinitions and defaults that it ships."""
+    program = PROGRAMS[name]
+    _require_go()
+    command = ["go", "mod", "download", "-json", program.module]
+    answer = run(command, doing=f"fetching {program.module}", folder=TOOL_MODULES / program.folder)
+    return Path(json.loads(answer)["Dir"])
 
 
 def _gather(programs: dict[str, Path]) -> Path:

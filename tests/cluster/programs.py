@@ -57,6 +57,15 @@ PROGRAMS = {
         Program("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
         Program("coredns", "coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
         Program("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Program("kueue", "kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
+        Program(
+            "coscheduling",
+            "coscheduling",
+            "sigs.k8s.io/scheduler-plugins",
+            "sigs.k8s.io/scheduler-plugins/cmd/scheduler",
+        ),
+        Program("volcano", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/scheduler"),
+        Program("volcano-controllers", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/controller-manager"),
         Program("pause", "pause", "disttrain.io/tests/cluster/tools/pause", ".", own_version="v1"),
     )
 }

@@ -1,0 +1,229 @@
+"""Jobs in queues of a real Kueue. The test plays scheduler and kubelet; pods are collected as in any cluster."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.builders import merge
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kueue import Kueue
+from tests.integration.operator_process import (
+    Raw,
+    Team,
+    a_spec,
+    eventually,
+    install_crd,
+    running_operator,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
+
+NODE = "a-node"
+CONTROLLERS = "garbage-collector-controller,pod-garbage-collector-controller,serviceaccount-controller"
+# The pod collector marks what was deleted without ever having had a node; it looks every twenty seconds.
+COLLECTED_SECONDS = 120.0
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@pytest.fixture(scope="module")
+def control_plane() -> Iterator[ControlPlane]:
+    flags = [f"--controllers={CONTROLLERS}"]
+    with ControlPlane(controller_manager=True, controller_manager_flags=flags) as started:
+        started.api.ensure("/api/v1/nodes", {"metadata": {"name": NODE}})
+        for name, value in (("low", 10), ("high", 1000)):
+            started.api.ensure(PRIORITIES, {"metadata": {"name": name}, "value": value})
+        install_crd(started.api)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def kueue(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
+    with Kueue(control_plane) as started, running_operator(control_plane, tmp_path_factory.mktemp("operator")):
+        started.add_flavor()
+        yield started
+
+
+@dataclass
+class QueueTeam(Team):
+    """A namespace with a queue. Pods ask for one CPU each."""
+
+    kueue: Kueue
+
+    def queue_up(self, name: str = "job", pods: int = 2, priority: str | None = None, **spec: Any) -> Raw:
+        container = {
+            **a_spec()["workers"]["template"]["spec"]["containers"][0],
+            "resources": {"requests": {"cpu": "1"}},
+        }
+        policy = {"gang": "Kueue", "queueName": "research"} | ({"priorityClassName": priority} if priority else {})
+        wanted = {
+            "workers": {"replicas": pods, "template": {"spec": {"containers": [container]}}},
+            "runPolicy": {"schedulingPolicy": policy, "startDeadlineSeconds": 3600},
+        }
+        return self.create(name, **merge(wanted, spec))
+
+    def pods_of(self, name: str, attempt: int) -> list[Raw]:
+        return [pod for pod in self.pods(attempt) if pod["metadata"]["labels"]["disttrain.io/job-name"] == name]
+
+    def wait_for_admission(self, name: str = "job", attempt: int = 1, pods: int = 2) -> list[Raw]:
+        """The pods whose gates are gone."""
+
+        def free() -> list[Raw]:
+            return [pod for pod in self.pods_of(name, attempt) if not pod["spec"].get("schedulingGates")]
+
+        eventually(lambda: len(free()) == pods, lambda: [self.status(name), self.kueue.workloads(self.namespace)])
+        return free()
+
+    def schedule_and_run(self, pods: list[Raw]) -> None:
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": NODE}}
+            self.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding", binding)
+        self.run(pods)
+
+    def end_what_is_deleted(self, code: int = 143) -> list[str]:
+        """A kubelet ends the pods it was told to: their status first, then the object, as far as finalizers let it."""
+        ended = [
+            pod
+            for pod in self.pods()
+            if "deletionTimestamp" in pod["metadata"]
+            and pod["spec"].get("nodeName")
+            and pod["metadata"]["deletionGracePeriodSeconds"]
+        ]
+        self.finish(ended, code)
+        for pod in ended:
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            self.api.ask("DELETE", path, {"gracePeriodSeconds": 0})
+        return [pod["metadata"]["name"] for pod in ended]
+
+    def left_over(self) -> list[Any]:
+        return [
+            [pod["metadata"]["name"], pod["metadata"].get("finalizers"), pod["status"].get("phase")]
+            for pod in self.pods()
+        ]
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, kueue: Kueue, request: pytest.FixtureRequest) -> QueueTeam:
+    name = request.node.name.removeprefix("test_").replace("_", "-")
+    made = QueueTeam(control_plane.api, name[:40].strip("-"), kueue)
+    kueue.add_queue(made.namespace, "research", cpu=2)
+    return made
+
+
+def test_a_gang_that_fits_is_let_in_runs_completes_and_leaves_nothing_behind(team: QueueTeam) -> None:
+    job = team.queue_up()
+    pods = team.wait_for_admission()
+    (workload,) = team.kueue.workloads(team.namespace)
+    assert workload["metadata"]["name"] == f"job-{job['metadata']['uid'][:5]}-a1"
+    assert sum(part["count"] for part in workload["spec"]["podSets"]) == 2
+    team.schedule_and_run(pods)
+    team.wait_for("Running", reason="AllPodsRunning")
+    assert team.status()["attempts"][0]["admittedTime"]
+    team.finish(team.pods(1))
+    team.wait_for("Complete")
+    eventually(lambda: all(not pod["metadata"].get("finalizers") for pod in team.pods()), team.left_over, seconds=60)
+    team.delete()
+    eventually(lambda: not team.pods() and not team.kueue.workloads(team.namespace), team.left_over)
+
+
+def test_a_gang_that_does_not_fit_waits_as_a_whole_and_its_job_says_so(team: QueueTeam) -> None:
+    team.queue_up("first")
+    running = team.wait_for_admission("first")
+    team.schedule_and_run(running)
+    team.queue_up("second", runPolicy={"startDeadlineSeconds": 1})
+    waiting = team.wait_for("Running", status="False", reason="Queued", name="second")
+    assert "waiting in queue research of Kueue" in waiting["message"]
+    assert all(pod["spec"]["schedulingGates"] for pod in team.pods_of("second", 1))
+    team.finish(running)
+    team.schedule_and_run(team.wait_for_admission("second"))
+    team.wait_for("Running", name="second")
+
+
+def test_a_preempted_gang_restarts_uncounted_and_comes_back_when_there_is_room(team: QueueTeam) -> None:
+    team.queue_up("meek", priority="low")
+    team.schedule_and_run(team.wait_for_admission("meek"))
+    team.wait_for("Running", name="meek")
+    team.queue_up("strong", priority="high")
+    eventually(lambda: len(team.end_what_is_deleted()) > 0, team.left_over, seconds=60)
+
+    def preempted() -> Any:
+        team.end_what_is_deleted()
+        return team.status("meek").get("attempt") == 2
+
+    eventually(preempted, lambda: [team.status("meek"), team.left_over()])
+    status = team.status("meek")
+    verdict = status["attempts"][0]["verdict"]
+    assert (verdict["reason"], verdict["class"]) == ("Preempted", "Disruption")
+    assert verdict["action"] == "RestartWithoutCounting"
+    assert status.get("restartsSinceCheckpoint", 0) == 0
+    team.wait_for("Running", status="False", reason="Queued", name="meek")
+    strong = team.wait_for_admission("strong")
+    team.schedule_and_run(strong)
+    eventually(lambda: not team.pods_of("meek", 1), team.left_over, seconds=COLLECTED_SECONDS)
+    team.finish(strong)
+    team.schedule_and_run(team.wait_for_admission("meek", attempt=2))
+    team.wait_for("Running", name="meek")
+
+
+def test_a_failed_rank_is_a_new_group_and_the_old_one_is_let_go(team: QueueTeam) -> None:
+    team.queue_up()
+    pods = team.wait_for_admission()
+    team.schedule_and_run(pods)
+    team.wait_for("Running")
+    team.finish(pods[:1], code=1)
+
+    def second() -> Any:
+        team.end_what_is_deleted()
+        return len(team.pods(2)) == 2
+
+    eventually(second, team.left_over)
+    team.schedule_and_run(team.wait_for_admission(attempt=2))
+    team.wait_for("Running")
+    assert team.status()["restartsSinceCheckpoint"] == 1
+    eventually(lambda: not team.pods(1), team.left_over, seconds=COLLECTED_SECONDS)
+
+
+def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: QueueTeam) -> None:
+    team.queue_up(pods=3)
+    team.wait_for("Running", status="False", reason="Queued")
+    team.patch(runPolicy={"suspend": True})
+    team.wait_for("Suspended")
+    eventually(lambda: not team.pods(), team.left_over, seconds=COLLECTED_SECONDS)
+    team.patch(runPolicy={"suspend": False})
+    eventually(lambda: len(team.pods(2)) == 3)
+    team.delete()
+    eventually(lambda: not team.pods(), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.kueue.workloads(team.namespace), team.left_over)
+
+
+def test_a_pod_deleted_in_the_queue_by_hand_is_another_attempt(team: QueueTeam) -> None:
+    team.queue_up(pods=3)
+    team.wait_for("Running", status="False", reason="Queued")
+    name = team.pods(1)[0]["metadata"]["name"]
+    team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{name}")
+    eventually(lambda: len(team.pods(2)) == 3, lambda: [team.status(), team.left_over()])
+    eventually(lambda: not team.pods(1), team.left_over, seconds=COLLECTED_SECONDS)
+
+
+def test_without_kueue_the_pods_wait_and_the_job_says_why(team: QueueTeam, kueue: Kueue) -> None:
+    """A namespace that Kueue does not manage looks the same to pods as no Kueue at all."""
+    configurations = "/apis/admissionregistration.k8s.io/v1/{}/{}-webhook-configuration"
+    paths = [
+        configurations.format("mutatingwebhookconfigurations", "mutating"),
+        configurations.format("validatingwebhookconfigurations", "validating"),
+    ]
+    removed = [team.api.get(path) for path in paths]
+    for path in paths:
+        team.ask("DELETE", path)
+    try:
+        team.queue_up()
+        said = team.wait_for("Running", status="False", reason="QueueNotServed")
+        assert "integration `pod`" in said["message"]
+        team.delete()
+        eventually(lambda: not team.pods())
+    finally:
+        for path, configuration in zip(paths, removed, strict=True):
+            del configuration["metadata"]["resourceVersion"]
+            team.ask("POST", path.rpartition("/")[0], configuration)
