@@ -91,6 +91,16 @@ class Kueue:
         items: list[dict[str, Any]] = self._api.get(f"{QUEUES}/namespaces/{namespace}/workloads")["items"]
         return items
 
+    def says(self, namespace: str) -> dict[str, list[str]]:
+        """What stands on the Workloads of a namespace."""
+        return {
+            workload["metadata"]["name"]: [
+                f"{entry['type']}={entry['status']}: {entry['message']}"
+                for entry in workload.get("status", {}).get("conditions", [])
+            ]
+            for workload in self.workloads(namespace)
+        }
+
     # --- installing ---
 
     def _install(self) -> None:

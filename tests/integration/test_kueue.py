@@ -72,7 +72,7 @@ class QueueTeam(Team):
         def free() -> list[Raw]:
             return [pod for pod in self.pods_of(name, attempt) if not pod["spec"].get("schedulingGates")]
 
-        eventually(lambda: len(free()) == pods, lambda: [self.status(name), self.kueue.workloads(self.namespace)])
+        eventually(lambda: len(free()) == pods, lambda: [self.status(name)["phase"], self.kueue.says(self.namespace)])
         return free()
 
     def schedule_and_run(self, pods: list[Raw]) -> None:

@@ -169,7 +169,7 @@ def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
     pods = team.wait_for_pods(2)
     team.run(pods)
     team.finish(pods)
-    team.wait_for("Complete")
+    # Not waiting for Complete in between: where the test is slow the job is gone by then.
     eventually(lambda: not team.exists())
 
 
@@ -192,6 +192,13 @@ def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
     team.run(team.wait_for_pods(3))
     team.wait_for("Running")
     assert team.status()["attempt"] == 1
+
+
+def test_a_gang_scheduler_that_is_not_installed_is_a_reason(team: Team) -> None:
+    team.create(runPolicy={"schedulingPolicy": {"gang": "Coscheduling"}})
+    said = team.wait_for("Running", status="False", reason="NotInstalled")
+    assert "scheduling.x-k8s.io/v1alpha1: coscheduling (scheduler-plugins) is not installed" in said["message"]
+    assert team.pods() == []
 
 
 def test_a_pod_that_the_api_server_refuses_is_a_reason(team: Team) -> None:

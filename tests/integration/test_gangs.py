@@ -1,0 +1,85 @@
+"""What a gang asks of the cluster beside its pods, by an operator with the rights that the chart gives by default.
+
+Schedulers of others are met in test_kueue.py, test_coscheduling.py and test_volcano.py.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from disttrain_operator.preflight import RIGHTS
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.operator_process import Raw, Team, eventually, install_crd, running_operator
+
+pytestmark = pytest.mark.integration
+
+CONTROLLERS = "disruption-controller,garbage-collector-controller,serviceaccount-controller"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+OPERATOR = "an-operator"
+
+
+@pytest.fixture(scope="module")
+def control_plane() -> Iterator[ControlPlane]:
+    flags = [f"--controllers={CONTROLLERS}"]
+    with ControlPlane(controller_manager=True, controller_manager_flags=flags) as started:
+        install_crd(started.api)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """It has the rights that the chart gives by default, and no others."""
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in RIGHTS]
+    subject = {"kind": "User", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}
+    role = {"kind": "ClusterRole", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}
+    control_plane.api.ensure(f"{RBAC}/clusterroles", {"metadata": {"name": OPERATOR}, "rules": rules})
+    binding: Raw = {"metadata": {"name": OPERATOR}, "roleRef": role, "subjects": [subject]}
+    control_plane.api.ensure(f"{RBAC}/clusterrolebindings", binding)
+    kubeconfig = control_plane.kubeconfig_for("operator", OPERATOR)
+    with running_operator(control_plane, tmp_path_factory.mktemp("operator"), f"--kubeconfig={kubeconfig}"):
+        yield
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureRequest) -> Team:
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
+    return Team(control_plane.api, name[:63].strip("-").lower())
+
+
+@pytest.mark.parametrize(("gang", "value"), [("Volcano", "volcano"), ("Coscheduling", "coscheduling")])
+def test_a_scheduler_that_the_operator_was_not_given_is_a_reason(team: Team, gang: str, value: str) -> None:
+    team.create(runPolicy={"schedulingPolicy": {"gang": gang}})
+    said = team.wait_for("Running", status="False", reason="OperatorForbidden")
+    assert f"`scheduling.{value}: true` in the chart's values gives the right" in said["message"]
+    assert team.pods() == []
+
+
+def test_a_disruption_budget_holds_evictions_back_and_goes_with_the_job(team: Team) -> None:
+    team.create(workers={"replicas": 3}, runPolicy={"disruptionBudget": {"minAvailable": 3}})
+    pods = team.wait_for_pods(3)
+    team.run(pods)
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    for pod in pods:
+        team.ask("PATCH", f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}/status", ready)
+    team.wait_for("Running")
+    budgets = f"/apis/policy/v1/namespaces/{team.namespace}/poddisruptionbudgets"
+    eventually(lambda: team.api.get(budgets)["items"][0].get("status", {}).get("currentHealthy") == 3)
+    name = pods[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    path = f"/api/v1/namespaces/{team.namespace}/pods/{name}/eviction"
+    assert team.api.ask("POST", path, eviction).status == 429
+    assert len(team.pods(1)) == 3
+    team.delete()
+    eventually(lambda: team.api.get(budgets)["items"] == [])
+
+
+def test_a_job_of_another_controller_is_left_alone(team: Team) -> None:
+    team.create("theirs", runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})
+    team.create("ours", runPolicy={"managedBy": "disttrain.io/operator"})
+    team.wait_for_pods(2)
+    team.patch("theirs", runPolicy={"suspend": True})
+    team.run(team.pods())
+    team.wait_for("Running", name="ours")
+    assert team.status("theirs") == {}
+    assert {pod["metadata"]["labels"]["disttrain.io/job-name"] for pod in team.pods()} == {"ours"}
+    assert {event["involvedObject"]["name"] for event in team.children("events")} == {"ours"}
