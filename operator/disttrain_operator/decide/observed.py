@@ -255,7 +255,7 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
     conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
     evicted = conditions.get(TERMINATION_TARGET)
     if evicted is not None and evicted.get("status") == "True":
-        return Reason.PREEMPTED, evicted.get("message", "")
+        return Reason.PREEMPTED, evicted.get("message", ""), parse_time(evicted.get("lastTransitionTime"))
     target = conditions.get("DisruptionTarget")
     if target is not None and target.get("status") == "True":
         reason: str = _DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED)

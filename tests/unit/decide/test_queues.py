@@ -46,7 +46,7 @@ def take_away(world: World, reason: str = "WorkloadEvictedDueToPreempted") -> Wo
         running = pod["status"]["phase"] == "Running"
         metadata = {
             **pod["metadata"],
-            "deletionTimestamp": world.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "deletionTimestamp": now,
             "deletionGracePeriodSeconds": 30 if running else 0,
         }
         world.put({**pod, "metadata": metadata, "status": {**pod["status"], "conditions": [target]}})
