@@ -1,6 +1,6 @@
 """What a gang asks of the cluster beside its pods, by an operator with the rights that the chart gives by default.
 
-Schedulers of others are met in test_kueue.py, test_coscheduling.py and test_volcano.py.
+Schedulers of others are met in test_kueue.py and test_gang_schedulers.py.
 """
 
 from collections.abc import Iterator

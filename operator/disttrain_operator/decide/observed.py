@@ -310,6 +310,10 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
     return None
 
 
+# Volcano's words for members of a gang that, as a whole, has no room.
+_NOT_PLACED = {"Schedulable": Reason.UNSCHEDULABLE, "Undetermined": Reason.UNSCHEDULABLE}
+
+
 def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
     init_containers = status.get("initContainerStatuses") or []
     for entry in (*init_containers, container):
@@ -318,7 +322,7 @@ def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
             return Waiting(waiting["reason"], waiting.get("message", ""), entry.get("image", ""))
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            reason = condition.get("reason", Reason.UNSCHEDULABLE)
+            reason = _NOT_PLACED.get(condition.get("reason", ""), condition.get("reason", Reason.UNSCHEDULABLE))
             if reason == "SchedulingGated" and QUEUE_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
             return Waiting(reason, condition.get("message", ""))

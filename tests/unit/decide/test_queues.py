@@ -46,7 +46,7 @@ def take_away(world: World, reason: str = "WorkloadEvictedDueToPreempted") -> Wo
         running = pod["status"]["phase"] == "Running"
         metadata = {
             **pod["metadata"],
-            "deletionTimestamp": world.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "deletionTimestamp": now,
             "deletionGracePeriodSeconds": 30 if running else 0,
         }
         world.put({**pod, "metadata": metadata, "status": {**pod["status"], "conditions": [target]}})
@@ -104,6 +104,14 @@ def test_gates_of_the_template_alone_are_no_queue() -> None:
     world.settle()
     assert world.condition("Running")[1] == "SchedulingGated"
     assert world.pass_time(61).settle().condition("Failed")[0] == "True"
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "Schedulable", "Undetermined"])
+def test_a_gang_that_volcano_does_not_place_is_unschedulable(reason: str) -> None:
+    world = a_world().settle()
+    held = {"type": "PodScheduled", "status": "False", "reason": reason, "message": "pod group is not ready"}
+    world.put({**world.pod(0), "status": {"phase": "Pending", "conditions": [held]}})
+    assert world.settle().condition("Running")[1] == "Unschedulable"
 
 
 def test_a_preemption_by_the_queue_is_a_restart_that_does_not_count() -> None:
