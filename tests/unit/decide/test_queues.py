@@ -36,12 +36,14 @@ def let_go(world: World) -> World:
 
 def take_away(world: World, reason: str = "WorkloadEvictedDueToPreempted") -> World:
     """Kueue marks and deletes all pods; its finalizer stays."""
+    now = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     for pod in list(world.pods.values()):
         target = {
             "type": "TerminationTarget",
             "status": "True",
             "reason": reason,
             "message": "Preempted to accommodate",
+            "lastTransitionTime": now,
         }
         running = pod["status"]["phase"] == "Running"
         metadata = {
@@ -82,6 +84,13 @@ def test_a_queue_may_take_longer_than_the_start_deadline() -> None:
     assert world.condition("Failed")[0] == "False"
     world.run_all()
     assert world.condition("Running")[0] == "True"
+
+
+def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same() -> None:
+    world = a_queued_world().run_all()
+    attempt = world.job.status.attempts[-1]
+    assert attempt.admitted_time is not None
+    assert attempt.running_time is not None
 
 
 def test_the_start_deadline_runs_from_the_admission() -> None:
