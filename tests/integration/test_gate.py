@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
+from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import (
     OperatorProcess,
     Raw,
     Team,
     eventually,
     install_crd,
-    requests_of_operator,
     running_operator,
 )
 

@@ -208,7 +208,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     exit_ = _exit(status, container)
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
-    gates = (raw.get("spec") or {}).get("schedulingGates") or []
+    gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -219,13 +219,13 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         started=exit_ is not None or "running" in container.get("state", {}),
         deletion=deletion,
         gone=gone,
-        waiting=None if exit_ else _waiting(status, container, labels),
+        waiting=None if exit_ or gated else _waiting(status, container, labels),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
         disruption_message=disruption_message,
         disrupted_at=disrupted_at,
-        gated=any(gate.get("name") == GANG_GATE for gate in gates),
+        gated=gated,
         released_at=parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT)),
         conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
@@ -331,7 +331,5 @@ def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
             reason = condition.get("reason", Reason.UNSCHEDULABLE)
             if reason == "SchedulingGated" and QUEUE_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
-            elif reason == "SchedulingGated":
-                return None  # the gate's own word is better
             return Waiting(reason, condition.get("message", ""))
     return None
