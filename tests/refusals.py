@@ -12,7 +12,13 @@ def optimizer(**settings: Any) -> dict[str, Any]:
     return {"training": {"optimizer": settings}}
 
 
+def placement(**settings: Any) -> dict[str, Any]:
+    """Changes of the scheduling policy."""
+    return {"runPolicy": {"schedulingPolicy": settings}}
+
+
 CLAIM = {"claimName": "a-claim"}
+PLACEMENT = "spec.runPolicy.schedulingPolicy"
 PARALLELISM = "spec.parallelism"
 BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 
@@ -205,6 +211,31 @@ REFUSALS = (
         {"runPolicy": {"successPolicy": {"role": "ps"}}},
     ),
     Refusal(
+        "TopologyRequiredOrPreferred",
+        f"{PLACEMENT}.topology",
+        "exactly one of `required` and `preferred` must be given",
+        placement(topology={"required": "a/zone", "preferred": "a/rack"}),
+    ),
+    Refusal(
+        "TimeoutNeedsGateOrCoscheduling",
+        f"{PLACEMENT}.timeoutSeconds",
+        "`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of None: remove it or change `gang`"
+        " (`startDeadlineSeconds` bounds the start of every job)",
+        placement(timeoutSeconds=60),
+    ),
+    Refusal(
+        "QueueNeedsKueueOrVolcano",
+        f"{PLACEMENT}.queueName",
+        "`queueName` is a setting of gang Kueue and Volcano, not of Gate: remove it or change `gang`",
+        placement(gang="Gate", queueName="mine"),
+    ),
+    Refusal(
+        "KueueNeedsQueue",
+        f"{PLACEMENT}.queueName",
+        "gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
+        placement(gang="Kueue"),
+    ),
+    Refusal(
         "SomethingToRun",
         WORKERS,
         "nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
@@ -314,6 +345,9 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a claim to make": {"storage": {"size": "1Gi", "retain": False, "storageClassName": "fast"}},
     "one pod's claim": {"workers": {"replicas": 1}, "storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
+    "a gang behind the gate": placement(gang="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
+    "a gang in a queue": placement(gang="Kueue", queueName="mine"),
+    "a topology without a gang": placement(topology={"preferred": "a/rack"}),
     "rules for failures": {
         "runPolicy": {
             "failurePolicy": {

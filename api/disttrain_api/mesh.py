@@ -90,6 +90,30 @@ class Mesh:
             grouped.setdefault(key, []).append(rank)
         return tuple(tuple(ranks) for ranks in grouped.values())
 
+    def pods_together(self, ranks_per_pod: int) -> tuple[int, ...]:
+        """A number for each pod: pods that share a tensor or pipeline group have the same one, the first is 0.
+
+        Where no such group reaches beyond a pod, all pods have number 0: the whole job is one group.
+        """
+        pods = self.world_size // ranks_per_pod
+        leader = list(range(pods))
+
+        def leader_of(pod: int) -> int:
+            while leader[pod] != pod:
+                leader[pod] = pod = leader[leader[pod]]
+            return pod
+
+        for axis in ("tensor", "pipeline"):
+            for ranks in self.groups(axis) if getattr(self, axis) > 1 else ():
+                first, *others = sorted({leader_of(rank // ranks_per_pod) for rank in ranks})
+                for pod in others:
+                    leader[pod] = first
+        leaders = [leader_of(pod) for pod in range(pods)]
+        if len(set(leaders)) == pods:
+            return (0,) * pods
+        numbers = {pod: number for number, pod in enumerate(dict.fromkeys(leaders))}
+        return tuple(numbers[pod] for pod in leaders)
+
     def describe(self) -> str:
         """For the MESH column: "pp2 x dp8"; "dp1" for a single rank."""
         parts = [f"{_SHORT[axis]}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]

@@ -51,6 +51,18 @@ class Label:
     ROLE = f"{GROUP}/role"
     INDEX = f"{GROUP}/index"
     ATTEMPT = f"{GROUP}/attempt"
+    TOPOLOGY_GROUP = f"{GROUP}/topology-group"
+
+
+GANG_GATE = f"{GROUP}/gang"
+"""Scheduling gate of pods that wait until their whole gang fits."""
+
+
+class Annotation:
+    """What the gate writes on a pod when it lets it go."""
+
+    RELEASED_AT = f"{GROUP}/released-at"
+    RESERVED_NODE = f"{GROUP}/reserved-node"
 
 
 class Env:
@@ -146,6 +158,11 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     QUEUED = "Queued"
     QUEUE_NOT_SERVED = "QueueNotServed"
+    GATE_OFF = "GateOff"
+    WAITING_FOR_ROOM = "WaitingForRoom"
+    NO_ROOM = "NoRoom"
+    ROOM_LOST = "RoomLost"
+    NOT_RELEASED = "NotReleased"
     QUOTA_EXCEEDED = "QuotaExceeded"
     FORBIDDEN = "Forbidden"
     OPERATOR_FORBIDDEN = "OperatorForbidden"

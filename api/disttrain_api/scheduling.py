@@ -21,7 +21,8 @@ class GangScheduler(StrEnum):
 
 
 class Topology(ApiModel):
-    """Ranks of one tensor or pipeline group are put together: exactly one of `required` and `preferred`."""
+    """Pods whose ranks share a tensor or pipeline group are put together: exactly one of `required` and `preferred`.
+    Where no such group is larger than a pod, the whole job is one group; else servers belong to none."""
 
     required: Name | None = None
     """Key of a node label, for example topology.kubernetes.io/zone. A group never spans two of its values."""
@@ -34,7 +35,8 @@ class SchedulingPolicy(ApiModel):
 
     gang: GangScheduler = GangScheduler.NONE
     """None leaves each pod to the cluster's scheduler. Gate holds all pods until the whole gang fits; it needs an
-    operator that serves all namespaces. Kueue, Volcano and Coscheduling (scheduler-plugins) must be installed."""
+    operator that serves all namespaces and has its gate switched on. Kueue, Volcano and Coscheduling
+    (scheduler-plugins) must be installed."""
     queue_name: Name | None = None
     """Queue of Kueue (a LocalQueue; it needs one) or of Volcano."""
     priority_class_name: Name | None = None
@@ -42,4 +44,5 @@ class SchedulingPolicy(ApiModel):
     topology: Topology | None = None
     """Which ranks are put together. Absent: any node will do."""
     timeout_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Gate: time to wait for room before the job fails. Absent: no limit. Coscheduling: its scheduleTimeoutSeconds."""
+    """Gate: how long an attempt waits for room before the job fails; `startDeadlineSeconds` begins after that. Absent:
+    no limit. Coscheduling: its scheduleTimeoutSeconds."""

@@ -169,7 +169,8 @@ class Attempt(ApiModel):
     start_time: Time
     """When the operator began to create its pods."""
     admitted_time: Time | None = None
-    """When the queue let its pods go to nodes. Absent: no queue holds them back, or it still does."""
+    """When the queue or the gate let its pods go to nodes (the gate's is written when they run). Absent: neither holds
+    the pods back, or it still does."""
     running_time: Time | None = None
     """When all its pods ran."""
     end_time: Time | None = None

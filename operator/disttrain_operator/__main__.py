@@ -17,6 +17,7 @@ from functools import partial
 from disttrain_api.names import Label
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
+from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.handlers import KopfThread
 from disttrain_operator.health import Health
 from disttrain_operator.kube.auth import find_access
@@ -56,6 +57,13 @@ class Operator:
             informer(core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
             informer(core_collection("services", namespace), self._world.services, selector=SELECTOR),
         ]
+        if settings.gang_gate:
+            gatekeeper = Gatekeeper(self._world, self._wake)
+            self._world.admission_of = gatekeeper.admission
+            self._children += [
+                informer(core_collection("nodes", None), gatekeeper.nodes),
+                informer(core_collection("pods", None), gatekeeper.pods),
+            ]
         self._kopf: KopfThread | None = None
         self._election = election
         self._leadership = Leadership(election, [self._jobs, *self._children], self._begin_to_act)
@@ -79,7 +87,8 @@ class Operator:
         try:
             await wait_for_jobs(self._client, self._settings.namespace)
             lease_namespace = self._settings.lease_namespace if self._election is not None else None
-            say_missing(await missing_rights(self._client, self._settings.namespace, lease_namespace))
+            gate = self._settings.gang_gate
+            say_missing(await missing_rights(self._client, self._settings.namespace, lease_namespace, gate=gate))
             self._client.may_write = lambda: self._leadership.acts
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
@@ -144,10 +153,13 @@ class Operator:
         self._metrics.saw_job(uid, phase, gone=self._world.jobs.get(uid) is None)
         self._queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
 
-    def _child_changed(self, uid: str, raw: Raw) -> None:
+    def _wake(self, uid: str) -> None:
         key = self._world.key_of(uid)
         if key is not None:
             self._queue.add(key)
+
+    def _child_changed(self, uid: str, raw: Raw) -> None:
+        self._wake(uid)
         if self._world.problems and self._world.pods.get(raw["metadata"]["uid"]) is None:
             # What was freed may be what others were refused.
             for refused in self._world.refused_in(raw["metadata"]["namespace"]):

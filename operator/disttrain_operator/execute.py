@@ -13,13 +13,14 @@ from contextlib import suppress
 
 from disttrain_api.names import Reason, Role
 from disttrain_operator.children import create_child
-from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
-from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+from disttrain_operator.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
 from disttrain_operator.plan.desired import GangPlan, Site, claim, disruption_budget, pod_group, secret, service
 from disttrain_operator.plan.identity import child_name, pod_name
+from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
 
 Work = Callable[[], Awaitable[object]]
@@ -146,6 +147,8 @@ class _Round:
     def _other(self, action: Action) -> Iterator[Work]:
         if isinstance(action, DeletePod):
             yield lambda: self._delete_pod(action)
+        elif isinstance(action, ReleasePod):
+            yield lambda: self._release_pod(action)
         elif isinstance(action, DeleteJob):
             yield self._delete_job
 
@@ -161,7 +164,7 @@ class _Round:
         plan = self._plans.get(action.attempt)
         if plan is None:
             plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site, action.avoid)
-        problem = await self._create(plan.pod(action.role, action.index), self._world.pods)
+        problem = await self._create(plan.pod(action.role, action.index, gated=action.gated), self._world.pods)
         if problem is not None and problem.reason not in _OF_ONE_NAME:
             self._refused.add(action.role)
 
@@ -181,6 +184,23 @@ class _Round:
         except (NotFound, Conflict):
             return  # it is gone, or the name is another's by now
         if answer.get("kind") == "Pod":
+            self._world.pods.observe(answer)
+
+    async def _release_pod(self, action: ReleasePod) -> None:
+        pod = self._world.pods.get(action.uid)
+        if pod is None:
+            return
+        path = f"{core_collection('pods', self._job.namespace)}/{action.name}"
+        try:
+            answer = await self._client.patch(path, release_patch(pod, action.node, action.at))
+        except (NotFound, Conflict):
+            return  # it is gone, or the name is another's by now
+        except (Forbidden, Invalid) as error:
+            message = f"it may not be let go: {error.message}"
+            self.problems["Pod", action.name] = CreateProblem(
+                "Pod", action.name, error.code, Reason.NOT_RELEASED, message
+            )
+        else:
             self._world.pods.observe(answer)
 
     async def _delete_job(self) -> None:

@@ -33,6 +33,11 @@ OPTIONAL_RIGHTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 # In the namespace of the lease alone.
 LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "create", "update")),)
+# Only with --gang-gate.
+GATE_RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("", "nodes", ("get", "list", "watch")),
+    ("", "pods", ("patch",)),
+)
 
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
@@ -52,9 +57,12 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def missing_rights(client: Client, namespace: str | None, lease_namespace: str | None = None) -> list[str]:
+async def missing_rights(
+    client: Client, namespace: str | None, lease_namespace: str | None = None, *, gate: bool = False
+) -> list[str]:
     """The rights that this operator needs and lacks, as "verb resource"."""
-    asked = [(namespace, group, resource, verb) for group, resource, verbs in RIGHTS for verb in verbs]
+    rights = RIGHTS + (GATE_RIGHTS if gate else ())
+    asked = [(namespace, group, resource, verb) for group, resource, verbs in rights for verb in verbs]
     if lease_namespace is not None:
         asked += [(lease_namespace, group, resource, verb) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
     answers = await asyncio.gather(*(_allowed(client, *question) for question in asked))

@@ -37,6 +37,8 @@ class Settings:
     lease_name: str = "disttrain-operator"
     replica_name: str = field(default_factory=socket.gethostname)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    gang_gate: bool = False
+    """Whether jobs may ask for `gang: Gate`, for which all nodes and pods of the cluster are watched."""
     log_level: str = "INFO"
     json_logs: bool = False
 
@@ -84,12 +86,15 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     for name, help_ in (
         ("json-logs", "one JSON object per line"),
         ("leader-elect", "act only while holding a lease: for several replicas"),
+        ("gang-gate", "serve jobs with gang Gate: watches all nodes and pods of the cluster"),
     ):
         given_there = environment.get("DISTTRAIN_" + name.upper().replace("-", "_"), "").lower() in ("1", "true", "yes")
         parser.add_argument(f"--{name}", action="store_true", default=given_there, help=help_)
     given = parser.parse_args(arguments)
     if given.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         parser.error(f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {given.log_level!r}")
+    if given.gang_gate and given.namespace:
+        parser.error("--gang-gate needs an operator that serves all namespaces: leave --namespace out, or --gang-gate")
     for name in ("max_in_flight", "workers"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -119,6 +124,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
             grace_seconds=given.grace_seconds,
             node_lost_seconds=given.node_lost_seconds,
         ),
+        gang_gate=given.gang_gate,
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )

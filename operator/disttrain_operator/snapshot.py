@@ -3,10 +3,11 @@
 The caches hold trimmed objects: ten thousand pods with their full templates would be hundreds of megabytes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Label
-from disttrain_operator.decide.observed import CreateProblem, Job, Observed, PodFacts, job_facts, pod_facts
+from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Annotation, Label
+from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, job_facts, pod_facts
 from disttrain_operator.kube.cache import Cache, Raw
 
 ChildKey = tuple[str, str]
@@ -55,12 +56,15 @@ def trim_job(raw: Raw) -> Raw:
 
 
 def trim_pod(raw: Raw) -> Raw:
-    """What `observe` reads of a pod."""
-    return {
-        "metadata": _metadata(raw),
-        "spec": {"nodeName": (raw.get("spec") or {}).get("nodeName")},
-        "status": raw.get("status"),
-    }
+    """What `observe` reads of a pod, and what its release has to repeat."""
+    spec, annotations = raw.get("spec") or {}, raw["metadata"].get("annotations") or {}
+    kept: Raw = {"nodeName": spec.get("nodeName")}
+    if spec.get("schedulingGates"):
+        kept |= {"schedulingGates": spec["schedulingGates"], "affinity": spec.get("affinity")}
+    metadata = _metadata(raw)
+    if Annotation.RELEASED_AT in annotations:
+        metadata["annotations"] = {Annotation.RELEASED_AT: annotations[Annotation.RELEASED_AT]}
+    return {"metadata": metadata, "spec": kept, "status": raw.get("status")}
 
 
 def trim_service(raw: Raw) -> Raw:
@@ -104,6 +108,8 @@ class World:
     services: Cache = field(default_factory=lambda: Cache(group_of=_job_uid, trim=trim_service))
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
+    admission_of: Callable[[Job], Admission | None] = lambda job: None
+    """The gate's word on a job."""
     _facts: dict[str, tuple[str, Job]] = field(default_factory=dict)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
@@ -128,13 +134,20 @@ class World:
         if raw is None:
             self._forget(uid)
             return None
+        job = self._job(uid, raw)
         problems = self.problems.get(uid, {})
         observed = Observed(
             pods=self._pods(uid),
             problems=tuple(problems[child] for child in sorted(problems)),
             services=frozenset(service["metadata"]["name"] for service in self.services.group(uid)),
+            admission=self.admission_of(job),
         )
-        return self._job(uid, raw), observed
+        return job, observed
+
+    def job(self, uid: str) -> Job | None:
+        """The facts of a job; None where it is gone."""
+        raw = self.jobs.get(uid)
+        return None if raw is None else self._job(uid, raw)
 
     def has_service(self, uid: str, name: str) -> bool:
         """Whether the job's Service of that name exists."""

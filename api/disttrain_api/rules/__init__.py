@@ -10,8 +10,17 @@ from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.pods import POD_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
+from disttrain_api.rules.scheduling import SCHEDULING_RULES
 from disttrain_api.rules.settings import SETTING_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
 
-RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *BATCH_RULES, *SETTING_RULES, *FAILURE_RULES, *POD_RULES, *DISRUPTION_RULES)
+RULES: tuple[Rule, ...] = (
+    *LAYOUT_RULES,
+    *BATCH_RULES,
+    *SETTING_RULES,
+    *FAILURE_RULES,
+    *SCHEDULING_RULES,
+    *POD_RULES,
+    *DISRUPTION_RULES,
+)

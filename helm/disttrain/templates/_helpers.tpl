@@ -29,6 +29,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+{{- if .Values.gangGate.enabled }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+{{- end }}
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create]

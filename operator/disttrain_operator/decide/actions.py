@@ -23,6 +23,20 @@ class CreatePod:
     why: str
     avoid: tuple[str, ...] = ()
     """Nodes that it should not run on where there are others."""
+    gated: bool = False
+    """No node takes it until it is released."""
+
+
+@dataclass(frozen=True)
+class ReleasePod:
+    """Let exactly this pod go, to this node."""
+
+    name: str
+    uid: str
+    node: str
+    at: str
+    """The time of the decision, which is written on the pod."""
+    why: str
 
 
 @dataclass(frozen=True)
@@ -45,4 +59,4 @@ class DeleteJob:
     why: str
 
 
-Action = CreateSupport | CreatePod | DeletePod | DeleteJob
+Action = CreateSupport | CreatePod | ReleasePod | DeletePod | DeleteJob

@@ -9,6 +9,7 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
 from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
+from disttrain_operator.decide.admission import admission
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Move
@@ -32,6 +33,7 @@ POLICIES: tuple[Policy, ...] = (
     suspend,
     restart_policy,
     note_replacements,
+    admission,
     begin,
     start_deadline,
     startup,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from disttrain_api.names import Reason, Role
@@ -101,6 +102,11 @@ class Gang:
         """Whether a queue has let its pods go to nodes: it does so with all or none."""
         in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
         return in_queue and any(pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen)
+
+    @property
+    def released_at(self) -> datetime | None:
+        """When the gate let its first pod go."""
+        return min((pod.released_at for pod in self.pods if pod.released_at is not None), default=None)
 
     @cached_property
     def succeeded(self) -> frozenset[Identity]:

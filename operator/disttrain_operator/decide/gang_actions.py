@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from disttrain_api.run_policy import RunPolicy
+from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.gang import Gang, Identity
+from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import PodFacts
 
 # Survivors of a failure are stuck in a collective and have nothing to save.
@@ -76,7 +78,9 @@ def create(gang: Gang, members: Iterable[Identity]) -> tuple[Action, ...]:
     taken = {(pod.role, pod.index) for pod in gang.replaced}
     why = f"attempt {gang.attempt} needs it"
     avoid = tuple(gang.ledger.attempts[-1].avoided_nodes)
+    # A pod that is made again alone joins a gang that has its room: the cluster's scheduler sees to it.
+    gated = gang.spec.run_policy.scheduling_policy.gang is GangScheduler.GATE and not ran(gang.ledger)
     pods = tuple(
-        CreatePod(role, index, gang.attempt, why, avoid) for role, index in members if (role, index) not in taken
+        CreatePod(role, index, gang.attempt, why, avoid, gated) for role, index in members if (role, index) not in taken
     )
     return (CreateSupport(gang.attempt, why), *pods) if pods else ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from disttrain_api.names import CONTAINER, MANAGED_BY_US, Label, Reason, Role
+from disttrain_api.names import CONTAINER, GANG_GATE, MANAGED_BY_US, Annotation, Label, Reason, Role
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -99,6 +99,10 @@ class PodFacts:
     """Why the cluster ends it: Preempted, Drained, Evicted or NodeLost."""
     disruption_message: str = ""
     disrupted_at: datetime | None = None
+    gated: bool = False
+    """Our gate holds it back."""
+    released_at: datetime | None = None
+    """When the gate let it go."""
     conditions: tuple[PodCondition, ...] = ()
     """Of a pod that has ended or is about to."""
 
@@ -142,6 +146,16 @@ class CreateProblem:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """What the gate says of a gang now. Neither nodes nor words: it has not looked at all of its pods yet."""
+
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Uids of the pods that may go, with the node for each: all that it held, together."""
+    why: str = ""
+    """Why they may not."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that a decision may know besides the job and the time."""
 
@@ -149,6 +163,8 @@ class Observed:
     problems: tuple[CreateProblem, ...] = ()
     services: frozenset[str] = field(default_factory=frozenset)
     """Names of the job's Services."""
+    admission: Admission | None = None
+    """None: this operator has no gate, or the job does not ask for it."""
 
 
 def job_facts(raw: Raw) -> Job:
@@ -194,6 +210,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     exit_ = _exit(status, container)
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
+    gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -205,12 +222,14 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         cut_off=exit_ is None and "running" in container.get("state", {}) and _unready(status),
         deletion=deletion,
         gone=gone,
-        waiting=None if exit_ else _waiting(status, container, labels),
+        waiting=None if exit_ or gated else _waiting(status, container, labels),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
         disruption_message=disruption_message,
         disrupted_at=disrupted_at,
+        gated=gated,
+        released_at=parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT)),
         conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
 
@@ -220,13 +239,14 @@ def observe(
     gone_pods: Iterable[Raw] = (),
     problems: Iterable[CreateProblem] = (),
     services: Iterable[str] = (),
+    admission: Admission | None = None,
 ) -> Observed:
     """Everything that a decision may know, from raw objects."""
     facts = [pod_facts(raw) for raw in pods] + [pod_facts(raw, gone=True) for raw in gone_pods]
     known = sorted(
         (pod for pod in facts if pod is not None), key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)
     )
-    return Observed(pods=tuple(known), problems=tuple(problems), services=frozenset(services))
+    return Observed(tuple(known), tuple(problems), frozenset(services), admission)
 
 
 def parse_time(text: str | None) -> datetime | None:

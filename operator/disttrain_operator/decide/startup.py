@@ -54,7 +54,8 @@ def startup(job: Job, observed: Observed, now: datetime) -> Move | None:
     if gang.all_started:
         message = f"all {len(gang.members)} pods run"
         event = Event(Reason.ALL_PODS_RUNNING, message)
-        ledger = mark_running(job.status, now)
+        ledger = job.status if gang.released_at is None else mark_admitted(job.status, gang.released_at)
+        ledger = mark_running(ledger, now)
         return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
     gang = _admitted(gang, now)
     return bring_up(gang, now, start_deadline_at(job, gang.ledger))

@@ -34,6 +34,7 @@ Query = Mapping[str, str]
 
 JSON = "application/json"
 REQUEST_SECONDS = 30.0
+MERGE_PATCH = "application/merge-patch+json"
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # OSError: also a token file that is not there for a moment.
@@ -109,6 +110,10 @@ class Client:
         """PUT. With metadata.resourceVersion in the body a stale writer is told Conflict."""
         return await self.request("PUT", path, body=body)
 
+    async def patch(self, path: str, body: Raw) -> Raw:
+        """A merge patch. With metadata.uid in the body, Conflict where the name belongs to another by now."""
+        return await self.request("PATCH", path, body=body)
+
     async def delete(self, path: str, *, uid: str, grace_seconds: int | None = None) -> Raw:
         """Delete the object with this uid; Conflict where the name belongs to another by now."""
         options: Raw = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
@@ -154,7 +159,7 @@ class Client:
                 async with (
                     self._connections() as session,
                     session.request(
-                        method, self._url(path, query), data=data, headers=self._headers(), timeout=self._timeout
+                        method, self._url(path, query), data=data, headers=self._headers(method), timeout=self._timeout
                     ) as response,
                 ):
                     answer = await response.read()
@@ -198,8 +203,9 @@ class Client:
         url = URL(self.access.server + path, encoded=True)
         return url.with_query(query) if query else url
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": JSON, "Content-Type": JSON, "User-Agent": "disttrain-operator"}
+    def _headers(self, method: str = "GET") -> dict[str, str]:
+        content = MERGE_PATCH if method == "PATCH" else JSON
+        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": "disttrain-operator"}
         token = self.access.token()
         if token:
             headers["Authorization"] = f"Bearer {token}"

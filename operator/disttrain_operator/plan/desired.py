@@ -41,9 +41,9 @@ class GangPlan:
     def _servers(self) -> RolePlan:
         return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site, self._avoid)
 
-    def pod(self, role: Role, index: int) -> Manifest:
+    def pod(self, role: Role, index: int, *, gated: bool = False) -> Manifest:
         """Manifest of one pod of the gang."""
-        return (self._servers if role is Role.PS else self._workers).pod(index)
+        return (self._servers if role is Role.PS else self._workers).pod(index, gated=gated)
 
 
 def pod(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> Manifest:

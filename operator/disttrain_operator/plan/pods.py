@@ -2,13 +2,14 @@
 
 import copy
 
-from disttrain_api.names import CONTAINER, TERMINATION_LOG, Env, Role
+from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec, PodTemplate
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
 from disttrain_operator.plan.identity import Manifest, child_name, claim_name, owner_reference, pod_labels, pod_name
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
+from disttrain_operator.plan.topology import TopologyPlan
 
 _AGENT_COMMAND = ["python3", "-m", "disttrain_trainer.agent"]
 
@@ -30,6 +31,7 @@ class RolePlan:
         if avoid:
             _avoid_nodes(self._pod_spec, avoid)
         join_gang(self._metadata, self._pod_spec, job, spec, role, attempt)
+        self._topology = TopologyPlan(spec, role)
         _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
         self._fill_environment(site)
 
@@ -43,13 +45,14 @@ class RolePlan:
         self._environment = [{"name": name, "value": value} for name, value in (contract | defaults).items()]
         self._environment += trainer.get("env") or []
 
-    def pod(self, index: int) -> Manifest:
-        """Manifest of the pod with this index in its role."""
+    def pod(self, index: int, *, gated: bool = False) -> Manifest:
+        """Manifest of the pod with this index in its role. `gated`: no node takes it until the gate lets it go."""
         job = self._job
         name = pod_name(job.name, job.uid, self._role, index, self._attempt)
         own = [{"name": key, "value": value} for key, value in pod_environment(self._spec, self._role, index).items()]
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
         labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
+        labels |= self._topology.label(index)
         metadata = {
             **self._metadata,
             "name": name,
@@ -59,6 +62,9 @@ class RolePlan:
         }
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}
+        spec |= self._topology.spec(self._pod_spec, labels)
+        if gated:
+            spec["schedulingGates"] = [*(self._pod_spec.get("schedulingGates") or []), {"name": GANG_GATE}]
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

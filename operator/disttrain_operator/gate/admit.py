@@ -1,0 +1,106 @@
+"""Who is next: all waiting gangs and all nodes -> who may go, to which nodes, and why the others may not.
+
+Order: what is partly released already, then priority, then age. A gang that waits for room which others will free keeps
+its place: a later one passes it only on nodes that the earlier one could not use. So a large gang is not starved by
+small ones that come after it; the price is that room which it waits for stays empty meanwhile. A gang that would not
+fit even if all other jobs ended holds nobody up.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from disttrain_operator.gate.fit import Needs, NodeFacts
+from disttrain_operator.gate.place import Member, Placement, Room, Together, Used, place
+from disttrain_operator.gate.why import why_not
+
+BEHIND = "waits behind gangs that came first and need the same nodes"
+
+
+@dataclass(frozen=True)
+class WaitingGang:
+    """A gang of which all pods exist and at least one is held by the gate."""
+
+    uid: str
+    """Of its job."""
+    members: tuple[Member, ...]
+    """Pods that are still held, in the order of their ranks."""
+    created: str
+    """The job's creationTimestamp."""
+    priority: int = 0
+    together: Together | None = None
+    standing: Mapping[str, str] = field(default_factory=dict)
+    """Pods that have been let go before -> their nodes."""
+    groups: Mapping[str, int | None] = field(default_factory=dict)
+    """Groups of the pods that stand."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of a waiting gang now: a node for each member, or why not."""
+
+    placement: Placement | None
+    why: str = ""
+
+
+def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, lasting: Used) -> dict[str, Outcome]:
+    """By the job's uid. `used`: what existing pods and earlier admissions take; `lasting`: what of it no job's end will
+    free."""
+    outcomes: dict[str, Outcome] = {}
+    room = Room(nodes, used)
+    passable = room
+    """Without the nodes that are kept for gangs that came first."""
+    for gang in sorted(gangs, key=_turn):
+        placement = place(gang.members, passable, gang.together, _values(gang, room))
+        if placement is not None:
+            outcomes[gang.uid] = Outcome(placement)
+            if passable is not room:
+                _take(room, gang, placement)
+            continue
+        behind = passable is not room and _fits(gang, room)
+        outcomes[gang.uid] = Outcome(None, BEHIND if behind else why_not(gang.members, gang.together, room))
+        kept = _awaited(gang, Room(nodes, lasting, like=room))
+        if not kept.isdisjoint(passable.nodes):
+            passable = _without(passable, kept, room)
+    return outcomes
+
+
+def _turn(gang: WaitingGang) -> tuple[bool, int, str, str]:
+    return (not gang.standing, -gang.priority, gang.created, gang.uid)
+
+
+def _values(gang: WaitingGang, room: Room) -> dict[int, str]:
+    """The topology value of each group of which a part stands."""
+    values: dict[int, str] = {}
+    for uid, name in gang.standing.items():
+        group, node = gang.groups.get(uid), room.nodes.get(name)
+        if group is not None and gang.together is not None and gang.together.required and node is not None:
+            values.setdefault(group, node.labels.get(gang.together.key, ""))
+    return values
+
+
+def _take(room: Room, gang: WaitingGang, placement: Placement) -> None:
+    for member in gang.members:
+        room.take(placement[member.uid], member.needs.requests)
+
+
+def _without(passable: Room, kept: set[str], room: Room) -> Room:
+    names = [name for name in passable.nodes if name not in kept]
+    result = Room((passable.nodes[name] for name in names), like=room)
+    result.free = {name: dict(room.free[name]) for name in names}
+    return result
+
+
+def _fits(gang: WaitingGang, room: Room) -> bool:
+    placement = place(gang.members, room, gang.together, _values(gang, room))
+    for member in gang.members if placement is not None else ():
+        assert placement is not None
+        room.give_back(placement[member.uid], member.needs.requests)
+    return placement is not None
+
+
+def _awaited(gang: WaitingGang, empty: Room) -> set[str]:
+    """The nodes that the gang could use, if other jobs' ends gave it room; none where that would not help."""
+    if not _fits(gang, empty):
+        return set()
+    kinds: set[Needs] = {member.needs for member in gang.members}
+    return {name for name in empty.nodes if any(empty.why_unfit(needs, name) is None for needs in kinds)}

@@ -1,0 +1,210 @@
+"""`gang: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.audit import requests_of_operator
+from tests.integration.operator_process import (
+    OperatorProcess,
+    Raw,
+    Team,
+    eventually,
+    install_crd,
+    running_operator,
+)
+
+pytestmark = pytest.mark.integration
+
+NODES, GPUS = 4, 8
+ZONE = "topology.kubernetes.io/zone"
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    log = tmp_path_factory.mktemp("audit") / "audit.log"
+    with ControlPlane(controller_manager=True, scheduler=True, kwok=True, nodes=NODES, audit_log=log) as started:
+        install_crd(started.api)
+        for index in range(NODES):
+            label_node(started, f"fake-{index}", "xyxy"[index])
+        yield started
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running_operator(control_plane, tmp_path, "--gang-gate") as started:
+        yield started
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
+    name = request.node.name.removeprefix("test_").replace("_", "-")
+    made = Team(control_plane.api, name[:63].strip("-").lower())
+    yield made
+    for job in made.api.get(f"/apis/disttrain.io/v1alpha1/namespaces/{made.namespace}/disttrainingjobs")["items"]:
+        made.delete(job["metadata"]["name"])
+    # What stays would take the room of the next test.
+    for pod in made.pods():
+        remove(made, pod)
+    eventually(lambda: not made.pods())
+
+
+def label_node(control_plane: ControlPlane, name: str, zone: str) -> None:
+    path = f"/api/v1/nodes/{name}"
+    content = {"metadata": {"labels": {ZONE: zone}}}
+    assert control_plane.api.ask("PATCH", path, content).status == 200
+
+
+def remove(team: Team, pod: Raw) -> None:
+    path = f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}"
+    team.api.ask("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def a_gang(team: Team, pods: int, name: str = "job", *, gpus: int = GPUS, **policy: Any) -> None:
+    team.create(
+        name,
+        workers={"replicas": pods, "gpusPerPod": gpus, "processesPerPod": 1},
+        runPolicy={"schedulingPolicy": {"gang": "Gate", **policy}, "cleanPodPolicy": "All"},
+    )
+
+
+def occupy(team: Team, node: str, gpus: int = GPUS) -> Raw:
+    """A pod of somebody else."""
+    container = {
+        "name": "main",
+        "image": "an/image:1",
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+    }
+    pod = {"metadata": {"name": f"other-{node}"}, "spec": {"nodeName": node, "containers": [container]}}
+    return team.ask("POST", f"/api/v1/namespaces/{team.namespace}/pods", pod)
+
+
+def of(team: Team, name: str) -> list[Raw]:
+    return [pod for pod in team.pods() if pod["metadata"].get("labels", {}).get("disttrain.io/job-name") == name]
+
+
+def node_of(pod: Raw) -> str | None:
+    node: str | None = pod["spec"].get("nodeName")
+    return node
+
+
+def test_a_gang_that_fits_runs_and_costs_2n_plus_4_requests(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    pods = 16
+    a_gang(team, pods, gpus=2)
+    team.wait_for("Running")
+    assert control_plane.audit_log is not None
+    counted = requests_of_operator(control_plane.audit_log, team.namespace)
+    counted.pop(("create", "events", 201), None)
+    assert counted == {
+        ("create", "pods", 201): pods,
+        ("patch", "pods", 200): pods,
+        ("create", "services", 201): 1,
+        ("create", "secrets", 201): 1,
+        ("update", "disttrainingjobs/status", 200): 2,
+    }
+
+
+def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other(operator: OperatorProcess, team: Team) -> None:
+    a_gang(team, 3, "one")
+    a_gang(team, 3, "two")
+
+    def running() -> list[str]:
+        return [name for name in ("one", "two") if team.condition("Running", name)["status"] == "True"]
+
+    first = eventually(running)[0]
+    second = "two" if first == "one" else "one"
+    reason = eventually(lambda: team.condition("Running", second)["reason"] == "WaitingForRoom")
+    assert reason
+    assert all(node_of(pod) is None for pod in of(team, second)), "nothing of it takes room"
+    assert "3 pods x 8 nvidia.com/gpu; 1 fit" in team.condition("Running", second)["message"]
+    team.delete(first)
+    for pod in of(team, first):
+        remove(team, pod)
+    team.wait_for("Running", name=second)
+
+
+def test_a_gang_that_never_fits_says_why_and_fails(operator: OperatorProcess, team: Team) -> None:
+    a_gang(team, 5, timeoutSeconds=3)
+    waiting = team.wait_for("Running", status="False", reason="WaitingForRoom")
+    assert waiting["message"] == ("needs 5 pods x 8 nvidia.com/gpu; 4 fit") or waiting["message"].startswith(
+        "needs 5 pods x 8 nvidia.com/gpu; 4 fit"
+    )
+    assert team.status()["phase"] == "Pending"
+    failed = team.wait_for("Failed", reason="NoRoom")
+    assert "within timeoutSeconds (3)" in failed["message"]
+    assert "needs 5 pods x 8 nvidia.com/gpu" in failed["message"]
+    eventually(lambda: not team.pods())
+
+
+def test_room_that_becomes_free_admits_a_waiting_gang(operator: OperatorProcess, team: Team) -> None:
+    other = occupy(team, "fake-2")
+    a_gang(team, NODES)
+    waiting = team.wait_for("Running", status="False", reason="WaitingForRoom")
+    assert "3 fit: of 4 nodes 1 has too little nvidia.com/gpu free" in waiting["message"]
+    remove(team, other)
+    team.wait_for("Running")
+
+
+def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> None:
+    """The whole job is one group: two nodes of one zone."""
+    other = occupy(team, "fake-0")
+    a_gang(team, 4, gpus=4, topology={"required": ZONE})
+    team.wait_for("Running")
+    assert [node_of(pod) for pod in of(team, "job")] == ["fake-1", "fake-1", "fake-3", "fake-3"]
+    remove(team, other)
+    a_gang(team, 5, "large", gpus=4, topology={"required": ZONE})
+    waiting = team.wait_for("Running", status="False", reason="WaitingForRoom", name="large")
+    assert "needs 5 pods x 4 nvidia.com/gpu" in waiting["message"]
+
+
+def test_an_operator_without_a_gate_fails_the_job_and_says_what_to_do(
+    control_plane: ControlPlane, team: Team, tmp_path: Path
+) -> None:
+    with running_operator(control_plane, tmp_path):
+        a_gang(team, 1)
+        failed = team.wait_for("Failed", reason="GateOff")
+    assert "gangGate.enabled" in failed["message"]
+    assert team.pods() == []
+
+
+def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
+    control_plane: ControlPlane, team: Team, tmp_path: Path
+) -> None:
+    """Half is let go by hand, as by a process that was killed in between; then the rest finds no room."""
+    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    other = occupy(team, "fake-0")
+    try:
+        operator.start()
+        a_gang(team, NODES)
+        team.wait_for("Running", status="False", reason="WaitingForRoom")
+        operator.kill()
+        release_by_hand(team, of(team, "job")[0], "fake-1")
+        eventually(lambda: node_of(of(team, "job")[0]) == "fake-1")
+        operator.start()
+        eventually(lambda: team.status().get("attempt") == 2, team.status)
+        team.wait_for("Running", status="False", reason="WaitingForRoom")
+        assert all(node_of(pod) is None for pod in team.pods(2))
+        operator.kill()
+        remove(team, other)
+        release_by_hand(team, team.pods(2)[2], "fake-3")
+        operator.start()
+        team.wait_for("Running")
+        assert sorted(str(node_of(pod)) for pod in team.pods(2)) == [f"fake-{index}" for index in range(NODES)]
+    finally:
+        operator.kill()
+
+
+def release_by_hand(team: Team, pod: Raw, node: str) -> None:
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    annotations = {
+        "disttrain.io/released-at": "2026-01-01T00:00:00Z",
+        "disttrain.io/reserved-node": node,
+    }
+    change = {"metadata": {"annotations": annotations}, "spec": {"schedulingGates": [], "affinity": affinity}}
+    team.ask("PATCH", f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}", change)
