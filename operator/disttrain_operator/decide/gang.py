@@ -101,7 +101,9 @@ class Gang:
     def let_go(self) -> bool:
         """Whether a queue has let its pods go to nodes: it does so with all or none."""
         in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
-        return in_queue and any(pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen)
+        return in_queue and any(
+            pod.started or pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen
+        )
 
     @property
     def released_at(self) -> datetime | None:

@@ -50,14 +50,13 @@ def startup(job: Job, observed: Observed, now: datetime) -> Move | None:
     """Bring all pods of the current attempt to run; say why where they do not."""
     if ran(job.status):
         return None
-    gang = Gang(spec_of(job), job.status, observed)
+    gang = _admitted(Gang(spec_of(job), job.status, observed), now)
     if gang.all_started:
         message = f"all {len(gang.members)} pods run"
         event = Event(Reason.ALL_PODS_RUNNING, message)
-        ledger = job.status if gang.released_at is None else mark_admitted(job.status, gang.released_at)
+        ledger = gang.ledger if gang.released_at is None else mark_admitted(gang.ledger, gang.released_at)
         ledger = mark_running(ledger, now)
         return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
-    gang = _admitted(gang, now)
     return bring_up(gang, now, start_deadline_at(job, gang.ledger))
 
 

@@ -93,6 +93,13 @@ def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same
     assert attempt.running_time is not None
 
 
+def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same() -> None:
+    world = a_queued_world().run_all()
+    attempt = world.job.status.attempts[-1]
+    assert attempt.running_time is not None
+    assert attempt.admitted_time is not None
+
+
 def test_the_start_deadline_runs_from_the_admission() -> None:
     world = let_go(a_queued_world().pass_time(10_000)).pass_time(61).settle()
     assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
