@@ -88,7 +88,7 @@ class World:
         owner = await self.client.get(f"{core_collection('configmaps', NAMESPACE)}/{OWNER}")
         bodies = [body for name, replicas in jobs for body in pod_bodies(name, replicas, owner["metadata"]["uid"])]
         pods = core_collection("pods", NAMESPACE)
-        async with self._all_created(len(bodies)) as watching:
+        async with self.all_created(len(bodies)) as watching:
             began = time.perf_counter()
             await asyncio.gather(*(self.client.create(pods, body) for body in bodies))
             return await watching - began
@@ -96,7 +96,7 @@ class World:
     async def ours(self, jobs: Sequence[tuple[str, int]]) -> float:
         """Seconds from the POST of these jobs until their pods are there."""
         bodies = [orjson.dumps(manifest(name, replicas)) for name, replicas in jobs]
-        async with self._all_created(sum(replicas for _, replicas in jobs)) as watching:
+        async with self.all_created(sum(replicas for _, replicas in jobs)) as watching:
             began = time.perf_counter()
             await asyncio.gather(*(self.client.create(job_collection(NAMESPACE), body) for body in bodies))
             return await watching - began
@@ -127,7 +127,7 @@ class World:
                 yield job
 
     @asynccontextmanager
-    async def _all_created(self, count: int, seconds: float = 300) -> AsyncIterator[asyncio.Task[float]]:
+    async def all_created(self, count: int, seconds: float = 300) -> AsyncIterator[asyncio.Task[float]]:
         """Within the block: the moment when a watcher has been told of `count` pods."""
         watcher = PodCounter(self.client)
         watching = asyncio.create_task(watcher.until(count))
