@@ -97,19 +97,21 @@ class Reconciler:
         decision = self._decide(job, observed, now)
         self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
 
-        posts = []
+        version = None
         if decision.status is not None and not same_meaning(decision.status, job.status):
             version = await self._write_status(job, decision.status)
             if version is None:
                 await self._read_again(key)
                 return
             logger.info("%s: %s: %s", key, decision.reason, decision.message)
-            posts = [post_event(self._client, job, version, event, now) for event in decision.events]
-        outcomes = await asyncio.gather(self._executor.execute(job, decision.actions), *posts, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        if outcomes[0]:
+        try:
+            complete = await self._executor.execute(job, decision.actions)
+        finally:
+            # Last: of many jobs that begin at once the pods matter more.
+            if version is not None:
+                events = decision.events
+                await asyncio.gather(*(post_event(self._client, job, version, event, now) for event in events))
+        if complete:
             self._queue.forget(key)
             self._tell_of_pods(job, decision)
         else:

@@ -155,3 +155,46 @@ async def test_the_token_is_asked_for_with_every_request(api: FakeApi) -> None:
     await client.get(PODS)
     await client.close()
     assert list(tokens) == []
+
+
+async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use() -> None:
+    """Behind a half-open path all kept connections are dead: they must not cost a time-out each."""
+    answering = True
+    opened = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        mine = answering
+        while (line := await reader.readline()) and mine == answering:
+            watch = b"watch" in line
+            while (await reader.readline()).strip():
+                pass
+            body = b"" if watch else b"{}"
+            length = b"100" if watch else b"2"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n\r\n" + body)
+            if watch:
+                while not over.is_set():
+                    writer.write(b".")
+                    await asyncio.sleep(0.01)
+                return
+        await over.wait()
+
+    over = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = Client(Access(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), timeout=0.3, retry_delays=())
+    try:
+        async with client.stream(PODS, {"watch": "true"}, silence=20) as chunks:
+            await anext(chunks)
+            await asyncio.gather(*(client.get(PODS) for _ in range(5)))
+            kept, answering = opened, False
+            with pytest.raises(errors.Unavailable):
+                await client.get(PODS)
+            assert opened == kept, "a kept connection was tried"
+            await client.get(PODS)
+            assert opened == kept + 1, "the others were not"
+            assert await anext(chunks)
+    finally:
+        over.set()
+        await client.close()
+        server.close()

@@ -290,3 +290,28 @@ async def test_nobody_answering_is_an_error_of_the_key_alone(shell: Shell) -> No
     with pytest.raises(KubeError):
         await shell.reconcile()
     assert shell.pods() == []
+
+
+async def test_a_server_that_throttles_is_no_problem_of_the_pod(shell: Shell) -> None:
+    busy = refuse("/pods", lambda: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
+    shell.api.refusals.append(busy)
+    with pytest.raises(KubeError):
+        await shell.reconcile()
+    assert shell.world.problems == {}
+    shell.api.refusals.remove(busy)
+    await shell.reconcile()
+    assert len(shell.pods()) == 3
+    assert shell.running()["reason"] == "WaitingForPods"
+
+
+async def test_the_facts_of_a_pod_are_read_once_per_version(shell: Shell) -> None:
+    await shell.reconcile()
+    before, after = (shell.world.snapshot(shell.key.uid) for _ in range(2))
+    assert before is not None
+    assert after is not None
+    assert all(one is other for one, other in zip(before[1].pods, after[1].pods, strict=True))
+    path = next(path for path in shell.api.objects if "/pods/" in path)
+    shell.world.pods.observe(await shell.api.put(path, status={"phase": "Running"}))
+    changed = shell.world.snapshot(shell.key.uid)
+    assert changed is not None
+    assert sum(one is other for one, other in zip(before[1].pods, changed[1].pods, strict=True)) == 2
