@@ -89,8 +89,8 @@ def test_a_queue_may_take_longer_than_the_start_deadline() -> None:
 def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same() -> None:
     world = a_queued_world().run_all()
     attempt = world.job.status.attempts[-1]
-    assert attempt.admitted_time is not None
     assert attempt.running_time is not None
+    assert attempt.admitted_time is not None
 
 
 def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same() -> None:
