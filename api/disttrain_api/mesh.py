@@ -5,6 +5,7 @@ that talk most are neighbours. Experts are carved out of shard x context x tenso
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from disttrain_api.errors import LayoutError
@@ -95,26 +96,31 @@ class Mesh:
 
         Where no such group reaches beyond a pod, all pods have number 0: the whole job is one group.
         """
-        pods = self.world_size // ranks_per_pod
-        leader = list(range(pods))
-
-        def leader_of(pod: int) -> int:
-            while leader[pod] != pod:
-                leader[pod] = pod = leader[leader[pod]]
-            return pod
-
-        for axis in ("tensor", "pipeline"):
-            for ranks in self.groups(axis) if getattr(self, axis) > 1 else ():
-                first, *others = sorted({leader_of(rank // ranks_per_pod) for rank in ranks})
-                for pod in others:
-                    leader[pod] = first
-        leaders = [leader_of(pod) for pod in range(pods)]
-        if len(set(leaders)) == pods:
-            return (0,) * pods
-        numbers = {pod: number for number, pod in enumerate(dict.fromkeys(leaders))}
-        return tuple(numbers[pod] for pod in leaders)
+        return _pods_together(self, ranks_per_pod)
 
     def describe(self) -> str:
         """For the MESH column: "pp2 x dp8"; "dp1" for a single rank."""
         parts = [f"{_SHORT[axis]}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
         return " x ".join(parts) or "dp1"
+
+
+@lru_cache(maxsize=128)
+def _pods_together(mesh: Mesh, ranks_per_pod: int) -> tuple[int, ...]:
+    pods = mesh.world_size // ranks_per_pod
+    leader = list(range(pods))
+
+    def leader_of(pod: int) -> int:
+        while leader[pod] != pod:
+            leader[pod] = pod = leader[leader[pod]]
+        return pod
+
+    for axis in ("tensor", "pipeline"):
+        for ranks in mesh.groups(axis) if getattr(mesh, axis) > 1 else ():
+            first, *others = sorted({leader_of(rank // ranks_per_pod) for rank in ranks})
+            for pod in others:
+                leader[pod] = first
+    leaders = [leader_of(pod) for pod in range(pods)]
+    if len(set(leaders)) == pods:
+        return (0,) * pods
+    numbers = {pod: number for number, pod in enumerate(dict.fromkeys(leaders))}
+    return tuple(numbers[pod] for pod in leaders)

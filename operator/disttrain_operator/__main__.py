@@ -57,8 +57,9 @@ class Operator:
             informer(core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
             informer(core_collection("services", namespace), self._world.services, selector=SELECTOR),
         ]
+        self._gatekeeper: Gatekeeper | None = None
         if settings.gang_gate:
-            gatekeeper = Gatekeeper(self._world, self._wake)
+            gatekeeper = self._gatekeeper = Gatekeeper(self._world, self._wake, lambda: self._leadership.acts)
             self._world.admission_of = gatekeeper.admission
             self._children += [
                 informer(core_collection("nodes", None), gatekeeper.nodes),
@@ -123,6 +124,8 @@ class Operator:
         """This replica acts from now on. What it knew of its own requests is of another time."""
         self._world.problems.clear()
         self._executor.forget_all()
+        if self._gatekeeper is not None:
+            self._gatekeeper.begin()
         for key in self._world.all_keys():
             self._queue.add(key)
 

@@ -63,8 +63,8 @@ class Gatekeeper:
     """Fill `nodes` and `pods` by informers of the whole cluster. `wake` is called with the uid of a job that is to be
     looked at."""
 
-    def __init__(self, world: World, wake: Callable[[str], None]) -> None:
-        self._world, self._wake = world, wake
+    def __init__(self, world: World, wake: Callable[[str], None], active: Callable[[], bool] = lambda: True) -> None:
+        self._world, self._wake, self._active = world, wake, active
         self.nodes = Cache(group_of=lambda raw: _ALL, trim=trim_node, on_change=self._changed)
         self.pods = Cache(group_of=lambda raw: _ALL, trim=trim_cluster_pod, on_change=self._changed, gone_seconds=10)
         self._answers: dict[str, Admission] = {}
@@ -78,6 +78,12 @@ class Gatekeeper:
         if job.spec is None or job.spec.run_policy.scheduling_policy.gang is not GangScheduler.GATE:
             return None
         return self._answers.get(job.uid, Admission())
+
+    def begin(self) -> None:
+        """This replica acts from now on. What it granted before, another may have given away since."""
+        self._granted.clear()
+        self._answers.clear()
+        self._look_in(0)
 
     def _changed(self, group: str, raw: Raw) -> None:
         self._look_in(FIRST_REST)
@@ -101,7 +107,7 @@ class Gatekeeper:
     def look(self) -> None:
         """Judge all waiting gangs anew, and wake the jobs for which something changed."""
         answers: dict[str, Admission] = {}
-        waiting = self._waiting_jobs()
+        waiting = self._waiting_jobs() if self._active() else {}
         if waiting and self.nodes.synced and self.pods.synced:
             answers = self._judge(waiting)
         before, self._answers = self._answers, answers

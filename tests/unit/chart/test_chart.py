@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from disttrain_operator.preflight import LEASE_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
+from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
@@ -139,6 +139,20 @@ def test_metrics_are_found_by_their_service(helm: Path) -> None:
 def test_a_scheduler_of_others_brings_its_rights_when_it_is_enabled(helm: Path, scheduler: str) -> None:
     objects = render(helm, f"scheduling.{scheduler}=true")
     assert rights(only(objects, "ClusterRole")) == {*RIGHTS, OPTIONAL_RIGHTS[scheduler]}
+
+
+def test_the_gate_brings_its_flag_and_its_rights_and_no_others(helm: Path) -> None:
+    objects = render(helm, "gangGate.enabled=true")
+    assert read_settings(container(objects)["args"], {}).gang_gate
+    assert not read_settings(container(render(helm))["args"], {}).gang_gate
+    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *GATE_RIGHTS}
+
+
+def test_the_gate_of_an_operator_of_one_namespace_is_refused(helm: Path) -> None:
+    settings = ["--set", "gangGate.enabled=true", "--set", "watchNamespace=team-a"]
+    done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", *settings)
+    assert done.returncode != 0
+    assert "needs an operator that serves all namespaces" in done.stderr
 
 
 @pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])

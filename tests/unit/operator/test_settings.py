@@ -30,6 +30,13 @@ def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFix
     assert wrong.partition("=")[0] in capsys.readouterr().err
 
 
+def test_the_gate_needs_an_operator_of_all_namespaces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings(["--gang-gate"], {}).gang_gate
+    with pytest.raises(SystemExit):
+        read_settings(["--gang-gate", "--namespace=team"], {})
+    assert "needs an operator that serves all namespaces" in capsys.readouterr().err
+
+
 async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
     now = [0.0]
     lag = LoopLag()
