@@ -82,6 +82,8 @@ def requests(audit_log: Path, size: Size) -> Iterator[harness.Row]:
     wanted = size.large + 4 + size.small_jobs * (size.small + 4)
     yield harness.Row("requests until all run", float(counted.total() - events), "requests", float(wanted))
     yield harness.Row("Events until all run", float(events), "requests", 2.0 * (size.small_jobs + 1))
+    for (verb, resource, code), count in sorted(counted.items()):
+        print(f"    {verb} {resource} {code}: {count}")
 
 
 def quiet(there: World, audit_log: Path, seconds: float) -> Iterator[harness.Row]:
