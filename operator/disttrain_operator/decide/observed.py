@@ -153,6 +153,8 @@ class Admission:
     """Uids of the pods that may go, with the node for each: all that it held, together."""
     why: str = ""
     """Why they may not."""
+    lost: frozenset[str] = frozenset()
+    """Uids of pods that were let go, have no node yet, and whose room others have taken."""
 
 
 @dataclass(frozen=True)
