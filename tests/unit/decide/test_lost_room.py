@@ -12,19 +12,25 @@ from disttrain_operator.decide.observed import Admission, job_facts, observe
 from tests.builders import NOW, a_raw_job, a_raw_pod
 
 
-def after_release(seconds: float, *, lost: frozenset[str] = frozenset(), deadline: int = 600) -> Decision:
+def after_release(seconds: float, *, lost: frozenset[str] = frozenset(), refusal: str = "Unschedulable") -> Decision:
     """What is decided so long after a gang of two was let go, of which no pod has a node."""
-    policy = {"schedulingPolicy": {"gang": "Gate"}, "startDeadlineSeconds": deadline}
+    policy = {"schedulingPolicy": {"gang": "Gate"}, "startDeadlineSeconds": 600}
     status = {"attempt": 1, "attempts": [{"number": 1, "startTime": timestamp(NOW - timedelta(hours=9))}]}
     job = job_facts(a_raw_job(status=status, runPolicy=policy))
     pods: list[dict[str, Any]] = [a_raw_pod(job, index=index) for index in range(2)]
-    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "a port is in use"}
+    condition = {"type": "PodScheduled", "status": "False", "reason": refusal, "message": "a port is in use"}
     for pod in pods:
         noted = {"disttrain.io/released-at": timestamp(NOW), "disttrain.io/reserved-node": "n1"}
         pod["metadata"]["annotations"] = noted
-        pod["status"]["conditions"] = [refusal]
+        pod["status"]["conditions"] = [condition]
     observed = replace(observe(pods), admission=Admission(lost=lost))
     return decide(job, observed, NOW + timedelta(seconds=seconds))
+
+
+def test_a_pod_that_was_let_go_a_moment_ago_says_nothing_of_the_gate() -> None:
+    """Its condition keeps the gate's reason until the scheduler looks at it: no news, and no write of the status."""
+    decision = after_release(1, refusal="SchedulingGated")
+    assert decision.reason == "WaitingForPods"
 
 
 def test_a_pod_whose_room_is_lost_is_deleted_after_a_while_and_never_by_force() -> None:
