@@ -5,9 +5,38 @@ from typing import Any
 
 from tests.refusal import SERVERS, WORKERS, Refusal, own_program, servers, untrained
 
+SPREAD = {"maxSkew": 1, "topologyKey": "a/zone", "whenUnsatisfiable": "DoNotSchedule"}
+BETWEEN_PODS = (
+    "gang Gate chooses nodes without looking at rules between pods: remove required podAffinity and podAntiAffinity and"
+    " topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences (`topology` puts pods"
+    " together)"
+)
+
+
+def at_the_gate(**pod: Any) -> dict[str, Any]:
+    """Changes that give the workers this pod spec, behind the gate."""
+    return {"workers": own_program(**pod), "training": None, "runPolicy": {"schedulingPolicy": {"gang": "Gate"}}}
+
+
+def apart(kind: str) -> dict[str, Any]:
+    """Affinity that keeps pods apart, or would rather."""
+    term: dict[str, Any] = {"topologyKey": "a/host", "labelSelector": {}}
+    if kind == "preferred":
+        term = {"weight": 1, "podAffinityTerm": term}
+    return {"affinity": {"podAntiAffinity": {f"{kind}DuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
 RESTART_POD = {"rules": [{"action": "RestartPod"}]}
 
 PLACEMENT_REFUSALS = (
+    *(
+        Refusal("GateSeesNodesOnly", "spec.runPolicy.schedulingPolicy.gang", BETWEEN_PODS, changes)
+        for changes in (
+            at_the_gate(**apart("required")),
+            at_the_gate(topologySpreadConstraints=[SPREAD]),
+            servers(topologySpreadConstraints=[SPREAD]) | {"runPolicy": {"schedulingPolicy": {"gang": "Gate"}}},
+        )
+    ),
     Refusal(
         "DisruptionBudgetWithinPods",
         "spec.runPolicy.disruptionBudget.minAvailable",
@@ -48,5 +77,6 @@ PLACEMENT_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "workers": own_program(priorityClassName="high"),
         "runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}},
     },
+    "pods behind the gate that would rather be apart": at_the_gate(**apart("preferred")),
     "single pods made again by no queue": untrained(own_program(), runPolicy={"failurePolicy": RESTART_POD}),
 }

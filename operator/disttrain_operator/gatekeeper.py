@@ -134,6 +134,10 @@ class Gatekeeper:
         answers: dict[str, Admission] = {}
         candidates = []
         for uid, job in waiting.items():
+            lost = frozenset(pod.uid for pod in gangs[uid] if _lost(pod, nodes, usage.all))
+            if lost:
+                answers[uid] = Admission(lost=lost)
+                continue
             pods = _complete(job, gangs[uid])
             if pods is None:
                 continue
@@ -183,6 +187,16 @@ def _waits(job: Job) -> bool:
     if job.spec is None or job.spec.run_policy.scheduling_policy.gang is not GangScheduler.GATE:
         return False
     return not job.deleting and in_attempt(job.status) and not ran(job.status) and not is_finished(job)
+
+
+def _lost(pod: ClusterPod, nodes: Mapping[str, NodeFacts], used: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a pod was sent to a node that cannot take it any more: overbooked, or shut."""
+    if pod.held or pod.bound or pod.deleting or pod.needs is None or pod.node is None:
+        return False
+    node, taken = nodes.get(pod.node), used.get(pod.node, {})
+    if node is None or unfit(pod.needs, node) is not None:
+        return True
+    return any(taken.get(resource, 0) > node.allocatable.get(resource, 0) for resource, _ in pod.requests)
 
 
 def _complete(job: Job, pods: list[ClusterPod]) -> list[ClusterPod] | None:

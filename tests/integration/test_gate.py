@@ -162,6 +162,29 @@ def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> Non
     assert "needs 5 pods x 4 nvidia.com/gpu" in waiting["message"]
 
 
+def test_pods_whose_room_was_taken_wait_behind_the_gate_again(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    """A stranger binds itself to a reserved node before the scheduler binds our pod there."""
+    scheduler = next(daemon for daemon in control_plane.daemons() if daemon.name == "kube-scheduler")
+    scheduler.stop()
+    try:
+        a_gang(team, NODES)
+        eventually(lambda: len(of(team, "job")) == NODES and not any(is_held(pod) for pod in of(team, "job")))
+        stranger = occupy(team, "fake-3")
+    finally:
+        scheduler.start()
+    team.wait_for("Running", status="False", reason="WaitingForRoom")
+    remove(team, stranger)
+    team.wait_for("Running", reason="AllPodsRunning")
+    assert sorted(str(node_of(pod)) for pod in of(team, "job")) == [f"fake-{index}" for index in range(NODES)]
+    assert team.status()["restartsSinceCheckpoint"] == 0
+
+
+def is_held(pod: Raw) -> bool:
+    return bool(pod["spec"].get("schedulingGates"))
+
+
 def test_an_operator_without_a_gate_fails_the_job_and_says_what_to_do(
     control_plane: ControlPlane, team: Team, tmp_path: Path
 ) -> None:

@@ -1,5 +1,8 @@
 """Which settings of `schedulingPolicy` go together."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from disttrain_api.rules.rule import Rule, when
 from disttrain_api.scheduling import GangScheduler, SchedulingPolicy
 from disttrain_api.spec import JobSpec
@@ -19,7 +22,56 @@ def _not_one_topology(spec: JobSpec) -> bool:
     return topology is not None and (topology.required is None) == (topology.preferred is None)
 
 
+_HARD = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _below(value: Any, *keys: str) -> Any:
+    """What stands below the keys in plain JSON; None where something on the way is absent or has the wrong type."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _needs_other_pods(template: Mapping[str, Any]) -> bool:
+    """Whether nodes are fit for the template's pods only beside, or away from, other pods."""
+    affinity = [_below(template, "spec", "affinity", kind, _HARD) for kind in ("podAffinity", "podAntiAffinity")]
+    spread = _below(template, "spec", "topologySpreadConstraints")
+    entries = spread if isinstance(spread, list) else []
+    return any(affinity) or any(_below(entry, "whenUnsatisfiable") == "DoNotSchedule" for entry in entries)
+
+
+def _cel_needs_other_pods(template: str) -> str:
+    pod = f"{template}.spec"
+    affinity = " || ".join(
+        f"(has({pod}.affinity.{kind}) && has({pod}.affinity.{kind}.{_HARD})"
+        f" && {pod}.affinity.{kind}.{_HARD}.size() > 0)"
+        for kind in ("podAffinity", "podAntiAffinity")
+    )
+    spread = f"{pod}.topologySpreadConstraints"
+    return (
+        f"(has({pod}) && ((has({pod}.affinity) && ({affinity}))"
+        f" || (has({spread}) && {spread}.exists(c, c.whenUnsatisfiable == 'DoNotSchedule'))))"
+    )
+
+
+def _gate_cannot_see(spec: JobSpec) -> bool:
+    templates = [spec.workers.template, spec.parameter_servers.template if spec.parameter_servers else {}]
+    return _policy(spec).gang is GangScheduler.GATE and any(map(_needs_other_pods, templates))
+
+
 SCHEDULING_RULES = (
+    Rule(
+        id="GateSeesNodesOnly",
+        path=f"{_PATH}.gang",
+        sentence="gang Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
+        " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
+        " (`topology` puts pods together)",
+        check=lambda spec: when(_gate_cannot_see(spec)),
+        cel="self.runPolicy.schedulingPolicy.gang != 'Gate'"
+        f" || (!{_cel_needs_other_pods('self.workers.template')} && (!has(self.parameterServers)"
+        f" || !{_cel_needs_other_pods('self.parameterServers.template')}))",
+        reads=(f"{_PATH}.gang", "spec.workers.template", "spec.parameterServers.template"),
+    ),
     Rule(
         id="TopologyRequiredOrPreferred",
         path=f"{_PATH}.topology",

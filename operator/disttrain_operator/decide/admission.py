@@ -16,6 +16,7 @@ from disttrain_operator.decide.clock import after, earliest, timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
 from disttrain_operator.decide.ledger import end_attempt, in_attempt, ran
 from disttrain_operator.decide.observed import Admission, Job, Observed, PodFacts
 
@@ -76,14 +77,19 @@ class _Waiting:
         return start_attempt(self._job, self._gang.observed, ledger, self._now, event)
 
     def overtaken(self) -> Move | None:
-        """Pods that were let go and that no node takes are made again behind the gate."""
-        late = [pod for pod in self._released if pod.node is None and self._now >= _patience(pod)]
+        """Pods that were let go and whose room others have taken are made again behind the gate.
+
+        Where the room is still there, the scheduler has reasons that the gate does not know and would meet again: they
+        stand in the condition, until the deadline of the start.
+        """
+        late = [pod for pod in self._released if pod.uid in self._answer.lost and self._now >= _patience(pod)]
         if not late:
             return None
         first, others = late[0], f" (and {len(late) - 1} more)" if len(late) > 1 else ""
         why = first.waiting.message if first.waiting is not None else "the scheduler gives no reason"
         message = f"pod {first.name}{others} was let go and not scheduled within {SCHEDULING_SECONDS} s: {why[:500]}"
-        actions = tuple(DeletePod(pod.name, pod.uid, 0, message) for pod in late)
+        # Not by force: a pod that was bound a moment ago may run already. One without a node goes at once anyway.
+        actions = tuple(DeletePod(pod.name, pod.uid, SURVIVOR_GRACE_SECONDS, message) for pod in late)
         move = bring_up(self._gang, self._now, self._now + _LATER)
         event = Event(Reason.ROOM_LOST, message, warning=True)
         return replace(
@@ -95,7 +101,8 @@ class _Waiting:
         deadline = self._start_deadline
         if deadline is not None and self._now >= deadline:
             return None
-        times = earliest(deadline, self._timeout_at, *(_patience(pod) for pod in self._released if pod.node is None))
+        patience = (_patience(pod) for pod in self._released if pod.node is None)
+        times = earliest(deadline, self._timeout_at, *(at for at in patience if at > self._now))
         move = bring_up(self._gang, self._now, times or self._now + _LATER)
         places = dict(self._answer.nodes)
         why = f"all pods of attempt {self._gang.attempt} fit"

@@ -153,6 +153,8 @@ class Admission:
     """Uids of the pods that may go, with the node for each: all that it held, together."""
     why: str = ""
     """Why they may not."""
+    lost: frozenset[str] = frozenset()
+    """Uids of pods that were let go, have no node yet, and whose room others have taken."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
     gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
+    annotations = metadata.get("annotations") or {}
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -222,7 +225,9 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         cut_off=exit_ is None and "running" in container.get("state", {}) and _unready(status),
         deletion=deletion,
         gone=gone,
-        waiting=None if exit_ or gated else _waiting(status, container, labels),
+        waiting=None
+        if exit_ or gated
+        else _waiting(status, container, labels, released=Annotation.RELEASED_AT in annotations),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
@@ -334,7 +339,7 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
 _NOT_PLACED = {"Schedulable": Reason.UNSCHEDULABLE, "Undetermined": Reason.UNSCHEDULABLE}
 
 
-def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
+def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Waiting | None:
     init_containers = status.get("initContainerStatuses") or []
     for entry in (*init_containers, container):
         waiting = entry.get("state", {}).get("waiting")
@@ -343,6 +348,8 @@ def _waiting(status: Raw, container: Raw, labels: Raw) -> Waiting | None:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = _NOT_PLACED.get(condition.get("reason", ""), condition.get("reason", Reason.UNSCHEDULABLE))
+            if reason == "SchedulingGated" and released:
+                continue  # the word of our gate stays until the scheduler has looked at the pod
             if reason == "SchedulingGated" and QUEUE_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
             return Waiting(reason, condition.get("message", ""))

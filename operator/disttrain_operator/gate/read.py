@@ -32,8 +32,10 @@ class ClusterPod:
     """The gate holds it."""
     others_hold: bool = False
     """A scheduling gate of somebody else holds it."""
+    bound: bool = False
+    """It has its node, and is not only sent there."""
     needs: Needs | None = None
-    """Known while the gate holds it."""
+    """Known while the gate holds it, and until it has its node."""
     priority: int = 0
 
 
@@ -59,7 +61,8 @@ def cluster_pod(raw: Raw) -> ClusterPod:
         group=_number(labels.get(Label.TOPOLOGY_GROUP)),
         held=held,
         others_hold=bool(gates - {GANG_GATE}),
-        needs=_needs(spec, requests) if held else None,
+        bound=bool(spec.get("nodeName")),
+        needs=_needs(spec, requests) if held or (node is not None and not spec.get("nodeName")) else None,
         priority=spec.get("priority") or 0,
     )
 

@@ -165,10 +165,11 @@ def test_pods_that_cannot_be_created_fail_the_job_at_the_start_deadline() -> Non
     assert gated.raw["status"]["phase"] == "Failed"
 
 
-def test_a_pod_that_no_node_takes_is_made_again() -> None:
+def test_a_pod_whose_room_is_lost_is_made_again() -> None:
     gated = a_gated().let_go(0).let_go(1, node=None).wait(29)
-    assert gated.decide(NO_WORD).actions == ()
-    decision = gated.wait(1).decide(NO_WORD)
+    lost = Admission(lost=frozenset({gated.pods[1]["metadata"]["uid"]}))
+    assert gated.decide(lost).actions == ()
+    decision = gated.wait(1).decide(lost)
     assert [pod.uid for pod in of_kind(decision, DeletePod)] == [gated.pods[1]["metadata"]["uid"]]
     assert gated.said()[0] == "RoomLost"
     assert gated.said()[1].endswith("was let go and not scheduled within 30 s: taken")

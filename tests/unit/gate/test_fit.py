@@ -143,7 +143,11 @@ def test_pods_are_read_with_what_holds_them() -> None:
     raw["spec"] = {}
     raw["metadata"]["annotations"] = {"disttrain.io/reserved-node": "a"}
     released = cluster_pod(raw)
-    assert (released.held, released.node, released.needs) == (False, "a", None)
+    assert (released.held, released.node, released.bound) == (False, "a", False)
+    assert released.needs is not None, "its room may be lost before it has its node"
+    raw["spec"] = {"nodeName": "a"}
+    bound = cluster_pod(raw)
+    assert (bound.node, bound.bound, bound.needs) == ("a", True, None)
     raw["spec"] = {"nodeName": "b"}
     raw["status"] = {"phase": "Succeeded"}
     assert (cluster_pod(raw).node, cluster_pod(raw).finished) == ("b", True)

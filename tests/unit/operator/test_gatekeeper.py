@@ -66,6 +66,16 @@ class Cluster:
         raw["spec"] |= {"nodeName": node} if node else {"schedulingGates": HELD}
         self.gate.pods.apply("MODIFIED", self._next(raw))
 
+    def sent(self, job: str, index: int, node: str) -> None:
+        """A pod that was let go, and has no node yet."""
+        labels, noted = pod_labels(job, job, Role.WORKER, index, 1), {"disttrain.io/reserved-node": node}
+        raw = {
+            "metadata": {"name": f"{job}-{index}", "uid": f"{job}-{index}", "labels": labels, "annotations": noted},
+            "spec": {"containers": [{"resources": {"requests": {GPU: "8"}}}]},
+            "status": {"phase": "Pending"},
+        }
+        self.gate.pods.apply("MODIFIED", self._next(raw))
+
     def stranger(self, name: str, node: str, gpus: int = 8, phase: str = "Running") -> None:
         raw = {
             "metadata": {"name": name, "uid": name},
@@ -207,3 +217,17 @@ async def test_a_job_that_does_not_ask_for_the_gate_is_told_nothing(cluster: Clu
     job = cluster.world.job("free")
     assert job is not None
     assert cluster.gate.admission(job) is None
+
+
+async def test_room_is_lost_where_more_is_taken_than_there_is_or_the_node_is_shut(cluster: Cluster) -> None:
+    cluster.job("one")
+    for index, node in enumerate("ab"):
+        cluster.sent("one", index, node)
+    assert cluster.answer("one").lost == frozenset(), "what it was promised is there"
+    cluster.stranger("s", "b")
+    assert cluster.answer("one").lost == {"one-1"}
+    cluster.node("a", ready=False)
+    assert cluster.answer("one").lost == {"one-0", "one-1"}
+    cluster.pod("one", 0, node="a")
+    cluster.pod("one", 1, node="b")
+    assert cluster.answer("one").lost == frozenset(), "they have their nodes"
