@@ -1,5 +1,6 @@
 """`gang: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.audit import requests_of_operator
+from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
     OperatorProcess,
     Raw,
@@ -41,7 +42,7 @@ def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPr
 
 @pytest.fixture
 def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
-    name = request.node.name.removeprefix("test_").replace("_", "-")
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
     made = Team(control_plane.api, name[:63].strip("-").lower())
     yield made
     for job in made.api.get(f"/apis/disttrain.io/v1alpha1/namespaces/{made.namespace}/disttrainingjobs")["items"]:
@@ -220,6 +221,68 @@ def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
         assert sorted(str(node_of(pod)) for pod in team.pods(2)) == [f"fake-{index}" for index in range(NODES)]
     finally:
         operator.kill()
+
+
+def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
+    control_plane: ControlPlane, team: Team, tmp_path: Path
+) -> None:
+    pods = 24
+    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    lifetime = 0.002
+    a_gang(team, pods, gpus=1)
+    try:
+        while not all(node_of(pod) for pod in team.pods()) or len(team.pods()) < pods:
+            operator.start(wait=False)
+            eventually(operator.ready, operator.log, pause=0.001)
+            time.sleep(lifetime)
+            operator.kill()
+            lifetime *= 1.3
+        operator.start()
+        team.wait_for("Running")
+    finally:
+        operator.kill()
+    assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
+    assert control_plane.audit_log is not None
+    assert set(created(control_plane.audit_log, team.namespace, "pods").values()) == {1}
+
+
+def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
+    control_plane: ControlPlane, team: Team, tmp_path: Path
+) -> None:
+    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    others = [occupy(team, f"fake-{index}") for index in range(3)]
+    try:
+        operator.start()
+        a_gang(team, 2)
+        team.wait_for("Running", status="False", reason="WaitingForRoom")
+        operator.kill()
+        first, second = of(team, "job")
+        release_by_hand(team, first, "fake-3")
+        release_by_hand(team, second, "fake-2")
+        eventually(lambda: node_of(of(team, "job")[0]) == "fake-3")
+        remove(team, others[0])
+        operator.start()
+        team.wait_for("Running")
+        again = of(team, "job")
+        assert [node_of(pod) for pod in again] == ["fake-3", "fake-0"]
+        assert again[0]["metadata"]["uid"] == first["metadata"]["uid"]
+        assert again[1]["metadata"]["uid"] != second["metadata"]["uid"]
+        assert team.status()["attempt"] == 1
+    finally:
+        operator.kill()
+
+
+@pytest.mark.parametrize("kind", ["required", "preferred"])
+def test_without_a_gate_the_scheduler_is_told_what_belongs_together(
+    operator: OperatorProcess, team: Team, kind: str
+) -> None:
+    team.create(
+        workers={"replicas": 4, "gpusPerPod": 4, "processesPerPod": 1},
+        runPolicy={"schedulingPolicy": {"topology": {kind: ZONE}}},
+    )
+    team.wait_for("Running")
+    zones = {"fake-0": "x", "fake-1": "y", "fake-2": "x", "fake-3": "y"}
+    assert len({zones[str(node_of(pod))] for pod in of(team, "job")}) == 1
 
 
 def release_by_hand(team: Team, pod: Raw, node: str) -> None:

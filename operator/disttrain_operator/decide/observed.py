@@ -213,7 +213,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
     gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
-    annotations = metadata.get("annotations") or {}
+    released_at = parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT))
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -225,16 +225,14 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         cut_off=exit_ is None and "running" in container.get("state", {}) and _unready(status),
         deletion=deletion,
         gone=gone,
-        waiting=None
-        if exit_ or gated
-        else _waiting(status, container, labels, released=Annotation.RELEASED_AT in annotations),
+        waiting=None if exit_ or gated else _waiting(status, container, labels, released=released_at is not None),
         exit=exit_,
         report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
         disruption=disruption,
         disruption_message=disruption_message,
         disrupted_at=disrupted_at,
         gated=gated,
-        released_at=parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT)),
+        released_at=released_at,
         conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
 
@@ -349,7 +347,7 @@ def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Wai
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = _NOT_PLACED.get(condition.get("reason", ""), condition.get("reason", Reason.UNSCHEDULABLE))
             if reason == "SchedulingGated" and released:
-                continue  # the word of our gate stays until the scheduler has looked at the pod
+                return None  # the scheduler has not seen its release yet
             if reason == "SchedulingGated" and QUEUE_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
             return Waiting(reason, condition.get("message", ""))
