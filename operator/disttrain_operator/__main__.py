@@ -212,7 +212,7 @@ def main() -> None:
     settings = read_settings(sys.argv[1:])
     set_up_logging(settings.log_level, json_lines=settings.json_logs)
     try:
-        # Not uvloop: connections that die in mid-handshake leave its table of descriptors wrong, and sound ones suffer.
+        # Not uvloop: see docs/architecture.md, decisions.
         asyncio.run(serve(settings))
     except (AccessError, OSError) as error:
         logger.error("cannot start: %s", error)
