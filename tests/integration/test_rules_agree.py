@@ -113,7 +113,10 @@ specs = st.fixed_dictionaries(
             failurePolicy=some(rules=st.just([{"action": "RestartPod"}])).filter(bool),
             disruptionBudget=st.fixed_dictionaries({"minAvailable": small}),
             schedulingPolicy=some(
-                gang=st.sampled_from(["None", "Kueue", "Volcano", "Coscheduling"]),
+                gang=st.sampled_from(["None", "Gate", "Kueue", "Volcano", "Coscheduling"]),
+                queueName=st.just("a-queue"),
+                timeoutSeconds=st.just(60),
+                topology=some(required=st.just("a/zone"), preferred=st.just("a/rack")),
                 priorityClassName=st.sampled_from(["high", "low"]),
             ),
         ),

@@ -47,9 +47,16 @@ def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, 
     free."""
     outcomes: dict[str, Outcome] = {}
     room = Room(nodes, used)
+    empty = Room(nodes, lasting, like=room)
     passable = room
     """Without the nodes that are kept for gangs that came first."""
+    refused: dict[object, str] = {}
     for gang in sorted(gangs, key=_turn):
+        # Room only shrinks while we look: whoever asks for the same after a refusal is refused, too.
+        shape = None if gang.standing else (_shape(gang), gang.together)
+        if shape in refused:
+            outcomes[gang.uid] = Outcome(None, refused[shape])
+            continue
         placement = place(gang.members, passable, gang.together, _values(gang, room))
         if placement is not None:
             outcomes[gang.uid] = Outcome(placement)
@@ -57,8 +64,11 @@ def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, 
                 _take(room, gang, placement)
             continue
         behind = passable is not room and _fits(gang, room)
-        outcomes[gang.uid] = Outcome(None, BEHIND if behind else why_not(gang.members, gang.together, room))
-        kept = _awaited(gang, Room(nodes, lasting, like=room))
+        why = BEHIND if behind else why_not(gang.members, gang.together, room)
+        outcomes[gang.uid] = Outcome(None, why)
+        if shape is not None:
+            refused[shape] = why
+        kept = _awaited(gang, empty)
         if not kept.isdisjoint(passable.nodes):
             passable = _without(passable, kept, room)
     return outcomes
@@ -76,6 +86,10 @@ def _values(gang: WaitingGang, room: Room) -> dict[int, str]:
         if group is not None and gang.together is not None and gang.together.required and node is not None:
             values.setdefault(group, node.labels.get(gang.together.key, ""))
     return values
+
+
+def _shape(gang: WaitingGang) -> tuple[tuple[Needs, int | None], ...]:
+    return tuple((member.needs, member.group) for member in gang.members)
 
 
 def _take(room: Room, gang: WaitingGang, placement: Placement) -> None:
@@ -103,4 +117,4 @@ def _awaited(gang: WaitingGang, empty: Room) -> set[str]:
     if not _fits(gang, empty):
         return set()
     kinds: set[Needs] = {member.needs for member in gang.members}
-    return {name for name in empty.nodes if any(empty.why_unfit(needs, name) is None for needs in kinds)}
+    return {name for name in empty.nodes if any(name not in empty.unfit(needs) for needs in kinds)}

@@ -102,8 +102,14 @@ def lacking(needs: Needs, free: Amounts) -> str | None:
 
 def capacity(needs: Needs, free: Amounts) -> int:
     """How many such pods fit into this room."""
-    counts = [max(free.get(resource, 0), 0) // wanted for resource, wanted in needs.requests if wanted > 0]
-    return min(counts, default=0)
+    least = -1
+    for resource, wanted in needs.requests:
+        count = free.get(resource, 0) // wanted if wanted > 0 else least
+        if count <= 0 and wanted > 0:
+            return 0
+        if least < 0 or count < least:
+            least = count
+    return max(least, 0)
 
 
 def score(needs: Needs, node: NodeFacts) -> int:

@@ -41,7 +41,8 @@ class Room:
         """`used`: what is taken, by the node's name. `like`: a room of the same nodes, whose findings are shared."""
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.free = {name: dict(node.allocatable) for name, node in self.nodes.items()}
-        self._unfit: dict[tuple[Needs, str], str | None] = {} if like is None else like._unfit
+        self._like = like
+        self._unfit: dict[Needs, dict[str, str]] = {}
         for name, amounts in (used or {}).items():
             self.take(name, amounts.items())
 
@@ -56,16 +57,28 @@ class Room:
         """The opposite of `take`."""
         self.take(node, ((resource, -value) for resource, value in requests))
 
-    def why_unfit(self, needs: Needs, node: str) -> str | None:
-        """`unfit`, which is asked often."""
-        key = (needs, node)
-        if key not in self._unfit:
-            self._unfit[key] = unfit(needs, self.nodes[node])
-        return self._unfit[key]
+    def unfit(self, needs: Needs) -> Mapping[str, str]:
+        """The nodes where such a pod may not run however empty they are, and why. Asked often, found out once."""
+        if self._like is not None:
+            return self._like.unfit(needs)
+        if needs not in self._unfit:
+            causes = ((name, unfit(needs, node)) for name, node in self.nodes.items())
+            self._unfit[needs] = {name: cause for name, cause in causes if cause is not None}
+        return self._unfit[needs]
 
-    def capacity(self, needs: Needs, node: str) -> int:
-        """How many such pods the node can take now."""
-        return capacity(needs, self.free[node]) if self.why_unfit(needs, node) is None else 0
+    def capacities(self, needs: Needs, names: Iterable[str] | None = None) -> dict[str, int]:
+        """How many such pods each node can take now; only nodes that can take any."""
+        unfit_ = self.unfit(needs)
+        counts = (
+            (name, capacity(needs, self.free[name]))
+            for name in (self.nodes if names is None else names)
+            if name not in unfit_
+        )
+        return {name: count for name, count in counts if count}
+
+    def has_room(self, needs: Needs, node: str) -> bool:
+        """Whether the node, where such a pod may run, can take one now."""
+        return capacity(needs, self.free[node]) > 0
 
 
 Placement = dict[str, str]
@@ -141,8 +154,8 @@ class _Placing:
             value = node.labels.get(self._together.key)
             if value is not None and pinned in (None, value):
                 domains.setdefault(value, []).append(name)
-        needs = members[0].needs
-        room = {value: sum(self._room.capacity(needs, name) for name in names) for value, names in domains.items()}
+        counts = self._room.capacities(members[0].needs)
+        room = {value: sum(counts.get(name, 0) for name in names) for value, names in domains.items()}
         started = {self._room.nodes[node].labels.get(self._together.key) for node in self.placement.values()}
         order = sorted(domains, key=lambda value: (value not in started, -room[value], value))
         return [domains[value] for value in order]
@@ -156,23 +169,24 @@ class _Placing:
             if member.needs not in order:
                 order[member.needs] = self._ordered(member.needs, nodes)
             candidates = order[member.needs]
-            while candidates and not self._room.capacity(member.needs, candidates[0]):
-                candidates.pop(0)
+            while candidates and not self._room.has_room(member.needs, candidates[-1]):
+                candidates.pop()
             if not candidates:
                 self._undo_to(mark)
                 return False
-            self._take(member, candidates[0])
+            self._take(member, candidates[-1])
         return True
 
     def _ordered(self, needs: Needs, nodes: list[str]) -> list[str]:
-        """Liked nodes first, then those with most room, in the order of their topology."""
+        """The best last: liked nodes, then those with most room, in the order of their topology."""
         key = self._together.key if self._together is not None else ""
+        counts = self._room.capacities(needs, nodes)
 
         def place_of(name: str) -> tuple[int, int, str, str]:
             node = self._room.nodes[name]
-            return (-score(needs, node), -self._room.capacity(needs, name), node.labels.get(key, ""), name)
+            return (-score(needs, node), -counts[name], node.labels.get(key, ""), name)
 
-        return sorted((name for name in nodes if self._room.capacity(needs, name)), key=place_of)
+        return sorted(counts, key=place_of, reverse=True)
 
     def _take(self, member: Member, node: str) -> None:
         self._room.take(node, member.needs.requests)

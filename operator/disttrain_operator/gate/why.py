@@ -24,7 +24,7 @@ def why_not(members: Sequence[Member], together: Together | None, room: Room) ->
 
 
 def _fitting(needs: Needs, count: int, room: Room) -> int:
-    return min(count, sum(room.capacity(needs, name) for name in room.nodes))
+    return min(count, sum(room.capacities(needs).values()))
 
 
 def _of_kind(needs: Needs, count: int, room: Room) -> str:
@@ -39,10 +39,11 @@ def _of_kind(needs: Needs, count: int, room: Room) -> str:
 
 def _causes(needs: Needs, room: Room) -> Counter[str]:
     """What keeps a further pod from each node."""
-    causes: Counter[str] = Counter()
+    unfit = room.unfit(needs)
+    causes = Counter(unfit.values())
     for name in room.nodes:
-        cause = room.why_unfit(needs, name)
-        if cause is None and (resource := lacking(needs, room.free[name])) is not None:
+        cause = None
+        if name not in unfit and (resource := lacking(needs, room.free[name])) is not None:
             cause = "have room for no further pod" if resource == PODS else f"have too little {resource} free"
         if cause is not None:
             causes[cause] += 1
