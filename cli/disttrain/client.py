@@ -10,6 +10,7 @@ client.delete(job.name)
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -106,15 +107,20 @@ class Client:
         with _explained(f"cannot delete {namespace}/{name}"):
             self._api.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
 
-    def follow(self, name: str, *, namespace: str | None = None) -> Iterator[RemoteJob]:
-        """The job now and after every change, until it has finished. A lost connection is made again."""
+    def follow(
+        self, name: str, *, namespace: str | None = None, look_again_at: float | None = None
+    ) -> Iterator[RemoteJob]:
+        """The job now and after every change, until it has finished. A lost connection is made again.
+
+        At `look_again_at`, a time of `time.monotonic`, it is given again even if nothing has changed.
+        """
         namespace = namespace or self.namespace
         job = self.get(name, namespace=namespace)
         uid = job.uid
         yield job
         while not job.finished:
             try:
-                for event in self._watch(namespace, name, job.raw["metadata"]["resourceVersion"]):
+                for event in self._watch(namespace, name, job.raw["metadata"]["resourceVersion"], look_again_at):
                     if event["type"] == "ERROR":
                         break
                     job = RemoteJob(event["object"])
@@ -141,14 +147,16 @@ class Client:
         """The job once it has finished. Raises TimeoutError when it has not within `timeout` seconds."""
         began = time.monotonic()
         job: RemoteJob | None = None
-        for job in self.follow(name, namespace=namespace):
+        limit = began + timeout if timeout is not None else None
+        for job in self.follow(name, namespace=namespace, look_again_at=limit):
             on_change(job)
             if not job.finished and timeout is not None and time.monotonic() - began >= timeout:
                 raise TimeoutError(f"{name} has not finished within {timeout:g} s: it is {job.status.phase}")
         assert job is not None
         return job
 
-    def _watch(self, namespace: str, name: str, version: str) -> Iterator[Raw]:
+    def _watch(self, namespace: str, name: str, version: str, until: float | None) -> Iterator[Raw]:
+        left = _WATCH_SECONDS if until is None else math.ceil(until - time.monotonic())
         yield from watch.Watch().stream(  # type: ignore[no-untyped-call]
             self._api.list_namespaced_custom_object,
             GROUP,
@@ -157,7 +165,7 @@ class Client:
             PLURAL,
             field_selector=f"metadata.name={name}",
             resource_version=version,
-            timeout_seconds=_WATCH_SECONDS,
+            timeout_seconds=min(max(left, 1), _WATCH_SECONDS),
         )
 
 
