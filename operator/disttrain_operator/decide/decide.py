@@ -19,6 +19,7 @@ from disttrain_operator.decide.leaving import leaving
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.restart_policy import restart_policy
+from disttrain_operator.decide.revise import revise
 from disttrain_operator.decide.startup import begin, running, start_deadline, startup
 from disttrain_operator.decide.success_policy import success_policy
 from disttrain_operator.decide.suspend import suspend
@@ -33,6 +34,7 @@ POLICIES: tuple[Policy, ...] = (
     suspend,
     restart_policy,
     note_replacements,
+    revise,
     admission,
     begin,
     start_deadline,

@@ -63,10 +63,25 @@ def ran(status: JobStatus) -> bool:
     return in_attempt(status) and status.attempts[-1].running_time is not None
 
 
+def last_ended(status: JobStatus) -> Attempt | None:
+    """The attempt before the current one, or the last one where none is under way."""
+    return next((attempt for attempt in reversed(status.attempts) if attempt.end_time is not None), None)
+
+
+def revise_verdict(status: JobStatus, number: int, verdict: Verdict, *, given_back: bool) -> JobStatus:
+    """Another verdict over an attempt that has ended; `given_back`: its restart does not count after all."""
+    attempts = [
+        attempt.model_copy(update={"verdict": verdict}) if attempt.number == number else attempt
+        for attempt in status.attempts
+    ]
+    counted = max(0, status.restarts_since_checkpoint - given_back)
+    return status.model_copy(update={"attempts": attempts, "restarts_since_checkpoint": counted})
+
+
 def ended_by(status: JobStatus) -> Verdict | None:
     """Why the attempt before the current one ended, or the last one where none is under way."""
-    ended = [attempt for attempt in status.attempts if attempt.end_time is not None]
-    return ended[-1].verdict if ended else None
+    ended = last_ended(status)
+    return ended.verdict if ended is not None else None
 
 
 def restarting(status: JobStatus) -> bool:

@@ -128,6 +128,23 @@ def test_a_peer_that_is_never_heard_of_does_not_hold_the_job_for_ever() -> None:
     assert (world.job.status.attempt, verdict(world).class_) == (2, "PeerLost")
 
 
+@pytest.mark.parametrize("backoff", [0, 10])
+def test_a_node_whose_death_is_noticed_after_the_restart_was_the_cause_after_all(backoff: int) -> None:
+    """A program of one's own says of a lost peer no more than exit code 1."""
+    world = (
+        own_world(restartBackoffSeconds=backoff).end(0, 1).end(2, 1, at="2026-01-01T12:00:01Z").pass_time(4).settle()
+    )
+    assert (verdict(world).class_, world.job.status.restarts_since_checkpoint) == ("Program", 1)
+    world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.settle()
+    found = verdict(world)
+    assert (found.class_, found.pod) == ("NodeLost", "digits-3f9a1-worker-1-a1")
+    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 0)
+    assert "was lost with its node" in world.condition("Restarting")[2]
+    world.pass_time(66).settle().run_all()
+    assert world.condition("Running")[0] == "True"
+
+
 def test_a_pod_that_fails_its_own_probe_is_not_cut_off() -> None:
     world = a_running_world().end(0, ExitCode.PEER_LOST, report=a_report(5))
     world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]
