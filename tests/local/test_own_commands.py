@@ -118,6 +118,25 @@ def test_the_environment_is_the_users_with_the_contract_laid_over_it(
     assert "not part of a local run: the values of SECRET (set them in your shell)" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        ({"schedulingPolicy": {"gang": "Gate"}}, "schedulingPolicy"),
+        ({"schedulingPolicy": {"gang": "Kueue", "queueName": "research"}}, "schedulingPolicy"),
+        (
+            {"managedBy": "kueue.x-k8s.io/multikueue", "disruptionBudget": {"minAvailable": 1}},
+            "disruptionBudget, managedBy",
+        ),
+    ],
+)
+def test_what_a_cluster_does_with_a_job_is_no_part_of_a_local_run(
+    workplace: Workplace, policy: dict[str, Any], named: str
+) -> None:
+    run = workplace.run(own(workplace, "true", runPolicy=policy))
+    assert run.exit_code == 0, run.stderr
+    assert f"not part of a local run: {named}" in run.stderr
+
+
 def test_parameter_servers_are_reached_by_their_addresses_and_end_with_the_workers(workplace: Workplace) -> None:
     server = script(
         workplace,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from disttrain.errors import CommandError
+from disttrain.local.alone import alone
 from disttrain.local.folder import RawJob, RunFolder
 from disttrain.local.launch import launch, left_out
 from disttrain.local.pods import Pods
@@ -65,7 +66,7 @@ class LocalRun:
 
     @property
     def job(self) -> Job:
-        return job_facts(self.raw)
+        return alone(job_facts(self.raw))[0]
 
     async def run(self) -> JobStatus:
         """Until the job has finished or is suspended, and no process of it is left."""
@@ -206,7 +207,7 @@ class LocalRun:
         }
 
     def _tell_left_out(self, manifest: RawJob) -> None:
-        missing = left_out(manifest)
+        missing = [*alone(job_facts(self.raw))[1], *left_out(manifest)]
         if missing and not self._told_left_out:
             self.view.say(f"not part of a local run: {', '.join(missing)}")
         self._told_left_out = True

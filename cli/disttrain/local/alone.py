@@ -1,0 +1,29 @@
+"""A job as this machine runs it: nobody else places its pods, manages it, or disturbs it."""
+
+from dataclasses import replace
+
+from disttrain_api.scheduling import GangScheduler, SchedulingPolicy
+from disttrain_operator.decide.observed import Job
+
+
+def alone(job: Job) -> tuple[Job, list[str]]:
+    """The job without what a cluster does with it, and the fields that were taken away."""
+    if job.spec is None:
+        return job, []
+    policy = job.spec.run_policy
+    taken = []
+    if policy.scheduling_policy != SchedulingPolicy():
+        taken.append("schedulingPolicy")
+    if policy.disruption_budget is not None:
+        taken.append("disruptionBudget")
+    if job.managed_by is not None:
+        taken.append("managedBy")
+    if not taken:
+        return job, []
+    here = {
+        "scheduling_policy": SchedulingPolicy(gang=GangScheduler.NONE),
+        "disruption_budget": None,
+        "managed_by": None,
+    }
+    spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here)})
+    return replace(job, spec=spec, managed_by=None), taken
