@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
@@ -34,10 +35,29 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield started
 
 
+@pytest.fixture(scope="module")
+def flags(control_plane: ControlPlane) -> tuple[str, ...]:
+    """Of an operator with a gate that has the chart's rights and no others."""
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for group, resource, verbs in (*RIGHTS, *GATE_RIGHTS)
+    ]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    control_plane.api.ensure(f"{rbac}/clusterroles", {"metadata": {"name": "gatekeeper"}, "rules": rules})
+    binding = {
+        "metadata": {"name": "gatekeeper"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gatekeeper"},
+        "subjects": [{"kind": "User", "name": "gatekeeper"}],
+    }
+    control_plane.api.ensure(f"{rbac}/clusterrolebindings", binding)
+    return "--gang-gate", f"--kubeconfig={control_plane.kubeconfig_for('gatekeeper', 'gatekeeper')}"
+
+
 @pytest.fixture
-def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with running_operator(control_plane, tmp_path, "--gang-gate") as started:
+def operator(control_plane: ControlPlane, flags: tuple[str, ...], tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running_operator(control_plane, tmp_path, *flags) as started:
         yield started
+        assert "may not" not in started.log()
 
 
 @pytest.fixture
@@ -197,10 +217,10 @@ def test_an_operator_without_a_gate_fails_the_job_and_says_what_to_do(
 
 
 def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
-    control_plane: ControlPlane, team: Team, tmp_path: Path
+    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
 ) -> None:
     """Half is let go by hand, as by a process that was killed in between; then the rest finds no room."""
-    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    operator = OperatorProcess(control_plane, tmp_path, *flags)
     other = occupy(team, "fake-0")
     try:
         operator.start()
@@ -224,10 +244,10 @@ def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
 
 
 def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
-    control_plane: ControlPlane, team: Team, tmp_path: Path
+    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
 ) -> None:
     pods = 24
-    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    operator = OperatorProcess(control_plane, tmp_path, *flags)
     lifetime = 0.002
     a_gang(team, pods, gpus=1)
     try:
@@ -247,9 +267,9 @@ def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
 
 
 def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
-    control_plane: ControlPlane, team: Team, tmp_path: Path
+    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
 ) -> None:
-    operator = OperatorProcess(control_plane, tmp_path, "--gang-gate")
+    operator = OperatorProcess(control_plane, tmp_path, *flags)
     others = [occupy(team, f"fake-{index}") for index in range(3)]
     try:
         operator.start()
