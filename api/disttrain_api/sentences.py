@@ -31,6 +31,8 @@ _SENTENCES: dict[str, _Sentence] = {
     "less_than_equal": lambda context, found: f"must be less than or equal to {context['le']}, not {found}",
     "finite_number": lambda context, found: "must be a finite number",
     "int_parsing_size": lambda context, found: "is too large for an integer",
+    "too_short": lambda context, found: f"must have at least {_items(context['min_length'])}",
+    "too_long": lambda context, found: f"must have at most {_items(context['max_length'])}, not {len(found)}",
     "string_too_short": lambda context, found: "may not be empty",
     "string_too_long": lambda context, found: (
         f"must have at most {context['max_length']} characters, not {len(str(found))}"
@@ -40,6 +42,10 @@ _SENTENCES: dict[str, _Sentence] = {
     "literal_error": lambda context, found: f"must be {context['expected']}, not {describe(found)}",
     "json_type": lambda context, found: "must be plain YAML: objects, lists, strings, numbers, true, false",
 }
+
+
+def _items(count: int) -> str:
+    return f"{count} item" + ("s" if count != 1 else "")
 
 
 def violations(error: ValidationError, model: type[BaseModel]) -> list[Violation]:
@@ -90,6 +96,8 @@ def _known_fields(model: type[BaseModel], location: Iterable[str | int]) -> list
     for part in location:
         if current is None:
             return []
+        if isinstance(part, int):
+            continue  # an item is of the model that its list is of
         fields = {field.alias or name: field for name, field in current.model_fields.items()}
         field = fields.get(str(part))
         current = _model_in(field.annotation) if field else None
@@ -97,9 +105,11 @@ def _known_fields(model: type[BaseModel], location: Iterable[str | int]) -> list
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that is a model, or a model or None."""
+    """The model of a field that is a model, a list of them, or one of both or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
+    if typing.get_origin(annotation) in (list, typing.Annotated):
+        return _model_in(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next((found for found in map(_model_in, typing.get_args(annotation)) if found), None)
     return None

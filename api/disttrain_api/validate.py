@@ -53,6 +53,8 @@ _STAND_INS: dict[Location, Any] = {
     ("spec", "training", "steps"): 1,
 }
 
+_ABSENT = object()
+
 
 def problems(subject: JobSpec | DistTrainingJob | Mapping[str, Any]) -> list[Violation]:
     """All problems of a spec, of a job, or of a manifest as it was read."""
@@ -180,17 +182,22 @@ def _without(raw: Any, found: list[Violation]) -> DistTrainingJob | None:
     """
     remaining, wrong = copy.deepcopy(raw), found
     while wrong:
-        for violation in {violation.location: violation for violation in wrong}.values():
-            if not _leave_out(remaining, violation):
-                return None
+        left_out = [_leave_out(remaining, violation) for violation in _one_for_each_place(wrong)]
+        # What is wrong and cannot be left out would be found again and again.
+        if not any(left_out):
+            return None
         job, wrong = _read_fields(remaining)
         if job is not None:
             return job
     return None
 
 
+def _one_for_each_place(wrong: list[Violation]) -> Iterable[Violation]:
+    return {violation.location: violation for violation in wrong}.values()
+
+
 def _leave_out(raw: Any, violation: Violation) -> bool:
-    """Delete a wrong value, or put something in place of a missing one. False where that cannot be done."""
+    """Delete a wrong value, or put something in place of a missing one. False where nothing was changed."""
     location = violation.location
     if not location:
         return False
@@ -199,13 +206,16 @@ def _leave_out(raw: Any, violation: Violation) -> bool:
             _parent(raw, location)[location[-1]] = copy.deepcopy(_STAND_INS[location])
             return True
         location = location[:-1]
-    parent = _parent(raw, location)
-    if location and isinstance(parent, dict):
-        parent.pop(location[-1], None)
-    return bool(location)
+    # An item of a list takes the list with it: the others would else move, and their problems with them.
+    while location and not isinstance(_parent(raw, location), dict):
+        location = location[:-1]
+    return bool(location) and _parent(raw, location).pop(location[-1], _ABSENT) is not _ABSENT
 
 
 def _parent(raw: Any, location: Location) -> Any:
     for part in location[:-1]:
-        raw = raw.get(part) if isinstance(raw, dict) else None
+        if isinstance(raw, list) and isinstance(part, int) and part < len(raw):
+            raw = raw[part]
+        else:
+            raw = raw.get(part) if isinstance(raw, dict) else None
     return raw

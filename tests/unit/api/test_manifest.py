@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from disttrain_api import DistTrainingJob, ManifestError, load, parse
 from disttrain_api.manifest import MAX_BYTES
-from disttrain_api.validate import read_job, read_spec
+from disttrain_api.validate import problems, read_job, read_spec
 from tests.builders import a_manifest
 
 GOOD = """\
@@ -166,6 +166,34 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
         "12: spec.training.optimizer.nesterov",
         "12: spec.training.optimizer.beta1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (
+            [{"action": "FailJob"}, {"exitCodes": {"values": [7, 999]}}],
+            [
+                "spec.runPolicy.failurePolicy.rules[1].action: must be given",
+                "spec.runPolicy.failurePolicy.rules[1].exitCodes.values[1]: must be less than or equal to 255, not 999",
+            ],
+        ),
+        ([3], ["spec.runPolicy.failurePolicy.rules[0]: must be an object with keys and values, not the number 3"]),
+        ([], ["spec.runPolicy.failurePolicy.rules: must have at least 1 item"]),
+        (
+            [{"action": "Ignore", "podConditions": [{"type": "A", "reasn": "b"}]}],
+            [
+                "spec.runPolicy.failurePolicy.rules[0].podConditions[0].reasn: unknown field; did you mean `reason`?",
+            ],
+        ),
+    ],
+)
+def test_mistakes_in_lists_are_said_and_leave_the_rest_to_the_rules(rules: list[Any], said: list[str]) -> None:
+    """Among them the rule that is broken elsewhere: a wrong item takes its list out of doubt, not the whole job."""
+    wrong = a_manifest(runPolicy={"failurePolicy": {"rules": rules}}, parallelism={"dataParallelReplicateDegree": 3})
+    found = [str(problem) for problem in problems(wrong)]
+    assert found[: len(said)] == said
+    assert [problem.partition(":")[0] for problem in found[len(said) :]] == ["spec.parallelism"]
 
 
 def test_numbers_are_not_said_to_misfit_while_one_of_them_is_wrong() -> None:
