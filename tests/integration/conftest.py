@@ -16,11 +16,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)
-        if item.get_closest_marker("schedulers") and not os.environ.get("DISTTRAIN_SOAK"):
-            item.add_marker(pytest.mark.skip(reason="schedulers of others are built by `make soak` alone"))
             if item.get_closest_marker("timeout") is None:
                 # From cold, the programs are built first.
                 item.add_marker(pytest.mark.timeout(1800))
+        if item.get_closest_marker("schedulers") and not os.environ.get("DISTTRAIN_SOAK"):
+            item.add_marker(pytest.mark.skip(reason="schedulers of others are built by `make soak` alone"))
 
 
 @pytest.fixture(scope="session")

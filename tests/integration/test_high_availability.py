@@ -8,9 +8,8 @@ import pytest
 
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.fleet import SOAK, Fleet, chance, fate_of
-from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import OperatorProcess, Team, eventually, install_crd
+from tests.integration.fleet import SOAK, Fleet, chance
+from tests.integration.operator_process import OperatorProcess, Team, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
@@ -18,19 +17,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300
 ROUNDS = 30 if SOAK else 3
 JOBS_PER_ROUND = 6
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
-
-
-@pytest.fixture(scope="module")
-def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("audit") / "audit.log"
-
-
-@pytest.fixture(scope="module")
-def control_plane(audit_log: Path) -> Iterator[ControlPlane]:
-    with ControlPlane(audit_log=audit_log) as started:
-        install_crd(started.api)
-        with Kubelet(started, fate_of):
-            yield started
 
 
 class Pair:
@@ -77,21 +63,19 @@ class Pair:
 
 
 @pytest.fixture
-def pair(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Pair]:
-    started = Pair(control_plane, tmp_path)
+def pair(sea: ControlPlane, tmp_path: Path) -> Iterator[Pair]:
+    started = Pair(sea, tmp_path)
     yield started
     started.end()
-    control_plane.api.ask("DELETE", LEASE)
+    sea.api.ask("DELETE", LEASE)
 
 
 def a_fleet(control_plane: ControlPlane, name: str) -> Fleet:
     return Fleet(Team(control_plane.api, name))
 
 
-def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(
-    control_plane: ControlPlane, pair: Pair, audit_log: Path
-) -> None:
-    fleet, random = a_fleet(control_plane, "killed-leaders"), chance()
+def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet, random = a_fleet(sea, "killed-leaders"), chance()
     for _ in range(ROUNDS):
         leader = pair.wait_for_leader()
         fleet.launch(JOBS_PER_ROUND)
@@ -105,15 +89,15 @@ def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(
         fleet.check(operator, audit_log)
 
 
-def test_a_leader_that_is_told_to_end_hands_over(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet, random = a_fleet(control_plane, "handed-over"), chance()
+def test_a_leader_that_is_told_to_end_hands_over(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet, random = a_fleet(sea, "handed-over"), chance()
     for _ in range(ROUNDS):
         leader = pair.wait_for_leader()
         fleet.launch(JOBS_PER_ROUND)
         time.sleep(random.uniform(0, 1.0))
         assert pair.operators[leader].stop() == 0
         fleet.team.collect_garbage()
-        holder = control_plane.api.get(LEASE)["spec"].get("holderIdentity") or ""
+        holder = sea.api.get(LEASE)["spec"].get("holderIdentity") or ""
         assert not holder.startswith(f"{leader}_"), "the lease was given back before the process ended"
         pair.wait_for_leader(other_than=leader)
         pair.operators[leader].start()
@@ -122,8 +106,8 @@ def test_a_leader_that_is_told_to_end_hands_over(control_plane: ControlPlane, pa
         fleet.check(operator, audit_log)
 
 
-def test_a_leader_that_is_cut_off_ceases_to_act(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet = a_fleet(control_plane, "cut-off")
+def test_a_leader_that_is_cut_off_ceases_to_act(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet = a_fleet(sea, "cut-off")
     leader = pair.wait_for_leader()
     fleet.launch(JOBS_PER_ROUND)
     proxy = pair.proxies[leader]
@@ -143,8 +127,8 @@ def test_a_leader_that_is_cut_off_ceases_to_act(control_plane: ControlPlane, pai
         fleet.check(operator, audit_log)
 
 
-def test_a_standby_writes_nothing(control_plane: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet = a_fleet(control_plane, "standby")
+def test_a_standby_writes_nothing(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet = a_fleet(sea, "standby")
     leader = pair.wait_for_leader()
     fleet.launch(JOBS_PER_ROUND)
     fleet.wait()
