@@ -113,6 +113,7 @@ class Daemon:
         owner: ProcessId | None = None,
     ) -> None:
         self.name = name
+        self._dies_with_owner = owner is not None
         self.command = dying_with_parent(command) if owner else [str(part) for part in command]
         self.log = folder / f"{name}.log"
         self.pid_file = folder / f"{name}.pid"
@@ -145,6 +146,8 @@ class Daemon:
             )
         # Its end is read from /proc, by whichever process looks; this object would only warn that it still runs.
         child.returncode = 0
+        if self._dies_with_owner:
+            _wait_for_hand_over(child.pid)
         process = ProcessId.of(child.pid)
         if not process:
             raise ClusterError(self.obituary())
@@ -153,6 +156,7 @@ class Daemon:
         fresh.replace(self.pid_file)
 
     def stop(self, grace: float = 10) -> None:
+        """SIGTERM; SIGKILL after the grace."""
         if process := self.running():
             process.end(grace)
         self.pid_file.unlink(missing_ok=True)
@@ -168,6 +172,18 @@ class Daemon:
         except OSError:
             lines = []
         return f"{self.name} ended: {lines[-1][:300] if lines else 'it logged nothing'} (log: {self.log})"
+
+
+def _wait_for_hand_over(pid: int) -> None:
+    """Until setpriv has become the program: only from then on does it die with whoever began it."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() != "setpriv":
+                return
+        except OSError:
+            return  # it has ended already
+        time.sleep(0.002)
 
 
 class Marked(NamedTuple):
