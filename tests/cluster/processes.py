@@ -175,11 +175,15 @@ class Daemon:
 
 
 def _wait_for_hand_over(pid: int) -> None:
-    """Until setpriv has become the program: only from then on does it die with whoever began it."""
+    """Until setpriv has become the program: only from then on does it die with whoever began it.
+
+    Asked of `exe`, not of `comm`: an exec changes the first before it lets `Popen` return, the second only after.
+    """
+    setpriv = os.path.realpath(shutil.which("setpriv") or "setpriv")
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() != "setpriv":
+            if os.readlink(f"/proc/{pid}/exe") != setpriv:
                 return
         except OSError:
             return  # it has ended already
