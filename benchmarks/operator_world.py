@@ -147,28 +147,32 @@ class World:
 
 
 class PodCounter:
-    """Counts the namespace's pods as they come."""
+    """Counts the namespace's pods as they come: each once, also when it is gone again."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._path = client, core_collection("pods", NAMESPACE)
-        self.seen = 0
+        self._uids: set[str] = set()
         self.watches = asyncio.Event()
 
+    @property
+    def seen(self) -> int:
+        return len(self._uids)
+
     async def until(self, count: int) -> float:
-        """The time at which there were so many."""
+        """The time at which there had been so many."""
         while True:
-            # An API server ends watches whose client is slow, which on a busy machine happens: count anew from a list.
-            pages = [page async for page in self._client.list_pages(self._path, {})]
-            self.seen = sum(len(page["items"]) for page in pages)
-            query = {"watch": "true", "resourceVersion": pages[-1]["metadata"]["resourceVersion"]}
+            # An API server ends watches whose client is slow, which on a busy machine happens: go on from a list.
+            async for page in self._client.list_pages(self._path, {}):
+                self._uids.update(pod["metadata"]["uid"] for pod in page["items"])
+                version = page["metadata"]["resourceVersion"]
+            query = {"watch": "true", "resourceVersion": version}
             async with self._client.stream(self._path, query, silence=120) as chunks:
                 self.watches.set()
                 rest = b""
                 while self.seen < count and (chunk := await anext(chunks, b"")):
-                    # The word may be cut by the end of a chunk.
-                    text = rest + chunk
-                    self.seen += text.count(_ADDED)
-                    rest = text[-len(_ADDED) + 1 :]
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    added = (orjson.loads(line) for line in lines if line.startswith(_ADDED))
+                    self._uids.update(event["object"]["metadata"]["uid"] for event in added)
                 if self.seen >= count:
                     return time.perf_counter()
 
