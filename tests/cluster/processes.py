@@ -183,7 +183,7 @@ def _wait_for_hand_over(pid: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            if os.readlink(f"/proc/{pid}/exe") != setpriv:
+            if str(Path(f"/proc/{pid}/exe").readlink()) != setpriv:
                 return
         except OSError:
             return  # it has ended already
