@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
 
@@ -24,6 +25,7 @@ BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 
 REFUSALS = (
     *PLACEMENT_REFUSALS,
+    *COMBINATION_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -44,9 +46,7 @@ REFUSALS = (
             {"parallelism": {degree: 2}},
         )
         for degree in (
-            "dataParallelShardDegree",
             "contextParallelDegree",
-            "tensorParallelDegree",
             "pipelineParallelDegree",
             "expertParallelDegree",
         )
@@ -328,6 +328,7 @@ NAME_REFUSALS = {
 # What breaks no rule.
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
+    **COMBINATIONS_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},
@@ -371,6 +372,3 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "the restart policy there is": {"workers": {"template": {"spec": {"restartPolicy": "Never"}}}},
     "other variables": {"workers": own_program(IMAGE | {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]})},
 }
-
-# Until another degree than the replicate one is built, whatever breaks this rule is refused for that, too.
-WITH_COMPANY = {"WorldSizeMultipleOfDegrees"}

@@ -38,6 +38,10 @@ class Parallelism(ApiModel):
     """Ranks that share one sequence. Absent: 1."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
+    sequence_parallel: bool | None = None
+    """With tensor parallelism: what lies between the shared layers is cut along the sequence. Absent: false."""
+    vocabulary_parallel: bool | None = None
+    """With tensor parallelism: the logits stay cut along the vocabulary, the loss too. Absent: false."""
     pipeline_parallel_degree: Degree | None = None
     """Stages that the layers are cut into. Absent: 1."""
     expert_parallel_degree: Degree | None = None

@@ -64,6 +64,23 @@ class Precision(StrEnum):
     FP16 = "FP16"
 
 
+class ActivationCheckpointing(StrEnum):
+    """Which activations the backward pass computes anew instead of keeping them."""
+
+    NONE = "None"
+    SELECTIVE = "Selective"
+    FULL = "Full"
+
+
+class Offload(ApiModel):
+    """What lies in the host's memory instead of the device's."""
+
+    parameters: bool = False
+    """Parameters, gradients and optimizer state; the optimizer then runs on the CPU."""
+    activations: bool = False
+    """What the forward pass keeps for the backward pass."""
+
+
 class Model(ApiModel):
     """The model: a built-in `name` or an `entrypoint`, exactly one of the two."""
 
@@ -184,6 +201,13 @@ class Training(ApiModel):
     """Gradients are scaled down to this norm. Absent: no clipping."""
     precision: Precision = Precision.FP32
     """FP32; BF16 and FP16 run the forward pass under autocast, FP16 with a loss scaler."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    """None keeps all activations. Selective keeps the results of matrix products and attention. Full keeps the inputs
+    of each layer only."""
+    offload: Offload = Offload()
+    """What lies in the host's memory."""
+    compile: bool = False
+    """Compile each layer with torch.compile; needs a C++ compiler on CPUs."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initialisation, data order and dropout."""
     checkpoint: Checkpoint | None = None

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
+from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.pod_template import pod_template_schema
 from disttrain_api.rules import NAME_RULES, RULES
 from disttrain_api.spec import DistTrainingJob, JobSpec
@@ -22,6 +23,7 @@ from disttrain_api.violation import Location, Violation
 _NAME: Location = ("metadata", "name")
 _WORKERS: Location = ("spec", "workers", "template")
 _SERVERS: Location = ("spec", "parameterServers", "template")
+_PARALLELISM: Location = ("spec", "parallelism")
 _CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
 
 # Those of Kubernetes' ObjectMeta, as a job read back from a cluster has them.
@@ -155,9 +157,12 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     found = tuple(found)
     if spec.training is None or any(_is_in_doubt(part, found) for part in _CONFIGURED):
         return []
+    problems = config_problems(spec.training)
+    if not _is_in_doubt(_PARALLELISM, found):
+        problems += cut_problems(spec.training, spec.parallelism)
     return [
         Violation(("spec", *(int(part) if part.isdigit() else part for part in path.split("."))), message)
-        for path, message in config_problems(spec.training)
+        for path, message in problems
     ]
 
 

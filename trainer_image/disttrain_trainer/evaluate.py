@@ -2,12 +2,11 @@
 
 import math
 
-import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.data.batches import Microbatch, load_microbatch, share_of
-from disttrain_trainer.data.sampler import Slots
-from disttrain_trainer.losses import IGNORED
+from disttrain_trainer.losses import IGNORED, over
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.state import State
@@ -26,11 +25,10 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     state.module.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=world.device.torch)
     with torch.no_grad():
-        for indices in share_of(len(dataset), batch_size, world.replica, world.replicas):
-            slots = Slots(np.array(indices), np.ones(len(indices), dtype=np.float32))
+        for slots in share_of(len(dataset), batch_size, world.replica, world.replicas):
             totals += _totals_of(state, load_microbatch(dataset, slots, world.device.torch))
     state.module.train(training)
-    loss, weight, right, judged = world.sum_tensor(totals).tolist()
+    loss, weight, right, judged = world.sum_tensor(totals * world.speaks).tolist()
     metrics = {"loss": loss / weight if weight else math.nan}
     return {**metrics, "accuracy": right / judged} if judged else metrics
 
@@ -38,12 +36,14 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
 def _totals_of(state: State, batch: Microbatch) -> torch.Tensor:
     """Loss sum, weight, elements whose class is right, elements that have a class."""
     with state.precision.autocast():
-        # The bare module: ranks may hold different numbers of batches, and the wrapped one would wait for the others.
+        # The bare module: DDP's wrapper would share buffers again in every forward pass.
         outputs = state.module(batch.inputs)
         loss = state.loss.sum(outputs, batch.targets, batch.weights)
     right = judged = torch.zeros((), device=loss.device)
     if not batch.targets.is_floating_point():
-        counted = batch.targets != IGNORED
+        counted = (batch.targets != IGNORED) & (over(batch.weights, batch.targets) > 0)
+        if isinstance(outputs, DTensor):
+            outputs = outputs.full_tensor()
         right, judged = ((outputs.argmax(-1) == batch.targets) & counted).sum(), counted.sum()
     weight = torch.tensor(batch.weight, dtype=torch.float64, device=loss.device)
     return torch.stack([value.to(torch.float64) for value in (loss, weight, right, judged)])

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from disttrain_api.training import Loss, LossName
+from disttrain_trainer.parallel.vocabulary_loss import vocabulary_cross_entropy
 
 # torch's own mark for targets that do not count.
 IGNORED = -100
@@ -25,7 +27,7 @@ class WeightedLoss:
         for padding.
         """
         losses = self.per_element(outputs, targets)
-        return (losses * _over(weights, losses).to(losses.dtype)).sum()
+        return (losses * over(weights, losses).to(losses.dtype)).sum()
 
 
 def build_loss(loss: Loss) -> WeightedLoss:
@@ -40,10 +42,12 @@ def weight_of(targets: Tensor, weights: Tensor) -> float:
     """Number of elements that count: samples or tokens with weight 1 and a target that is not IGNORED."""
     if targets.is_floating_point():
         return float(weights.sum())
-    return float(((targets != IGNORED) * _over(weights, targets)).sum())
+    return float(((targets != IGNORED) * over(weights, targets)).sum())
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    if isinstance(outputs, DTensor):
+        return vocabulary_cross_entropy(outputs, targets, IGNORED, smoothing)
     losses = functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
     )
@@ -59,5 +63,6 @@ def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - one_hot).square().mean(-1) * counted
 
 
-def _over(weights: Tensor, elements: Tensor) -> Tensor:
+def over(weights: Tensor, elements: Tensor) -> Tensor:
+    """The weight of each element: weights [B] to the shape of `elements` [B, ...]."""
     return weights.view(-1, *[1] * (elements.dim() - 1)).to(elements.device).expand(elements.shape)

@@ -33,7 +33,7 @@ class World:
     device: Device
     mesh: Mesh
     device_mesh: DeviceMesh
-    """One dimension per axis of the mesh whose degree is above 1; `replicate` where none is."""
+    """One dimension per axis of the mesh whose degree is above 1, and `shard` (parallel/sharded.py needs it)."""
     store: dist.Store
 
     @property
@@ -51,6 +51,12 @@ class World:
         """Index of this rank's part."""
         at = self.mesh.coordinates(self.rank)
         return at["replicate"] * self.mesh.shard + at["shard"]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank counts where each replica counts once: it is the first of those that share its samples."""
+        at = self.mesh.coordinates(self.rank)
+        return not (at["pipeline"] or at["context"] or at["tensor"])
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
@@ -114,9 +120,13 @@ def join_world(config: Config, device: Device) -> World:
         )
     except (dist.DistError, RuntimeError) as error:
         raise _translate(config, error) from error
-    shape = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) > 1} or {"replicate": 1}
-    device_mesh = init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    return World(config.rank, config.world_size, device, config.mesh, device_mesh, store)
+    return World(config.rank, config.world_size, device, config.mesh, device_mesh_of(config.mesh, device), store)
+
+
+def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
+    """torch's form of the mesh; a collective call of the whole world."""
+    shape = {axis: getattr(mesh, axis) for axis in AXES if axis == "shard" or getattr(mesh, axis) > 1}
+    return init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
 def _meet(config: Config) -> dist.Store:

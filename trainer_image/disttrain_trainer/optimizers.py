@@ -10,12 +10,18 @@ from disttrain_api.training import Optimizer, OptimizerName
 
 def build_optimizer(settings: Optimizer, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
     """SGD, Adam or AdamW of torch.optim at the peak rate; `train.py` sets the rate of each step."""
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = _alike([parameter for parameter in parameters if parameter.requires_grad])
     common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name is OptimizerName.SGD:
-        return torch.optim.SGD(
-            parameters, momentum=settings.momentum or 0.0, nesterov=settings.nesterov or False, **common
-        )
+        return torch.optim.SGD(groups, momentum=settings.momentum or 0.0, nesterov=settings.nesterov or False, **common)
     kind = torch.optim.AdamW if settings.name is OptimizerName.ADAMW else torch.optim.Adam
     betas = (0.9 if settings.beta1 is None else settings.beta1, 0.999 if settings.beta2 is None else settings.beta2)
-    return kind(parameters, betas=betas, eps=settings.epsilon or 1e-8, **common)
+    return kind(groups, betas=betas, eps=settings.epsilon or 1e-8, **common)
+
+
+def _alike(parameters: list[Parameter]) -> list[dict[str, list[Parameter]]]:
+    """A group for each way in which parameters are cut: torch's fused loops take no mixture."""
+    groups: dict[object, list[Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": members} for members in groups.values()]

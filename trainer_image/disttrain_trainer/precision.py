@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from disttrain_api.training import Precision
+from disttrain_api.training import Precision, Training
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.sharded import is_sharded
 
 _FORMATS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
@@ -44,7 +46,11 @@ class MixedPrecision:
         return self.scaler.is_enabled()
 
 
-def build_precision(precision: Precision, device: torch.device) -> MixedPrecision:
-    """FP32: no autocast. BF16: autocast. FP16: autocast and a loss scaler."""
+def build_precision(training: Training, world: World) -> MixedPrecision:
+    """FP32: no autocast. BF16: autocast, but where FSDP2 gathers the parameters in that format. FP16: autocast and a
+    loss scaler.
+    """
+    precision, device = training.precision, world.device.torch
     scaler = torch.amp.GradScaler(device.type, enabled=precision is Precision.FP16)
-    return MixedPrecision(device, _FORMATS.get(precision), scaler)
+    number_format = None if is_sharded(training, world) else _FORMATS.get(precision)
+    return MixedPrecision(device, number_format, scaler)

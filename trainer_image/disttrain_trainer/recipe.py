@@ -3,8 +3,10 @@
 The order and its reasons:
 1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
 2. model to its device: the optimizer must hold the parameters that the device computes with;
-3. optimizer on the bare module: a checkpoint names parameters as the user's module does;
-4. data parallelism outermost: it must see the gradients that everything inside it has produced.
+3. tensor parallelism first: it replaces parameters, and what follows wraps those that compute;
+4. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
+5. data parallelism outermost: it must see the gradients that everything inside it has produced;
+6. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
 """
 
 from importlib import import_module
@@ -21,7 +23,11 @@ from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfigurat
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
+from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.tensor import share_layers
+from disttrain_trainer.parallel.units import layers_of
 from disttrain_trainer.precision import build_precision
 from disttrain_trainer.randomness import seed_everything
 from disttrain_trainer.state import State
@@ -37,19 +43,34 @@ def build_state(config: Config, world: World) -> State:
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
     module = build_model(training).to(world.device.torch)
+    model = parallelise(module, config, world)
     optimizer = build_optimizer(training.optimizer, module.parameters())
-    model = replicate(module, world)
     # From here on each replica draws its own dropout.
     seed_everything(training.seed, 1 + world.replica)
     return State(
         module=module,
         model=model,
         optimizer=optimizer,
-        precision=build_precision(training.precision, world.device.torch),
+        precision=build_precision(training, world),
         loss=build_loss(training.loss),
         data=data,
         sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
+        offload_activations=training.offload.activations,
     )
+
+
+def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
+    """The module as it is called in a step: cut, wrapped and copied as the manifest says."""
+    training = config.training
+    share_layers(module, config.job.parallelism, world)
+    layers = layers_of(module)
+    recompute(layers, training.activation_checkpointing)
+    if training.compile:
+        for layer in layers or [module]:
+            layer.compile()
+    if is_sharded(training, world):
+        return shard(module, layers, training, world)
+    return replicate(module, world)
 
 
 def build_model(training: Training) -> nn.Module:

@@ -24,6 +24,7 @@ class State:
     loss: WeightedLoss
     data: Datasets
     sampler: Sampler
+    offload_activations: bool = False
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0
     """Optimizer steps done."""

@@ -21,7 +21,6 @@ from contextlib import suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
@@ -30,7 +29,10 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
+from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.schedules import rate_factor
@@ -52,16 +54,17 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
         # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
         own_weight = sum(microbatch.weight for microbatch in microbatches)
         own_samples = sum(microbatch.samples for microbatch in microbatches)
-        weight, samples, stopping = world.sum(own_weight, own_samples, stop.requested)
+        counts = world.speaks
+        weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
         if stopping:
             raise stopped(state, checkpoints, metrics, reporter)
 
         rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
         loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
-        norm = clip_gradients(state, training.max_gradient_norm)
+        norm = clip_gradients(state, training.max_gradient_norm, world)
         update_parameters(state, rate)
         metrics.record(
-            loss=loss, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
+            loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
             loading_seconds=loading,
         )  # fmt: skip
 
@@ -90,19 +93,20 @@ def accumulate_gradients(state: State, microbatches: list[Microbatch], weight: f
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
         with synchronize_gradients(state.model, now=last):
-            with state.precision.autocast():
+            with state.precision.autocast(), offload(state.precision.device, state.offload_activations):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
             state.precision.backward(loss * replicas)
         total = total + loss.detach()
     return total
 
 
-def clip_gradients(state: State, maximum: float | None) -> torch.Tensor:
+def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
+    settle_gradients(state.parameters)
     state.precision.unscale(state.optimizer)
-    norm = get_total_norm([parameter.grad for parameter in state.parameters if parameter.grad is not None])
+    norm = total_norm(state.parameters, world)
     if maximum is not None:
-        clip_grads_with_norm_(state.parameters, maximum, norm)
+        clip(state.parameters, norm, maximum)
     return norm
 
 

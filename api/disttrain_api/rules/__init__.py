@@ -4,6 +4,7 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
@@ -17,6 +18,7 @@ __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rul
 
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
+    *COMBINATION_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,

@@ -123,9 +123,7 @@ LAYOUT_RULES = (
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},
         reads=READS_LAYOUT,
     ),
-    _unbuilt("data_parallel_shard_degree", "dataParallelShardDegree"),
     _unbuilt("context_parallel_degree", "contextParallelDegree"),
-    _unbuilt("tensor_parallel_degree", "tensorParallelDegree"),
     _unbuilt("pipeline_parallel_degree", "pipelineParallelDegree"),
     _unbuilt("expert_parallel_degree", "expertParallelDegree"),
     Rule(

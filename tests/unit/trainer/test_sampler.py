@@ -109,7 +109,17 @@ def test_positions_spread_evenly():
 
 @untimed
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 7))
-def test_evaluation_reads_each_sample_once(size, batch_size, parts):
-    batches = [batch for part in range(parts) for batch in share_of(size, batch_size, part, parts)]
-    assert sorted(chain.from_iterable(batches)) == list(range(size))
-    assert all(0 < len(batch) <= batch_size for batch in batches)
+def test_evaluation_counts_each_sample_once(size, batch_size, parts):
+    shares = [list(share_of(size, batch_size, part, parts)) for part in range(parts)]
+    batches = list(chain.from_iterable(shares))
+    counted = chain.from_iterable(batch.indices[batch.weights == 1] for batch in batches)
+    assert sorted(counted) == list(range(size))
+    assert all(0 < len(batch.indices) <= batch_size for batch in batches)
+
+
+@untimed
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 7))
+def test_all_ranks_evaluate_batches_of_the_same_sizes(size, batch_size, parts):
+    """They call shared layers together."""
+    shares = [[len(batch.indices) for batch in share_of(size, batch_size, part, parts)] for part in range(parts)]
+    assert all(share == shares[0] for share in shares)

@@ -5,10 +5,16 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import Dataset, TensorDataset
+
+from disttrain_api.builtin import GptConfig, MlpConfig
+from disttrain_trainer.models.gpt import model as gpt
+from disttrain_trainer.models.mlp import model as mlp
 
 NOT_CALLABLE = 3
 
@@ -180,3 +186,52 @@ def waiting_samples(folder: str) -> None:
     Path(folder, "called").touch()
     while True:
         time.sleep(1)
+
+
+class PlannedMlp(nn.Sequential):
+    """6 numbers -> 5 classes in float64, with a tensor plan of its own."""
+
+    def __init__(self, plan: str, hidden: int) -> None:
+        super().__init__(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 5))
+        self.double()
+        self.plan = plan
+
+    def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
+        if sequence or vocabulary:
+            raise ValueError("neither sequence nor vocabulary")
+        found = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        return found | {"3.missing": ColwiseParallel()} if self.plan == "nowhere" else found
+
+
+def planned_mlp(plan: str, hidden: int = 8) -> nn.Module:
+    return PlannedMlp(plan, hidden)
+
+
+def double_gpt(double: bool = True, **config: Any) -> nn.Module:
+    """The built-in Gpt, small, in float64; no parameter starts at zero, so that all can be compared."""
+    sizes = {"vocabularySize": 16, "layers": 2, "heads": 4, "width": 16, "sequenceLength": 8}
+    module = _moved(gpt.build(GptConfig.model_validate(sizes | config, by_alias=True)))
+    return module if double else module.float()
+
+
+def double_builtin_mlp() -> nn.Module:
+    """The built-in Mlp in float64, for `double_samples`."""
+    return _moved(mlp.build(MlpConfig(hidden_sizes=[8, 8], input_size=6, output_size=5)))
+
+
+def _moved(module: nn.Module) -> nn.Module:
+    module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return module
+
+
+def double_tokens() -> tuple[Dataset, Dataset]:
+    """50 + 11 sequences of 8 tokens below 16, each followed by a rule that can be learned."""
+    generator = torch.Generator().manual_seed(5)
+    sequences = torch.randint(0, 16, (61, 1), generator=generator) + torch.arange(9) * torch.randint(
+        1, 4, (61, 1), generator=generator
+    )
+    pairs = [(sequence[:-1] % 16, sequence[1:] % 16) for sequence in sequences]
+    return pairs[:50], pairs[50:]

@@ -263,5 +263,6 @@ def run_cases(folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]]) 
 
 def _result(folder: Path) -> dict[str, Any]:
     result = torch.load(folder / "result.pt", weights_only=False)
-    lines = (folder / "test" / "metrics.jsonl").read_text().splitlines()
+    file = folder / "test" / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
     return {**result, "metrics": [json.loads(line) for line in lines]}

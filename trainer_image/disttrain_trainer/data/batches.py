@@ -1,9 +1,11 @@
 """Samples become batches on the device."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -55,8 +57,14 @@ def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> 
     )
 
 
-def share_of(size: int, batch_size: int, part: int, parts: int) -> Iterator[range]:
-    """Part `part` of 0..size - 1, in batches: every index is in exactly one part, parts differ by one at most."""
-    own = range(part, size, parts)
+def share_of(size: int, batch_size: int, part: int, parts: int) -> Iterator[Slots]:
+    """Part `part` of 0..size - 1, in batches: every index has weight 1 in exactly one part.
+
+    All parts have as many batches, of the same sizes: ranks that share layers must call them together. What is missing
+    is filled up with sample 0 of weight 0.
+    """
+    own = np.arange(part, part + math.ceil(size / parts) * parts, parts)
     for start in range(0, len(own), batch_size):
-        yield own[start : start + batch_size]
+        indices = own[start : start + batch_size]
+        there = indices < size
+        yield Slots(np.where(there, indices, 0), there.astype(np.float32))

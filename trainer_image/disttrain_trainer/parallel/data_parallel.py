@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.sharded import reduce_gradients
 
 
 def replicate(module: nn.Module, world: World) -> nn.Module:
@@ -32,6 +33,7 @@ def replicate(module: nn.Module, world: World) -> nn.Module:
 
 def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager[object]:
     """Forward and backward pass run inside; only with `now` are gradients averaged, those kept from before included."""
+    reduce_gradients(model, now)
     if now or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -39,9 +41,8 @@ def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager
 
 def share_buffers(module: nn.Module, world: World) -> None:
     """Give every replica the buffers of the first one (running means and the like), as DDP does before each forward."""
-    if world.replicas == 1:
-        return
-    group = world.device_mesh.get_group("replicate")
-    with torch.no_grad():
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=dist.get_global_rank(group, 0), group=group)
+    for axis in (name for name in world.device_mesh.mesh_dim_names or () if name in {"replicate", "shard"}):
+        group = world.device_mesh.get_group(axis)
+        with torch.no_grad():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=dist.get_global_rank(group, 0), group=group)

@@ -5,9 +5,11 @@ Shapes: B batch, T tokens, D width, H heads, V vocabulary.
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from disttrain_api.builtin import GptConfig
+from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
 
 
 class Attention(nn.Module):
@@ -15,17 +17,23 @@ class Attention(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_width = config.width // config.heads
         self.dropout = config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width)
+        # Three layers, not one: cut over the ranks of a tensor group, each keeps whole heads.
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         dropout = self.dropout if self.training else 0.0
         y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, H * D'] -> [B, H, T, D'], with as many heads as this rank has."""
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -74,6 +82,10 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+    def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
+        """How the layers are cut over a tensor group (parallel/tensor.py)."""
+        return tensor_plan(sequence, vocabulary)
 
 
 def build(config: GptConfig) -> nn.Module:

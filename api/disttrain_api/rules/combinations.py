@@ -1,0 +1,96 @@
+"""Techniques that do not go together, or not with what is trained: the one table of refusals, each with its reason."""
+
+from collections.abc import Callable
+
+from disttrain_api.rules.layout import SHARD
+from disttrain_api.rules.rule import Rule, when
+from disttrain_api.spec import JobSpec
+from disttrain_api.training import ModelName, Precision
+
+_TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
+_MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
+_FP16 = "(has(self.training) && self.training.precision == 'FP16')"
+
+
+def _tensor(spec: JobSpec) -> int:
+    return spec.parallelism.tensor_parallel_degree or 1
+
+
+def _shard(spec: JobSpec) -> int:
+    return spec.parallelism.data_parallel_shard_degree or 1
+
+
+def _model(spec: JobSpec) -> str:
+    return spec.training.model.name or "" if spec.training is not None else ""
+
+
+def _is_fp16(spec: JobSpec) -> bool:
+    return spec.training is not None and spec.training.precision is Precision.FP16
+
+
+def _needs_tensor(alias: str, field: str) -> Rule:
+    return Rule(
+        id=f"{alias[0].upper()}{alias[1:]}NeedsTensor",
+        path=f"spec.parallelism.{alias}",
+        scope="spec.parallelism",
+        sentence=f"`{alias}` needs `tensorParallelDegree` greater than 1: it cuts what a tensor group holds",
+        check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _tensor(spec) == 1),
+        cel=f"!has(self.{alias}) || !self.{alias} || (has(self.tensorParallelDegree) && self.tensorParallelDegree > 1)",
+        reads=(f"spec.parallelism.{alias}", "spec.parallelism.tensorParallelDegree"),
+    )
+
+
+def _needs_tokens(alias: str, field: str) -> Rule:
+    others = [name.value for name in ModelName if name is not ModelName.GPT]
+    return Rule(
+        id=f"{alias[0].upper()}{alias[1:]}NeedsTokens",
+        path=f"spec.parallelism.{alias}",
+        sentence=f"`{alias}` is for models of tokens, not for '{{model}}': remove it, or train gpt or an entry point",
+        check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _model(spec) in others, model=_model(spec)),
+        cel=f"!has(self.parallelism.{alias}) || !self.parallelism.{alias} || !({_MODEL} in {others})",
+        values={"model": _MODEL},
+        reads=(f"spec.parallelism.{alias}", "spec.training.model.name"),
+    )
+
+
+def _fp16_with(what: str, alias: str, degree: Callable[[JobSpec], int], cel: str) -> Rule:
+    return Rule(
+        id=f"Fp16With{what}",
+        path="spec.training.precision",
+        sentence=f"precision FP16 does not go with `{alias}` {{degree:d}}: a rank's loss scaler does not see overflows"
+        " in the parts of others; use BF16 or FP32",
+        check=lambda spec: when(_is_fp16(spec) and degree(spec) > 1, degree=degree(spec)),
+        cel=f"!{_FP16} || {cel} == 1",
+        values={"degree": cel},
+        reads=("spec.training.precision", f"spec.parallelism.{alias}"),
+    )
+
+
+COMBINATION_RULES = (
+    Rule(
+        id="TensorNeedsPlan",
+        path="spec.parallelism.tensorParallelDegree",
+        sentence="the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found {degree:d}; use"
+        " `dataParallelShardDegree`",
+        check=lambda spec: when(_tensor(spec) > 1 and _model(spec) == ModelName.RESNET, degree=_tensor(spec)),
+        cel=f"{_TENSOR} == 1 || {_MODEL} != 'resnet'",
+        values={"degree": _TENSOR},
+        reads=("spec.parallelism.tensorParallelDegree", "spec.training.model.name"),
+    ),
+    _needs_tensor("sequenceParallel", "sequence_parallel"),
+    _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
+    _needs_tokens("sequenceParallel", "sequence_parallel"),
+    _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
+    _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
+    _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
+    Rule(
+        id="Fp16WithOffload",
+        path="spec.training.precision",
+        scope="spec.training",
+        sentence="precision FP16 does not go with `offload.parameters`: its loss scaler is the device's; use BF16 or"
+        " FP32",
+        check=lambda spec: when(_is_fp16(spec) and spec.training is not None and spec.training.offload.parameters),
+        cel="self.precision != 'FP16' || !self.offload.parameters",
+        reads=("spec.training.precision", "spec.training.offload.parameters"),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Jobs whose techniques do not go together, and some whose do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import Refusal
+
+PARALLELISM = "spec.parallelism"
+GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
+
+COMBINATION_REFUSALS = (
+    Refusal(
+        "TensorNeedsPlan",
+        f"{PARALLELISM}.tensorParallelDegree",
+        "the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found 2; use"
+        " `dataParallelShardDegree`",
+        {"training": {"model": {"name": "resnet"}}, "parallelism": {"tensorParallelDegree": 2}},
+    ),
+    *(
+        Refusal(
+            f"{field[0].upper()}{field[1:]}NeedsTensor",
+            f"{PARALLELISM}.{field}",
+            f"`{field}` needs `tensorParallelDegree` greater than 1: it cuts what a tensor group holds",
+            {"parallelism": {field: True}, **GPT_ON_TEXT},
+        )
+        for field in ("sequenceParallel", "vocabularyParallel")
+    ),
+    *(
+        Refusal(
+            f"{field[0].upper()}{field[1:]}NeedsTokens",
+            f"{PARALLELISM}.{field}",
+            f"`{field}` is for models of tokens, not for 'mlp': remove it, or train gpt or an entry point",
+            {"parallelism": {field: True, "tensorParallelDegree": 2}},
+        )
+        for field in ("sequenceParallel", "vocabularyParallel")
+    ),
+    *(
+        Refusal(
+            f"Fp16With{what}",
+            "spec.training.precision",
+            f"precision FP16 does not go with `{degree}` 2: a rank's loss scaler does not see overflows in the parts of"
+            " others; use BF16 or FP32",
+            {"training": {"precision": "FP16"}, "parallelism": {degree: 2}},
+        )
+        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+    ),
+    Refusal(
+        "Fp16WithOffload",
+        "spec.training.precision",
+        "precision FP16 does not go with `offload.parameters`: its loss scaler is the device's; use BF16 or FP32",
+        {"training": {"precision": "FP16", "offload": {"parameters": True}}},
+    ),
+)
+
+COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "a sharded job": {"parallelism": {"dataParallelShardDegree": 2}},
+    "a model of tokens, cut": {
+        "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
+        **GPT_ON_TEXT,
+    },
+    "a model that lies elsewhere": {"training": {"offload": {"parameters": True, "activations": True}}},
+}

@@ -1,0 +1,67 @@
+"""What a layout asks for and a model does not offer is refused by name; half precision in each layout."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TENSOR = {"tensorParallelDegree": 2}
+GPT = {"data": user("double_tokens")}
+CASES = {
+    "no plan": (small(), TENSOR, "the model Sequential has no method `tensor_plan`"),
+    "a plan that leads nowhere": (
+        small(model=user("planned_mlp", plan="nowhere")),
+        TENSOR,
+        "tensor_plan names `3.missing`, but the model has no such submodule",
+    ),
+    "a plan without vocabulary": (
+        small(model=user("planned_mlp", plan="plain")),
+        TENSOR | {"vocabularyParallel": True},
+        "tensor_plan(sequence=False, vocabulary=True) raised ValueError: neither sequence nor vocabulary",
+    ),
+    "a size that does not divide": (
+        small(model=user("planned_mlp", plan="plain", hidden=7)),
+        TENSOR,
+        "size 7 (dimension 0 of parameter `0.weight`) must be a multiple of 2",
+    ),
+    "built-in heads that do not divide": (
+        small(model={"name": "gpt", "config": {"heads": 3, "width": 12}}, data={"name": "text"}),
+        TENSOR,
+        "spec.training.model.config.heads: 3 must be a multiple of `tensorParallelDegree`, which is 2",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    cases = {
+        name: [{"training": training, "parallelism": parallelism}] for name, (training, parallelism, _) in CASES.items()
+    }
+    return run_cases(tmp_path_factory.mktemp("refused"), 2, cases)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_fit_is_refused_by_name(refused, case):
+    (error,) = refused[case]["errors"]
+    assert error is not None
+    assert error.startswith("InvalidConfiguration: ")
+    assert CASES[case][2] in error
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    training = small(model=user("double_gpt", double=False), steps=3, precision="BF16", logging={"interval": 1}, **GPT)
+    layouts = {"fsdp": {"dataParallelShardDegree": 2}, "tp": TENSOR, "dp": {}}
+    cases = {name: [{"training": training, "parallelism": layout}] for name, layout in layouts.items()}
+    return run_cases(tmp_path_factory.mktemp("halves"), 2, cases)
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp"])
+def test_half_precision_computes_alike_and_keeps_whole_parameters(halves, layout):
+    def losses(name):
+        return [line["loss_metrics/global_avg_loss"] for line in halves[name]["metrics"] if "lr" in line]
+
+    assert halves[layout]["errors"] == [None]
+    assert {value.dtype for value in halves[layout]["parameters"].values()} == {torch.float32}
+    # BF16 keeps 8 bits.
+    assert losses(layout) == pytest.approx(losses("dp"), rel=2**-7)

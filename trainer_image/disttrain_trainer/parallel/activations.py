@@ -1,0 +1,50 @@
+"""What the forward pass keeps for the backward pass: all of it, some of it, or elsewhere.
+
+Recomputation: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Selective: the costly results (matrix
+products and attention) are kept, the cheap ones computed anew (Korthikanti et al. 2022, section 5).
+"""
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from disttrain_api.training import ActivationCheckpointing
+
+_KEPT = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def recompute(layers: list[nn.Module], what: ActivationCheckpointing) -> None:
+    """Have each layer's activations computed anew in the backward pass, in place. Names of parameters stay."""
+    if what is ActivationCheckpointing.NONE:
+        return
+    options = {} if what is ActivationCheckpointing.FULL else {"context_fn": _keep_costly}
+    for layer in layers:
+        layer.forward = functools.partial(  # type: ignore[method-assign]
+            checkpoint, layer.forward, use_reentrant=False, **options
+        )
+
+
+def offload(device: torch.device, enabled: bool) -> AbstractContextManager[object]:
+    """A forward pass inside keeps its activations in the host's memory."""
+    return save_on_cpu(pin_memory=device.type == "cuda") if enabled else nullcontext()
+
+
+def _keep_costly() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: object, operator: object, *arguments: object, **options: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,58 @@
+"""The 2-norm of a gradient that lies in pieces on many ranks, and clipping by it."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from disttrain_trainer.mesh import World
+
+
+def total_norm(parameters: Iterable[nn.Parameter], world: World) -> Tensor:
+    """2-norm over all elements of all gradients, each counted once, alike on every rank.
+
+    Where no gradient is cut, every rank has all of it and nothing is sent.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    device = world.device.torch
+    total = torch.zeros((), dtype=_widest(gradients), device=device)
+    for gradient in gradients:
+        own = _local(gradient)
+        if own.numel():
+            square = torch.linalg.vector_norm(own, dtype=total.dtype).square()
+            total += square.to(device) * (_parts(gradient) / world.size)
+    # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> None:
+    """Scale all gradients down to `maximum` where their norm is above it (as torch's clip_grads_with_norm_)."""
+    factor = torch.clamp(maximum / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            own = _local(parameter.grad)
+            own.mul_(factor.to(own.device, own.dtype))
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _parts(gradient: Tensor) -> int:
+    """Into how many different pieces it is cut; ranks that hold the same piece share its square equally."""
+    if not isinstance(gradient, DTensor):
+        return 1
+    parts = 1
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+        if not isinstance(placement, Replicate):
+            parts *= size
+    return parts
+
+
+def _widest(gradients: list[Tensor]) -> torch.dtype:
+    return torch.float64 if any(gradient.dtype is torch.float64 for gradient in gradients) else torch.float32

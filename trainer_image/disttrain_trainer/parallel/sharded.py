@@ -1,0 +1,67 @@
+"""Sharded data parallelism: parameters, gradients and optimizer state are cut over the ranks, and copied over
+`replicate` groups where there are any (FSDP2, after ZeRO stage 3, Rajbhandari et al. 2020; hybrid sharding).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from disttrain_api.training import Precision, Training
+from disttrain_trainer.mesh import World
+
+
+def is_sharded(training: Training, world: World) -> bool:
+    """Whether gradients are reduced by FSDP2 rather than by DDP.
+
+    Also where nothing is cut: layers that are shared by a tensor group are DTensors, which DDP does not take, and
+    offloading is FSDP2's.
+    """
+    mesh = world.mesh
+    return mesh.shard > 1 or (mesh.replicate > 1 and mesh.tensor > 1) or training.offload.parameters
+
+
+def shard(module: nn.Module, units: list[nn.Module], training: Training, world: World) -> nn.Module:
+    """The module, its parameters cut over the shard group (in place).
+
+    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root.
+    """
+    half = training.precision is Precision.BF16
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
+    )
+    pinned = world.device.kind == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
+    mesh = _mesh(world)
+    for unit in _without_tied(units):
+        fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    return module
+
+
+def reduce_gradients(model: nn.Module, now: bool) -> None:
+    """Whether the next backward pass reduces over the replicas, too.
+
+    Over the shard group every one does: kept whole, the gradients would take the memory that sharding saves.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(now)
+
+
+def _mesh(world: World) -> DeviceMesh:
+    names = world.device_mesh.mesh_dim_names or ()
+    return world.device_mesh["replicate", "shard"] if "replicate" in names else world.device_mesh["shard"]
+
+
+def _without_tied(units: list[nn.Module]) -> Iterator[nn.Module]:
+    """A parameter that two units share can be gathered by neither alone: it is left to the root."""
+    owners: dict[int, int] = {}
+    for unit in units:
+        for parameter in unit.parameters():
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for unit in units:
+        parameters = list(unit.parameters())
+        if parameters and all(owners[id(parameter)] == 1 for parameter in parameters):
+            yield unit
