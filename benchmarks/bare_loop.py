@@ -4,8 +4,6 @@ Run as one rank: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT in the environment; 
 measured steps. Prints seconds per measured step, one line each, on rank 0.
 """
 
-# ruff: noqa: E402 - torch's warnings are turned off before it is loaded
-
 import os
 import sys
 import time

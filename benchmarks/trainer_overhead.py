@@ -35,7 +35,10 @@ def job(parallelism: dict[str, Any], steps: int) -> dict[str, Any]:
     """job.json of a GPT that computes for some tens of milliseconds per step."""
     training = {
         "model": {"name": "gpt", "config": {"layers": 4, "heads": 4, "width": 128, "tieWeights": False}},
-        "data": {"name": "synthetic", "config": {"kind": "Tokens", "sequenceLength": TOKENS, "size": 4096, "heldOutFraction": 0.01}},
+        "data": {
+            "name": "synthetic",
+            "config": {"kind": "Tokens", "sequenceLength": TOKENS, "size": 4096, "heldOutFraction": 0.01},
+        },
         "optimizer": {"name": "AdamW", "learningRate": 0.001},
         "steps": steps,
         "microBatchSize": 8,

@@ -44,6 +44,35 @@ COMBINATION_REFUSALS = (
         )
         for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
     ),
+    *(
+        Refusal(
+            f"DevicesWith{what}",
+            f"{PARALLELISM}.devicesPerProcess",
+            f"`devicesPerProcess` 2 does not go with `{degree}` 2, which wants a process per device: choose one"
+            " of the two",
+            {"parallelism": {"devicesPerProcess": 2, degree: 2}},
+        )
+        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+    ),
+    Refusal(
+        "DeviceModeNeedsDevices",
+        f"{PARALLELISM}.deviceMode",
+        "`deviceMode` says what several devices of a process do: give `devicesPerProcess`, or remove it",
+        {"parallelism": {"deviceMode": "Place"}},
+    ),
+    Refusal(
+        "DevicesWithOffload",
+        f"{PARALLELISM}.devicesPerProcess",
+        "`devicesPerProcess` 2 does not go with `offload.parameters`, which wants a process per device: choose"
+        " one of the two",
+        {"training": {"offload": {"parameters": True}}, "parallelism": {"devicesPerProcess": 2}},
+    ),
+    Refusal(
+        "GpusAreDevices",
+        "spec.workers.gpusPerPod",
+        "`gpusPerPod` 4 must equal processes per pod x `devicesPerProcess`, which is 1 x 2",
+        {"workers": {"gpusPerPod": 4, "processesPerPod": 1}, "parallelism": {"devicesPerProcess": 2}},
+    ),
     Refusal(
         "Fp16WithOffload",
         "spec.training.precision",
@@ -57,6 +86,10 @@ COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a model of tokens, cut": {
         "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
         **GPT_ON_TEXT,
+    },
+    "a process with two GPUs": {
+        "workers": {"gpusPerPod": 2, "processesPerPod": 1},
+        "parallelism": {"devicesPerProcess": 2, "deviceMode": "Place"},
     },
     "a model that lies elsewhere": {"training": {"offload": {"parameters": True, "activations": True}}},
 }

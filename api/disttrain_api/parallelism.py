@@ -20,6 +20,13 @@ class DataParallelMode(StrEnum):
     PARAMETER_SERVER = "ParameterServer"
 
 
+class DeviceMode(StrEnum):
+    """What several devices of one process do."""
+
+    REPLICATE = "Replicate"
+    PLACE = "Place"
+
+
 class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
@@ -46,5 +53,10 @@ class Parallelism(ApiModel):
     """Stages that the layers are cut into. Absent: 1."""
     expert_parallel_degree: Degree | None = None
     """Ranks that the experts are spread over, carved out of shard x context x tensor. Absent: 1."""
+    devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Devices that each process computes on; on CPUs logical ones. Absent: 1."""
+    device_mode: DeviceMode | None = None
+    """With several devices per process. Replicate: a copy of the model on each, which share the batch. Place: each has
+    some of the layers. Absent: Replicate."""
     data_parallel: DataParallel = DataParallel()
     """How data-parallel replicas are kept equal."""

@@ -21,6 +21,12 @@ class Device:
         """ "cpu" or "cuda"."""
         return self.torch.type
 
+    def neighbours(self, count: int) -> list[torch.device]:
+        """This device and the next ones, `count` in all; on a CPU logical ones, which are the CPU."""
+        if self.kind == "cpu":
+            return [self.torch] * count
+        return [torch.device(self.kind, (self.torch.index + step) % torch.cuda.device_count()) for step in range(count)]
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given; a CPU always has."""
         if self.kind == "cuda":
@@ -34,14 +40,14 @@ class Device:
         return "memory/max_resident(GiB)", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def find_device(local_rank: int, local_world_size: int, threads_given: bool) -> Device:
-    """The GPU of this local rank, or the CPU with this rank's share of the cores.
+def find_device(local_rank: int, local_world_size: int, threads_given: bool, devices: int = 1) -> Device:
+    """The GPU of this local rank, the first of its `devices`; or the CPU with this rank's share of the cores.
 
     Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for
     a GPU.
     """
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", local_rank * devices % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return Device(device, "cpu:gloo,cuda:nccl")
     if not threads_given:

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from disttrain_trainer.data.batches import Microbatch, load_microbatch, share_of
 from disttrain_trainer.losses import IGNORED, over
 from disttrain_trainer.mesh import World
-from disttrain_trainer.parallel.data_parallel import share_buffers
+from disttrain_trainer.parallel.data_parallel import share_buffers, without_ddp
 from disttrain_trainer.state import State
 
 
@@ -36,8 +36,7 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
 def _totals_of(state: State, batch: Microbatch) -> torch.Tensor:
     """Loss sum, weight, elements whose class is right, elements that have a class."""
     with state.precision.autocast():
-        # The bare module: DDP's wrapper would share buffers again in every forward pass.
-        outputs = state.module(batch.inputs)
+        outputs = without_ddp(state.model)(batch.inputs)
         loss = state.loss.sum(outputs, batch.targets, batch.weights)
     right = judged = torch.zeros((), device=loss.device)
     if not batch.targets.is_floating_point():

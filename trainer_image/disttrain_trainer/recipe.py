@@ -25,6 +25,7 @@ from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import layers_of
@@ -70,7 +71,7 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
             layer.compile()
     if is_sharded(training, world):
         return shard(module, layers, training, world)
-    return replicate(module, world)
+    return replicate(spread_over_devices(module, config.job.parallelism, world), world)
 
 
 def build_model(training: Training) -> nn.Module:

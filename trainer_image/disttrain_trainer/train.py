@@ -176,7 +176,8 @@ def run(stop: StopRequest) -> int:
     world: World | None = None
     try:
         config = read_config()
-        device = find_device(config.local_rank, config.local_world_size, config.threads_given)
+        devices = config.job.parallelism.devices_per_process or 1
+        device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
         world = join_world(config, device)
         train(config, world, reporter, stop)
         reporter.update(done=True)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from disttrain_api.rules.layout import SHARD
-from disttrain_api.rules.rule import Rule, when
+from disttrain_api.rules.layout import PROCESSES, SHARD
+from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ModelName, Precision
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
 _MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
+_DEVICES = "(has(self.devicesPerProcess) ? self.devicesPerProcess : 1)"
 _FP16 = "(has(self.training) && self.training.precision == 'FP16')"
 
 
@@ -26,6 +27,35 @@ def _model(spec: JobSpec) -> str:
 
 def _is_fp16(spec: JobSpec) -> bool:
     return spec.training is not None and spec.training.precision is Precision.FP16
+
+
+def _devices(spec: JobSpec) -> int:
+    return spec.parallelism.devices_per_process or 1
+
+
+def _device_rule(what: str, alias: str, field: str) -> Rule:
+    def degree(spec: JobSpec) -> int:
+        return getattr(spec.parallelism, field) or 1
+
+    cel = f"(has(self.{alias}) ? self.{alias} : 1)"
+    return Rule(
+        id=f"DevicesWith{what}",
+        path="spec.parallelism.devicesPerProcess",
+        scope="spec.parallelism",
+        sentence=f"`devicesPerProcess` {{devices:d}} does not go with `{alias}` {{degree:d}}, which wants a process per"
+        " device: choose one of the two",
+        check=lambda spec: when(_devices(spec) > 1 and degree(spec) > 1, devices=_devices(spec), degree=degree(spec)),
+        cel=f"{_DEVICES} == 1 || {cel} == 1",
+        values={"devices": _DEVICES, "degree": cel},
+        reads=("spec.parallelism.devicesPerProcess", f"spec.parallelism.{alias}"),
+    )
+
+
+def _gpus_of_devices(spec: JobSpec) -> Values | None:
+    gpus, processes = spec.workers.gpus_per_pod, spec.workers.ranks_per_pod
+    if gpus is None or spec.parallelism.devices_per_process is None or gpus == processes * _devices(spec):
+        return None
+    return {"gpus": gpus, "processes": processes, "devices": _devices(spec)}
 
 
 def _needs_tensor(alias: str, field: str) -> Rule:
@@ -83,6 +113,46 @@ COMBINATION_RULES = (
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
     _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
     _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
+    _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
+    _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
+    Rule(
+        id="DeviceModeNeedsDevices",
+        path="spec.parallelism.deviceMode",
+        scope="spec.parallelism",
+        sentence="`deviceMode` says what several devices of a process do: give `devicesPerProcess`, or remove it",
+        check=lambda spec: when(spec.parallelism.device_mode is not None and _devices(spec) == 1),
+        cel=f"!has(self.deviceMode) || {_DEVICES} > 1",
+        reads=("spec.parallelism.deviceMode", "spec.parallelism.devicesPerProcess"),
+    ),
+    Rule(
+        id="DevicesWithOffload",
+        path="spec.parallelism.devicesPerProcess",
+        sentence="`devicesPerProcess` {devices:d} does not go with `offload.parameters`, which wants a process per"
+        " device: choose one of the two",
+        check=lambda spec: when(
+            _devices(spec) > 1 and spec.training is not None and spec.training.offload.parameters,
+            devices=_devices(spec),
+        ),
+        cel="!has(self.parallelism.devicesPerProcess) || self.parallelism.devicesPerProcess == 1 || !has(self.training)"
+        " || !self.training.offload.parameters",
+        values={"devices": "self.parallelism.devicesPerProcess"},
+        reads=("spec.parallelism.devicesPerProcess", "spec.training.offload.parameters"),
+    ),
+    Rule(
+        id="GpusAreDevices",
+        path="spec.workers.gpusPerPod",
+        sentence="`gpusPerPod` {gpus:d} must equal processes per pod x `devicesPerProcess`, which is {processes:d} x"
+        " {devices:d}",
+        check=_gpus_of_devices,
+        cel="!has(self.workers.gpusPerPod) || !has(self.parallelism.devicesPerProcess)"
+        f" || self.workers.gpusPerPod == {PROCESSES} * self.parallelism.devicesPerProcess",
+        values={
+            "gpus": "self.workers.gpusPerPod",
+            "processes": PROCESSES,
+            "devices": "self.parallelism.devicesPerProcess",
+        },
+        reads=("spec.workers.gpusPerPod", "spec.workers.processesPerPod", "spec.parallelism.devicesPerProcess"),
+    ),
     Rule(
         id="Fp16WithOffload",
         path="spec.training.precision",

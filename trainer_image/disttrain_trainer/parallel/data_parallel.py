@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
 
 
@@ -20,11 +21,12 @@ def replicate(module: nn.Module, world: World) -> nn.Module:
     order of registration). It costs a walk over the autograd graph and a small asynchronous all-reduce per step, and
     lets models leave parameters unused.
     """
+    spread = isinstance(module, Replicated | Placed)
     if world.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return DistributedDataParallel(
         module,
-        device_ids=[world.device.torch] if world.device.kind == "cuda" else None,
+        device_ids=[world.device.torch] if world.device.kind == "cuda" and not spread else None,
         process_group=world.device_mesh.get_group("replicate"),
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
@@ -37,6 +39,11 @@ def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager
     if now or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """What DDP wraps, which computes the same without sharing buffers in every forward pass; else the model itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def share_buffers(module: nn.Module, world: World) -> None:
