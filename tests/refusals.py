@@ -142,6 +142,13 @@ REFUSALS = (
         {"training": {"lrSchedule": {"warmupSteps": 101}}},
     ),
     Refusal(
+        "ProfilingWithinSteps",
+        "spec.training.profiling",
+        "`profiling` ends with step 12 (`firstStep` + `steps` - 1), which must be less than or equal to"
+        " `training.steps` 11",
+        {"training": {"steps": 11, "profiling": {}}},
+    ),
+    Refusal(
         "LabelSmoothingNeedsCrossEntropy",
         "spec.training.loss.labelSmoothing",
         "`labelSmoothing` is a setting of CrossEntropy, not of MeanSquaredError: remove it or change `name`",

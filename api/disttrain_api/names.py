@@ -97,6 +97,7 @@ class Env:
     PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
+    METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
 
 

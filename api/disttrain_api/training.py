@@ -167,10 +167,25 @@ class Evaluation(ApiModel):
 
 
 class Logging(ApiModel):
-    """What the ranks print."""
+    """What the ranks print and write."""
 
     interval: Count = 10
     """Steps between two lines."""
+    tensor_board: bool | None = None
+    """Event files for TensorBoard beside metrics.jsonl. Absent: where the package `tensorboard` is installed."""
+
+
+class Profiling(ApiModel):
+    """Traces of torch.profiler, for Perfetto or chrome://tracing, and memory snapshots, beside metrics.jsonl."""
+
+    first_step: Annotated[int, Field(ge=2, le=1_000_000_000)] = 10
+    """First step that is traced; the one before is traced, too, and thrown away."""
+    steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Steps that are traced."""
+    all_ranks: bool = False
+    """A trace of every rank. Absent: of rank 0."""
+    memory_snapshot: bool = False
+    """On GPUs: when memory runs out, write what it was used for (for docs.pytorch.org/memory_viz)."""
 
 
 class Training(ApiModel):
@@ -215,4 +230,6 @@ class Training(ApiModel):
     evaluation: Evaluation = Evaluation()
     """Evaluation on the held-out part."""
     logging: Logging = Logging()
-    """What the ranks print."""
+    """What the ranks print and write."""
+    profiling: Profiling | None = None
+    """Absent: nothing is profiled."""

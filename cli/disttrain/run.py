@@ -1,6 +1,7 @@
 """`disttrain run job.yaml`: the whole job on this machine, without a cluster."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -42,9 +43,18 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     with folder.locked(), open_view(raw["metadata"]["name"]) as view:
         status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices))
     storage = folder.storage(spec.storage) if spec.storage else None
+    _draw(folder)
     print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
     print(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}), end="", flush=True)
     return exit_code(status, interrupted_by=interrupted_by)
+
+
+def _draw(folder: RunFolder) -> None:
+    """Plots of what the run logged; a full disk is no reason to fail at the end."""
+    from disttrain.local.plots import draw  # matplotlib takes half a second, which validate need not pay
+
+    with contextlib.suppress(OSError):
+        draw(folder.metrics)
 
 
 async def _until_the_end(

@@ -37,6 +37,8 @@ class Config:
     attempt: int = 1
     checkpoint_folder: Path | None = None
     """Where checkpoints, fence and metrics lie; None without storage."""
+    metrics_folder: Path | None = None
+    """Where metrics, events and traces go; None: nowhere."""
     report_dir: Path | None = None
     grace_seconds: float | None = None
     threads_given: bool = False
@@ -66,6 +68,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     mesh, batch = resolve(job, world_size)
     storage = environment.get(Env.STORAGE)
     report_dir = environment.get(Env.REPORT_DIR)
+    metrics_dir = environment.get(Env.METRICS_DIR)
+    checkpoint_folder = Path(storage, job.checkpoint_folder) if storage else None
     grace = environment.get(Env.GRACE_SECONDS)
     return Config(
         job=job,
@@ -77,7 +81,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         local_world_size=_number(environment, Env.LOCAL_WORLD_SIZE, world_size),
         master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
-        checkpoint_folder=Path(storage, job.checkpoint_folder) if storage else None,
+        checkpoint_folder=checkpoint_folder,
+        metrics_folder=Path(metrics_dir) if metrics_dir else checkpoint_folder,
         report_dir=Path(report_dir) if report_dir else None,
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
         threads_given="OMP_NUM_THREADS" in environment,

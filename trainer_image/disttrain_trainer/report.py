@@ -17,6 +17,7 @@ from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
 from disttrain_trainer.mesh import World
+from disttrain_trainer.tensorboard import Events
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -69,6 +70,7 @@ class Metrics:
     world: World
     reporter: Reporter
     file: Path | None
+    events: Events
     attempt: int
     counts_tokens: bool
     check_gradients: bool
@@ -145,9 +147,11 @@ class Metrics:
         }
 
     def _append(self, values: dict[str, Any]) -> None:
+        self.events.write(_without_inf_and_nan(values))
         if self.file is None:
             return
         try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
                 file.write(json.dumps({"attempt": self.attempt, **_without_inf_and_nan(values)}) + "\n")
         except OSError as error:

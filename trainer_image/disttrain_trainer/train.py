@@ -33,10 +33,12 @@ from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.schedules import rate_factor
 from disttrain_trainer.state import State
+from disttrain_trainer.tensorboard import Events, open_events
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -46,36 +48,46 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
-
-    while state.step < training.steps:
-        begin = time.monotonic()
-        microbatches = load_step(state, world)
-        loading = time.monotonic() - begin
-        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
-        own_weight = sum(microbatch.weight for microbatch in microbatches)
-        own_samples = sum(microbatch.samples for microbatch in microbatches)
-        counts = world.speaks
-        weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
-        if stopping:
-            raise stopped(state, checkpoints, metrics, reporter)
-
-        rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
-        loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
-        norm = clip_gradients(state, training.max_gradient_norm, world)
-        update_parameters(state, rate)
-        metrics.record(
-            loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-            loading_seconds=loading,
-        )  # fmt: skip
-
-        last = state.step == training.steps
-        if last or state.step % training.logging.interval == 0:
-            metrics.log(state.step)
-        if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
-            run_evaluation(state, config, world, metrics)
-        if checkpoints is not None and (last or checkpoints.due(state.step)):
-            save(state, checkpoints, metrics, reporter)
+    with profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
+        while state.step < training.steps:
+            run_step(config, world, state, metrics, checkpoints, reporter, stop)
+            profiler.step()
     return state
+
+
+def run_step(
+    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter,
+    stop: StopRequest,
+) -> None:  # fmt: skip
+    """One global batch: load, gradients, clip, update; then whatever is due. Raises Stopped after SIGTERM."""
+    training = config.training
+    begin = time.monotonic()
+    microbatches = load_step(state, world)
+    loading = time.monotonic() - begin
+    # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
+    own_weight = sum(microbatch.weight for microbatch in microbatches)
+    own_samples = sum(microbatch.samples for microbatch in microbatches)
+    counts = world.speaks
+    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
+    if stopping:
+        raise stopped(state, checkpoints, metrics, reporter)
+
+    rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
+    loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
+    norm = clip_gradients(state, training.max_gradient_norm, world)
+    update_parameters(state, rate)
+    metrics.record(
+        loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
+        loading_seconds=loading,
+    )  # fmt: skip
+
+    last = state.step == training.steps
+    if last or state.step % training.logging.interval == 0:
+        metrics.log(state.step)
+    if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
+        run_evaluation(state, config, world, metrics)
+    if checkpoints is not None and (last or checkpoints.due(state.step)):
+        save(state, checkpoints, metrics, reporter)
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
@@ -156,12 +168,13 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
 
 def start_metrics(config: Config, world: World, state: State, reporter: Reporter) -> Metrics:
     """Metrics that begin to count now."""
-    folder = config.checkpoint_folder
+    folder = config.metrics_folder
     target = state.data.training[0][1]
     return Metrics(
         world=world,
         reporter=reporter,
         file=None if folder is None else folder / METRICS_FILE,
+        events=open_events(config.training.logging.tensor_board, folder) if world.first else Events(),
         attempt=config.attempt,
         # A class per position of a sequence; anything else is counted in samples.
         counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),

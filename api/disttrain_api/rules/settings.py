@@ -77,6 +77,15 @@ def _claim_of_one_pod(spec: JobSpec) -> Values | None:
     )
 
 
+def _profiled_too_late(spec: JobSpec) -> Values | None:
+    training = spec.training
+    if training is None or training.profiling is None:
+        return None
+    end = training.profiling.first_step + training.profiling.steps - 1
+    return when(end > training.steps, end=end, steps=training.steps)
+
+
+_PROFILED = "self.profiling.firstStep + self.profiling.steps - 1"
 _SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
 
 SETTING_RULES = (
@@ -122,6 +131,17 @@ SETTING_RULES = (
         cel="self.lrSchedule.warmupSteps <= self.steps",
         values={"warmup": "self.lrSchedule.warmupSteps", "steps": "self.steps"},
         reads=("spec.training.lrSchedule.warmupSteps", "spec.training.steps"),
+    ),
+    Rule(
+        id="ProfilingWithinSteps",
+        path="spec.training.profiling",
+        scope="spec.training",
+        sentence="`profiling` ends with step {end:d} (`firstStep` + `steps` - 1), which must be less than or equal to"
+        " `training.steps` {steps:d}",
+        check=_profiled_too_late,
+        cel=f"!has(self.profiling) || {_PROFILED} <= self.steps",
+        values={"end": _PROFILED, "steps": "self.steps"},
+        reads=("spec.training.profiling", "spec.training.steps"),
     ),
     Rule(
         id="LabelSmoothingNeedsCrossEntropy",

@@ -7,6 +7,7 @@ disttrain-runs/
     config/                what the job's Secret holds
     storage/               checkpoints, where the job has storage of its own
     logs/<pod>.log
+    metrics/               metrics.jsonl, plots, event files, traces
     pods/<pod>/            scratch space; gone with the pod
 """
 
@@ -46,6 +47,10 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
 
     def log(self, pod: str) -> Path:
         return self.logs / f"{pod}.log"

@@ -204,6 +204,7 @@ class LocalRun:
             # The ranks share one machine: each gets its part of the cores, not all of them.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             Env.TERMINATION_LOG: str(self.folder.termination_log(pod)),
+            Env.METRICS_DIR: str(self.folder.metrics),
         }
 
     def _tell_left_out(self, manifest: RawJob) -> None:

@@ -53,6 +53,8 @@ def _figures(status: JobStatus) -> Iterator[str]:
 
 def _places(folder: RunFolder, storage: Path | None) -> Iterator[str]:
     yield f"logs {_short(folder.logs)}"
+    if any(folder.metrics.glob("*.png")):
+        yield f"plots {_short(folder.metrics)}"
     if storage is not None:
         yield f"checkpoints {_short(storage)}"
 

@@ -1,0 +1,49 @@
+"""Event files for TensorBoard: the figures of metrics.jsonl, under the same names."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disttrain_trainer.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FOLDER = "tensorboard"
+
+
+class Events:
+    """Writes figures; nothing where there is no writer."""
+
+    def __init__(self, writer: SummaryWriter | None = None) -> None:
+        self._writer = writer
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Every number in `values` at its `step`."""
+        if self._writer is None:
+            return
+        for name, value in values.items():
+            if name != "step" and value is not None:
+                self._writer.add_scalar(name, value, values["step"])
+        # A rank may be killed at any time, and it ends without tear-down.
+        self._writer.flush()
+
+
+def open_events(wanted: bool | None, folder: Path | None) -> Events:
+    """Raises InvalidConfiguration where event files are wanted and cannot be written."""
+    if wanted is False or folder is None:
+        if wanted:
+            raise InvalidConfiguration("`training.logging.tensorBoard` needs `spec.storage`, where event files can lie")
+        return Events()
+    if find_spec("tensorboard") is None:
+        if wanted:
+            raise InvalidConfiguration(
+                "`training.logging.tensorBoard`: the package `tensorboard` is not installed in this image; install it, "
+                "or remove the field"
+            )
+        return Events()
+    from torch.utils.tensorboard import SummaryWriter  # imported where it is used: it takes half a second
+
+    return Events(SummaryWriter(str(folder / FOLDER)))
