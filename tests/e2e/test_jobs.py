@@ -7,7 +7,7 @@ import yaml
 
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import example, job, long_job, program
+from tests.e2e.manifests import ONE_THREAD, example, job, long_job, program
 from tests.e2e.observe import end_soon, first_step, train_until_a_checkpoint
 
 TORCHRUN = """
@@ -55,6 +55,18 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
     assert (status["restarts"], status["mesh"], status["phase"]) == (0, "dp2", "Succeeded")
     line = kubectl("get", "dtj", "ddp").splitlines()
     assert line[0].split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "RESTARTS", "AGE"]
+
+
+def test_two_dimensions_over_two_nodes(kubectl: Kubectl) -> None:
+    """Ranks of a pod share layers, the pods share parameters: sub-groups within and across nodes."""
+    kubectl.apply(example("fsdp-tensor", workers={"template": ONE_THREAD}))
+    kubectl.wait("Finished", "fsdp-tensor", patience=400)
+    status = kubectl.status("fsdp-tensor")
+    assert kubectl.condition("fsdp-tensor", "Complete")["status"] == "True", kubectl.story("fsdp-tensor")
+    assert (status["restarts"], status["mesh"], status["worldSize"]) == (0, "fsdp2 x tp2", 4)
+    metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
+    # Knowing nothing costs 5.5 nats per byte, knowing how often each byte occurs about 3.3.
+    assert metrics["loss"] < 3.3
 
 
 def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Kubectl) -> None:

@@ -49,6 +49,7 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         attempt=attempt,
         checkpoint_folder=folder / "test",
+        metrics_folder=folder / "test",
     )
 
 

@@ -39,6 +39,7 @@ LAYOUTS = {
     "fsdp2 of an mlp": (2, "mlp, SGD", {SHARD: 2}, ACCUMULATE),
     "dp2, offloaded": (2, "gpt, SGD", {}, OFFLOAD | ACCUMULATE),
     "dp2, recomputed": (2, "gpt, SGD", {}, SELECTIVE | {"offload": {"activations": True}}),
+    "fsdp2, compiled": (2, "mlp, SGD", {SHARD: 2}, {"compile": True}),
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),
     "tp2, sequence": (2, "gpt, AdamW", {TENSOR: 2, "sequenceParallel": True}, {}),
@@ -111,33 +112,32 @@ def test_training_moves_the_parameters(alone):
         assert losses[-1] != pytest.approx(losses[0], rel=1e-3)
 
 
-class TestCheckpointsChangeLayout:
-    """Stopped in one layout, resumed in another: as if never stopped."""
+CHANGES = {
+    "fsdp4 to dp2 x tp2": ({SHARD: 4}, {REPLICATE: 2, TENSOR: 2}),
+    "dp2 x tp2 to fsdp4": ({REPLICATE: 2, TENSOR: 2}, {SHARD: 4}),
+    "dp4 to fsdp2 x tp2": ({}, {SHARD: 2, TENSOR: 2}),
+    "tp4 to dp4": ({TENSOR: 4}, {}),
+}
 
-    CHANGES = {
-        "fsdp4 to dp2 x tp2": ({SHARD: 4}, {REPLICATE: 2, TENSOR: 2}),
-        "dp2 x tp2 to fsdp4": ({REPLICATE: 2, TENSOR: 2}, {SHARD: 4}),
-        "dp4 to fsdp2 x tp2": ({}, {SHARD: 2, TENSOR: 2}),
-        "tp4 to dp4": ({TENSOR: 4}, {}),
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    training = TRAININGS["gpt, AdamW"]
+    cases = {
+        name: [
+            {"training": training, "parallelism": first, "stop_after": 2},
+            {"training": training, "parallelism": second},
+        ]
+        for name, (first, second) in CHANGES.items()
     }
+    return run_cases(tmp_path_factory.mktemp("resumed"), 4, cases)
 
-    @pytest.fixture(scope="class")
-    def resumed(self, tmp_path_factory):
-        training = TRAININGS["gpt, AdamW"]
-        cases = {
-            name: [
-                {"training": training, "parallelism": first, "stop_after": 2},
-                {"training": training, "parallelism": second},
-            ]
-            for name, (first, second) in self.CHANGES.items()
-        }
-        return run_cases(tmp_path_factory.mktemp("resumed"), 4, cases)
 
-    @pytest.mark.parametrize("change", CHANGES)
-    def test_parameters(self, alone, resumed, change):
-        stopped, ended = resumed[change]["errors"]
-        assert "stopped after step 2, its checkpoint is written" in stopped
-        assert ended is None
-        for name, value in alone["gpt, AdamW"]["parameters"].items():
-            distance = torch.linalg.vector_norm(resumed[change]["parameters"][name] - value)
-            assert distance <= TOLERANCE * torch.linalg.vector_norm(value), name
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_job_stopped_in_one_layout_goes_on_in_another(alone, resumed, change):
+    stopped, ended = resumed[change]["errors"]
+    assert "stopped after step 2, its checkpoint is written" in stopped
+    assert ended is None
+    for name, value in alone["gpt, AdamW"]["parameters"].items():
+        distance = torch.linalg.vector_norm(resumed[change]["parameters"][name] - value)
+        assert distance <= TOLERANCE * torch.linalg.vector_norm(value), name
