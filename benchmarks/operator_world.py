@@ -43,15 +43,17 @@ class StuckError(Exception):
 
 
 def manifest(name: str, replicas: int, **run_policy: Any) -> dict[str, Any]:
-    """A job with a usual template."""
+    """A usual job of our own trainer."""
     resources = {"requests": {"cpu": "10m", "memory": "16Mi"}}
-    container = {"name": "trainer", "image": IMAGE, "command": ["train"], "resources": resources}
+    container = {"name": "trainer", "image": IMAGE, "resources": resources}
+    training = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 100, "microBatchSize": 8}
     return {
         "apiVersion": "disttrain.io/v1alpha1",
         "kind": "DistTrainingJob",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
             "workers": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
+            "training": training,
             "runPolicy": run_policy,
         },
     }

@@ -60,10 +60,23 @@ def service(job: PlannedJob, site: Site) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": job_labels(job.name, job.uid),
+            "selector": _addressed(job),
             "ports": [{"name": "master", "port": MASTER_PORT}],
         },
     }
+
+
+def _addressed(job: PlannedJob) -> dict[str, str]:
+    """Labels of the pods that have an address of their own.
+
+    Our own trainer looks up rank 0 alone. A Service over thousands of pods is written anew with each of them that
+    starts, which costs an API server and its nodes more than the pods themselves. Own programs may look for anyone.
+    """
+    labels = job_labels(job.name, job.uid)
+    spec = _spec(job)
+    if spec.training is None or spec.parameter_servers is not None:
+        return labels
+    return labels | {Label.ROLE: Role.WORKER.value, Label.INDEX: "0"}
 
 
 def secret(job: PlannedJob, site: Site) -> Manifest:

@@ -9,6 +9,7 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import Role
 from disttrain_operator.plan.desired import GangPlan, Loopback, PodDefaults, Site, claim, pod, secret, service
 from disttrain_operator.plan.identity import pod_name
+from disttrain_operator.plan.site import PlannedJob
 from tests.builders import UID, a_job
 
 SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
@@ -56,6 +57,23 @@ def test_the_master_has_the_name_that_its_peers_are_told() -> None:
     assert master["spec"]["subdomain"] == service(job, SITE)["metadata"]["name"]
     selector = service(job, SITE)["spec"]["selector"]
     assert selector.items() <= master["metadata"]["labels"].items()
+
+
+def selected(job: PlannedJob, role: Role, index: int) -> bool:
+    selector = service(job, SITE)["spec"]["selector"]
+    return bool(selector.items() <= pod(job, role, index, 1, SITE)["metadata"]["labels"].items())
+
+
+def test_our_own_trainer_looks_up_rank_0_alone() -> None:
+    job = a_job(workers={"replicas": 3})
+    assert [selected(job, Role.WORKER, index) for index in range(3)] == [True, False, False]
+
+
+def test_an_own_program_may_look_up_every_pod() -> None:
+    template = command_template()
+    job = a_job(training=None, workers={"template": template}, parameterServers={"replicas": 2, "template": template})
+    assert all(selected(job, Role.WORKER, index) for index in range(2))
+    assert all(selected(job, Role.PS, index) for index in range(2))
 
 
 def test_no_name_is_longer_than_a_hostname_may_be() -> None:
