@@ -6,6 +6,11 @@ from typing import Any
 from tests.refusal import Refusal
 
 PARALLELISM = "spec.parallelism"
+CUTS = (
+    ("Shards", "dataParallelShardDegree"),
+    ("Tensor", "tensorParallelDegree"),
+    ("Pipeline", "pipelineParallelDegree"),
+)
 GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
 
 COMBINATION_REFUSALS = (
@@ -42,7 +47,7 @@ COMBINATION_REFUSALS = (
             " others; use BF16 or FP32",
             {"training": {"precision": "FP16"}, "parallelism": {degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     *(
         Refusal(
@@ -52,7 +57,7 @@ COMBINATION_REFUSALS = (
             " of the two",
             {"parallelism": {"devicesPerProcess": 2, degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     Refusal(
         "DeviceModeNeedsDevices",

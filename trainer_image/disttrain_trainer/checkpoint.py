@@ -71,7 +71,7 @@ class Checkpoints:
         if not steps:
             return None
         path = self._folders.path(steps[-1])
-        _load(state, path, self._world.rank)
+        _load(state, path, self._world)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
         self._latest = _report(state.step, path, written)
         return self._latest
@@ -141,11 +141,14 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
     }
 
 
-def _load(state: State, path: Path, rank: int) -> None:
+def _load(state: State, path: Path, world: World) -> None:
+    rank = world.rank
     reader = dcp.FileSystemReader(path)
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
-    _require_fit(metadata, contents, path)
+    # Ranks of a pipeline hold different parts of the model.
+    names = set().union(*world.gather(set(contents["model"]))) if state.pipeline else set(contents["model"])
+    world.all_or_none(lambda: _require_fit(metadata, contents, names, path))
     saved = metadata.state_dict_metadata
     # A larger world has ranks without a saved random state, another precision none for the scaler.
     for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
@@ -166,8 +169,11 @@ def _load(state: State, path: Path, rank: int) -> None:
     state.cursor = Cursor(train["epoch"], train["position"]) if same_data else Cursor()
 
 
-def _require_fit(metadata: Metadata, contents: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there."""
+def _require_fit(metadata: Metadata, contents: dict[str, Any], names: set[str], path: Path) -> None:
+    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there.
+
+    names: of the model's parameters and buffers on all ranks.
+    """
     there = {name: entry for name, entry in metadata.state_dict_metadata.items() if name.startswith("model.")}
     here = {f"model.{name}": value for name, value in contents["model"].items()}
     advice = "use the model that wrote it, or another `training.checkpoint.folder`"
@@ -181,7 +187,7 @@ def _require_fit(metadata: Metadata, contents: dict[str, Any], path: Path) -> No
                 f"{path} is of another model: parameter `{parameter}` has shape {list(entry.size)} there and "
                 f"{list(value.shape)} here; {advice}"
             )
-    for name in there.keys() - here.keys():
+    for name in there.keys() - {f"model.{name}" for name in names}:
         parameter = name.removeprefix("model.")
         raise CheckpointMismatch(f"{path} is of another model: parameter `{parameter}` is unknown here; {advice}")
     for parameter, values in contents["optimizer"].items():

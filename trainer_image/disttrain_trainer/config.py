@@ -12,6 +12,7 @@ from disttrain_api.batch import Batch, resolve_batch
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.pipeline import microbatches_of
 from disttrain_api.spec import JobSpec, Storage, Workers
 from disttrain_api.training import Training
 from disttrain_api.validate import spec_problems
@@ -122,7 +123,7 @@ def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
     if problems:
         raise InvalidConfiguration("; ".join(map(str, problems)))
     mesh = Mesh.of(job.parallelism, world_size)
-    return mesh, resolve_batch(job.training, mesh.data_parallel)
+    return mesh, resolve_batch(job.training, mesh.data_parallel, microbatches_of(job.parallelism))
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

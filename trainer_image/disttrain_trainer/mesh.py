@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from disttrain_api.mesh import AXES, Mesh
+from disttrain_api.pipeline import output_index
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
 from disttrain_trainer.errors import PeerLost, PortInUse, TrainerError, last_line
@@ -35,6 +36,8 @@ class World:
     device_mesh: DeviceMesh
     """One dimension per axis of the mesh whose degree is above 1, and `shard` (parallel/sharded.py needs it)."""
     store: dist.Store
+    output_index: int = 0
+    """Pipeline index that has outputs and loss."""
 
     @property
     def first(self) -> bool:
@@ -54,9 +57,9 @@ class World:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank counts where each replica counts once: it is the first of those that share its samples."""
+        """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
         at = self.mesh.coordinates(self.rank)
-        return not (at["pipeline"] or at["context"] or at["tensor"])
+        return at["pipeline"] == self.output_index and not (at["context"] or at["tensor"])
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
@@ -90,6 +93,18 @@ class World:
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
 
+    def all_or_none(self, work: Callable[[], None]) -> None:
+        """`work` on every rank; a TrainerError that some rank raises is raised on every rank."""
+        failure: TrainerError | None = None
+        try:
+            work()
+        except TrainerError as error:
+            error.on_every_rank = True
+            failure = error
+        for found in self.gather(failure):
+            if found is not None:
+                raise found
+
     def part(self) -> None:
         """Wait, but not for ever, until every rank is past its last collective. Rank 0, the store's host, goes last.
 
@@ -120,7 +135,9 @@ def join_world(config: Config, device: Device) -> World:
         )
     except (dist.DistError, RuntimeError) as error:
         raise _translate(config, error) from error
-    return World(config.rank, config.world_size, device, config.mesh, device_mesh_of(config.mesh, device), store)
+    mesh = device_mesh_of(config.mesh, device)
+    output = output_index(config.job.parallelism)
+    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output)
 
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ class Metrics:
     counts_tokens: bool
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
+    figures: Callable[[], dict[str, float]] = dict
+    """What else is to be told of the steps since it was last asked; called by all ranks together."""
     steps: list[_Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
@@ -144,6 +147,7 @@ class Metrics:
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
+            **self.figures(),
         }
 
     def _append(self, values: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.precision import MixedPrecision
 
 
@@ -25,6 +26,8 @@ class State:
     data: Datasets
     sampler: Sampler
     offload_activations: bool = False
+    pipeline: Pipeline | None = None
+    """This rank's part of a pipeline, which then takes the place of `model`."""
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0
     """Optimizer steps done."""
@@ -33,3 +36,8 @@ class State:
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that are trained."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether this rank uses the samples of its replica: their inputs, or their targets."""
+        return self.pipeline is None or self.pipeline.first or self.pipeline.last

@@ -91,7 +91,9 @@ def run_step(
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
-    """This rank's microbatches of the next global batch."""
+    """This rank's microbatches of the next global batch; none in the middle of a pipeline."""
+    if not state.takes_samples:
+        return []
     slots = state.sampler.microbatches(state.cursor, world.replica)
     return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
 
@@ -101,6 +103,8 @@ def accumulate_gradients(state: State, microbatches: list[Microbatch], weight: f
 
     `weight` is the number of those samples. Replicas are averaged where the losses are summed, hence x replicas.
     """
+    if state.pipeline is not None:
+        return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
@@ -116,7 +120,7 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
     settle_gradients(state.parameters)
     state.precision.unscale(state.optimizer)
-    norm = total_norm(state.parameters, world)
+    norm = total_norm(state.parameters, world, state.pipeline.copies if state.pipeline is not None else None)
     if maximum is not None:
         clip(state.parameters, norm, maximum)
     return norm
@@ -179,6 +183,7 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         # A class per position of a sequence; anything else is counted in samples.
         counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
         check_gradients=not state.precision.scales,
+        figures=state.pipeline.figures if state.pipeline is not None else dict,
     )
 
 

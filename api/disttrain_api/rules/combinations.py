@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from disttrain_api.rules.layout import PROCESSES, SHARD
+from disttrain_api.rules.layout import PIPELINE, PROCESSES, SHARD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ModelName, Precision
@@ -19,6 +19,10 @@ def _tensor(spec: JobSpec) -> int:
 
 def _shard(spec: JobSpec) -> int:
     return spec.parallelism.data_parallel_shard_degree or 1
+
+
+def _pipeline(spec: JobSpec) -> int:
+    return spec.parallelism.pipeline_parallel_degree or 1
 
 
 def _model(spec: JobSpec) -> str:
@@ -113,8 +117,10 @@ COMBINATION_RULES = (
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
     _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
     _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
+    _fp16_with("Pipeline", "pipelineParallelDegree", _pipeline, PIPELINE),
     _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
     _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
+    _device_rule("Pipeline", "pipelineParallelDegree", "pipeline_parallel_degree"),
     Rule(
         id="DeviceModeNeedsDevices",
         path="spec.parallelism.deviceMode",

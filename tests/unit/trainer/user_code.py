@@ -214,9 +214,9 @@ def double_gpt(double: bool = True, **config: Any) -> nn.Module:
     return module if double else module.float()
 
 
-def double_builtin_mlp() -> nn.Module:
+def double_builtin_mlp(depth: int = 2) -> nn.Module:
     """The built-in Mlp in float64, for `double_samples`."""
-    return _moved(mlp.build(MlpConfig(hidden_sizes=[8, 8], input_size=6, output_size=5)))
+    return _moved(mlp.build(MlpConfig(hidden_sizes=[8] * depth, input_size=6, output_size=5)))
 
 
 def _moved(module: nn.Module) -> nn.Module:
