@@ -8,14 +8,29 @@ from disttrain_api.training import Training
 
 
 def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
-    """Every size of a built-in model that `tensorParallelDegree` does not divide. Paths start with `training.`."""
-    degree = parallelism.tensor_parallel_degree or 1
-    if degree == 1 or training.model.name is None or config_problems(training):
+    """Every size of a built-in model that the degrees do not divide. Paths start with `training.`."""
+    if training.model.name is None or config_problems(training):
         return
-    for name, size in _cut_sizes(training, parallelism):
+    yield from _expert_problems(training, parallelism)
+    degree = parallelism.tensor_parallel_degree or 1
+    for name, size in _cut_sizes(training, parallelism) if degree > 1 else ():
         if size % degree:
             message = f"{size} must be a multiple of `tensorParallelDegree`, which is {degree}"
             yield f"training.model.config.{name}", message
+
+
+def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
+    config = model_config(training)
+    if not isinstance(config, GptConfig):
+        return
+    degree, path = parallelism.expert_parallel_degree or 1, "training.model.config.experts"
+    if config.experts is None:
+        if degree > 1:
+            yield path, f"must be given, and be a multiple of `expertParallelDegree`, which is {degree}"
+    elif config.experts % degree:
+        yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
+    elif (parallelism.devices_per_process or 1) > 1:
+        yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
 
 
 def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[str, int]]:

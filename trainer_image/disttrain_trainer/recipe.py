@@ -3,7 +3,7 @@
 The order and its reasons:
 1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
 2. model to its device: the optimizer must hold the parameters that the device computes with;
-3. tensor parallelism first: it replaces parameters, and what follows wraps those that compute;
+3. tensor and expert parallelism first: they replace parameters, and what follows wraps those that compute;
 4. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
 5. data parallelism outermost: it must see the gradients that everything inside it has produced;
 6. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
@@ -26,6 +26,7 @@ from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
+from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import layers_of
@@ -55,6 +56,7 @@ def build_state(config: Config, world: World) -> State:
         precision=build_precision(training, world),
         loss=build_loss(training.loss),
         data=data,
+        routing=watch_routing(module),
         sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
         offload_activations=training.offload.activations,
     )
@@ -64,13 +66,14 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
     """The module as it is called in a step: cut, wrapped and copied as the manifest says."""
     training = config.training
     share_layers(module, config.job.parallelism, world)
+    experts = spread_experts(module, config.job.parallelism, world)
     layers = layers_of(module)
     recompute(layers, training.activation_checkpointing)
     if training.compile:
         for layer in layers or [module]:
             layer.compile()
     if is_sharded(training, world):
-        return shard(module, layers, training, world)
+        return shard(module, layers, training, world, experts)
     return replicate(spread_over_devices(module, config.job.parallelism, world), world)
 
 

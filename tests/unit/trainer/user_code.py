@@ -214,6 +214,11 @@ def double_gpt(double: bool = True, **config: Any) -> nn.Module:
     return module if double else module.float()
 
 
+def double_moe_gpt(**config: Any) -> nn.Module:
+    """The built-in Gpt with experts, small, in float64."""
+    return double_gpt(experts=4, **config)
+
+
 def double_builtin_mlp() -> nn.Module:
     """The built-in Mlp in float64, for `double_samples`."""
     return _moved(mlp.build(MlpConfig(hidden_sizes=[8, 8], input_size=6, output_size=5)))
