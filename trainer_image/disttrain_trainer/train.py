@@ -101,8 +101,8 @@ def accumulate_gradients(
 ) -> torch.Tensor:
     """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
 
-    `weight` is the number of what the loss is the mean of, `samples` that of samples, over which the auxiliary losses of
-    experts are averaged. Replicas are averaged where the losses are summed, hence x replicas.
+    `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
+    over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
     auxiliary = state.precision.scaled_one() * (replicas / samples)
     total = torch.zeros((), device=state.precision.device)

@@ -26,8 +26,8 @@ class Choice:
 def choose(logits: Tensor, per_token: int) -> Choice:
     """The k most probable experts of each token. logits: [N, E].
 
-    With one expert the gate is its probability (Switch, Fedus et al. 2021, section 2.1), so that the router learns; with
-    more it is the softmax over the chosen ones (Shazeer et al. 2017, section 2.1).
+    With one expert the gate is its probability (Switch, Fedus et al. 2021, section 2.1), so that the router learns;
+    with more it is the softmax over the chosen ones (Shazeer et al. 2017, section 2.1).
     """
     probabilities = logits.softmax(-1)
     gates, experts = probabilities.topk(per_token, dim=-1)
@@ -45,8 +45,8 @@ def assignments_per_expert(experts: Tensor, counted: Tensor, count: int) -> Tens
 def admit(experts: Tensor, counted: Tensor, count: int, capacity_factor: float | None) -> Tensor:
     """[N, k] of bool: the assignments that are computed. Padding (not `counted`, [N]) never is, and takes no room.
 
-    With a factor c every expert takes the first ceil(c k N' / E) of its assignments in the order of the tokens, where N'
-    is the number of tokens that are counted (Switch, section 2.2). Without one none is dropped.
+    With a factor c every expert takes the first ceil(c k N' / E) of its assignments in the order of the tokens, where
+    N' is the number of tokens that are counted (Switch, section 2.2). Without one none is dropped.
     """
     admitted = counted.unsqueeze(1).expand(experts.shape)
     if capacity_factor is None:
@@ -68,8 +68,8 @@ def by_expert(experts: Tensor, admitted: Tensor) -> Tensor:
 def balance_losses(probabilities: Tensor, fractions: Tensor) -> Tensor:
     """[N]: each token's part of the load-balancing loss E sum_e f_e P_e (Switch, section 2.2); 1 where all is even.
 
-    fractions: [E], the part f_e of all assignments that went to each expert, of all ranks and without gradient. The mean
-    over the tokens is the loss, since P_e is the mean probability.
+    fractions: [E], the part f_e of all assignments that went to each expert, of all ranks and without gradient. The
+    mean over the tokens is the loss, since P_e is the mean probability.
     """
     return (probabilities @ fractions.to(probabilities.dtype)) * len(fractions)
 

@@ -30,8 +30,8 @@ def shard(
 ) -> nn.Module:
     """The module, its parameters cut over the shard group (in place).
 
-    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. `experts` is the mesh
-    that experts are spread over, if they are.
+    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. `experts` is the
+    mesh that experts are spread over, if they are.
     """
     half = training.precision is Precision.BF16
     precision = MixedPrecisionPolicy(
