@@ -47,10 +47,14 @@ REFUSALS = (
             f"`{degree}` 2 is not built yet: set it to 1 or leave it out",
             {"parallelism": {degree: 2}},
         )
-        for degree in (
-            "contextParallelDegree",
-            "expertParallelDegree",
-        )
+        for degree in ("contextParallelDegree",)
+    ),
+    Refusal(
+        "ExpertsDivideRanks",
+        f"{PARALLELISM}.expertParallelDegree",
+        "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
+        " are spread over those ranks; raise `dataParallelShardDegree`",
+        {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
     ),
     Refusal(
         "ParameterServerMode",

@@ -21,6 +21,23 @@ COMBINATION_REFUSALS = (
         " `dataParallelShardDegree`",
         {"training": {"model": {"name": "resnet"}}, "parallelism": {"tensorParallelDegree": 2}},
     ),
+    Refusal(
+        "ExpertsNeedExperts",
+        f"{PARALLELISM}.expertParallelDegree",
+        "the model 'mlp' has no experts: `expertParallelDegree` must be 1, found 2; use `dataParallelShardDegree`",
+        {"parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2}},
+    ),
+    Refusal(
+        "ExpertsWithPipeline",
+        f"{PARALLELISM}.expertParallelDegree",
+        "`expertParallelDegree` 2 does not go with `pipelineParallelDegree` 2: experts in the stages of a pipeline are"
+        " not built yet",
+        {
+            "workers": {"replicas": 4},
+            "parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2, "pipelineParallelDegree": 2},
+            "training": {"model": {"entrypoint": "a:b", "name": None}},
+        },
+    ),
     *(
         Refusal(
             f"{field[0].upper()}{field[1:]}NeedsTensor",
@@ -91,6 +108,13 @@ COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a model of tokens, cut": {
         "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
         **GPT_ON_TEXT,
+    },
+    "experts on shards": {
+        "parallelism": {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
+        "training": {
+            "model": {"name": "gpt", "config": {"experts": 4, "expertsPerToken": 1, "capacityFactor": 1.25}},
+            "data": {"name": "text"},
+        },
     },
     "a process with two GPUs": {
         "workers": {"gpusPerPod": 2, "processesPerPod": 1},

@@ -16,6 +16,7 @@ def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Probl
     if training.model.name is None or config_problems(training):
         return
     yield from _tensor_problems(training, parallelism)
+    yield from _expert_problems(training, parallelism)
     stages, (name, layers) = stages_of(parallelism), _layers_to_split(training)
     if stages > layers:
         message = f"makes {layers} layers that can be split, there are {stages} stages: use fewer, or more layers"
@@ -42,6 +43,22 @@ def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[P
         if size % degree:
             message = f"{size} must be a multiple of `tensorParallelDegree`, which is {degree}"
             yield f"training.model.config.{name}", message
+
+
+def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
+    config = model_config(training)
+    if not isinstance(config, GptConfig):
+        return
+    degree, path = parallelism.expert_parallel_degree or 1, "training.model.config.experts"
+    if config.experts is None:
+        if degree > 1:
+            yield path, f"must be given, and be a multiple of `expertParallelDegree`, which is {degree}"
+    elif config.experts % degree:
+        yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
+    elif (parallelism.devices_per_process or 1) > 1:
+        yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
+    elif stages_of(parallelism) > 1:
+        yield path, "experts in the stages of a pipeline are not built yet: leave one of the two out"
 
 
 def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[str, int]]:

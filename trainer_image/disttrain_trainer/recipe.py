@@ -4,7 +4,7 @@ The order and its reasons:
 1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
 2. model to its device: the optimizer must hold the parameters that the device computes with;
 3. a pipeline's stages before anything else, on the whole model; what follows then happens to this rank's layers;
-4. tensor parallelism first: it replaces parameters, and what follows wraps those that compute;
+4. tensor and expert parallelism first: they replace parameters, and what follows wraps those that compute;
 5. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
 6. data parallelism outermost: it must see the gradients that everything inside it has produced;
 7. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
@@ -27,6 +27,7 @@ from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
+from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
@@ -63,6 +64,7 @@ def build_state(config: Config, world: World) -> State:
         precision=precision,
         loss=loss,
         data=data,
+        routing=watch_routing(module),
         sampler=sampler,
         offload_activations=training.offload.activations,
         pipeline=pipeline,
@@ -73,6 +75,7 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
     """The module as it is called in a step: cut, wrapped and copied as the manifest says."""
     training = config.training
     share_layers(module, config.job.parallelism, world)
+    experts = spread_experts(module, config.job.parallelism, world)
     layers = layers_of(module)
     # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.
     recompute(layers[:-1] if composes(module) and len(layers) > 1 else layers, training.activation_checkpointing)
@@ -80,7 +83,7 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         for layer in layers or [module]:
             layer.compile()
     if is_sharded(training, world):
-        return shard(module, layers, training, world)
+        return shard(module, layers, training, world, experts)
     return replicate(spread_over_devices(module, config.job.parallelism, world), world)
 
 

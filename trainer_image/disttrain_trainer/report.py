@@ -18,6 +18,7 @@ from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
 from disttrain_trainer.mesh import World
+from disttrain_trainer.moe.step import RoutingFigures
 from disttrain_trainer.tensorboard import Events
 
 METRICS_FILE = "metrics.jsonl"
@@ -62,6 +63,7 @@ class _Step:
     """Samples of all ranks."""
     rate: float
     loading_seconds: float
+    routing: RoutingFigures | None = None
 
 
 @dataclass
@@ -147,6 +149,7 @@ class Metrics:
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
+            **(last.routing.metrics(self.world) if last.routing else {}),
             **self.figures(),
         }
 

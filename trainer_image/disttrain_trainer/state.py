@@ -8,6 +8,7 @@ from torch import nn
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.precision import MixedPrecision
 
@@ -25,6 +26,8 @@ class State:
     loss: WeightedLoss
     data: Datasets
     sampler: Sampler
+    routing: RoutingOfStep
+    """What the layers with experts, if there are any, are told of each microbatch."""
     offload_activations: bool = False
     pipeline: Pipeline | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""

@@ -73,12 +73,12 @@ def run_step(
         raise stopped(state, checkpoints, metrics, reporter)
 
     rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
-    loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
+    loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
     norm = clip_gradients(state, training.max_gradient_norm, world)
     update_parameters(state, rate)
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading,
+        loading_seconds=loading, routing=state.routing.figures(samples or 1.0),
     )  # fmt: skip
 
     last = state.step == training.steps
@@ -98,16 +98,21 @@ def load_step(state: State, world: World) -> list[Microbatch]:
     return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
 
 
-def accumulate_gradients(state: State, microbatches: list[Microbatch], weight: float, replicas: int) -> torch.Tensor:
+def accumulate_gradients(
+    state: State, microbatches: list[Microbatch], weight: float, samples: float, replicas: int
+) -> torch.Tensor:
     """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
 
-    `weight` is the number of those samples. Replicas are averaged where the losses are summed, hence x replicas.
+    `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
+    over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
     if state.pipeline is not None:
         return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
+    auxiliary = state.precision.scaled_one() * (replicas / samples)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
+        state.routing.expect(index, batch.weights, auxiliary)
         with synchronize_gradients(state.model, now=last):
             with state.precision.autocast(), offload(state.precision.device, state.offload_activations):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight

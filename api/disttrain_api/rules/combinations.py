@@ -8,6 +8,8 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.training import ModelName, Precision
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
+_EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
+_WITHOUT_EXPERTS = [name.value for name in ModelName if name is not ModelName.GPT]
 _MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
 _DEVICES = "(has(self.devicesPerProcess) ? self.devicesPerProcess : 1)"
 _FP16 = "(has(self.training) && self.training.precision == 'FP16')"
@@ -15,6 +17,10 @@ _FP16 = "(has(self.training) && self.training.precision == 'FP16')"
 
 def _tensor(spec: JobSpec) -> int:
     return spec.parallelism.tensor_parallel_degree or 1
+
+
+def _expert(spec: JobSpec) -> int:
+    return spec.parallelism.expert_parallel_degree or 1
 
 
 def _shard(spec: JobSpec) -> int:
@@ -110,6 +116,30 @@ COMBINATION_RULES = (
         cel=f"{_TENSOR} == 1 || {_MODEL} != 'resnet'",
         values={"degree": _TENSOR},
         reads=("spec.parallelism.tensorParallelDegree", "spec.training.model.name"),
+    ),
+    Rule(
+        id="ExpertsNeedExperts",
+        path="spec.parallelism.expertParallelDegree",
+        sentence="the model '{model}' has no experts: `expertParallelDegree` must be 1, found {degree:d}; use"
+        " `dataParallelShardDegree`",
+        check=lambda spec: when(
+            _expert(spec) > 1 and _model(spec) in _WITHOUT_EXPERTS, model=_model(spec), degree=_expert(spec)
+        ),
+        cel=f"{_EXPERT} == 1 || !({_MODEL} in {_WITHOUT_EXPERTS})",
+        values={"model": _MODEL, "degree": _EXPERT},
+        reads=("spec.parallelism.expertParallelDegree", "spec.training.model.name"),
+    ),
+    Rule(
+        id="ExpertsWithPipeline",
+        path="spec.parallelism.expertParallelDegree",
+        sentence="`expertParallelDegree` {degree:d} does not go with `pipelineParallelDegree` {stages:d}: experts in"
+        " the stages of a pipeline are not built yet",
+        check=lambda spec: when(
+            _expert(spec) > 1 and _pipeline(spec) > 1, degree=_expert(spec), stages=_pipeline(spec)
+        ),
+        cel=f"{_EXPERT} == 1 || {PIPELINE} == 1",
+        values={"degree": _EXPERT, "stages": PIPELINE},
+        reads=("spec.parallelism.expertParallelDegree", "spec.parallelism.pipelineParallelDegree"),
     ),
     _needs_tensor("sequenceParallel", "sequence_parallel"),
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),

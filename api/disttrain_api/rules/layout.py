@@ -39,6 +39,12 @@ STAGES = f"({PIPELINE} * {STAGES_PER_RANK})"
 MICROBATCHES = (
     f"({PIPELINE} == 1 ? 1 : has({_SETTINGS}) && has({_SETTINGS}.microbatches) ? {_SETTINGS}.microbatches : {STAGES})"
 )
+# With `self` = spec.parallelism.
+EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
+EXPERT_RANKS = " * ".join(
+    _degree(name).replace("self.parallelism", "self")
+    for name in ("dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree")
+)
 # True where the degrees do not fit the world size.
 MISFIT = f"(has({_REPLICATE}) ? {WORLD} != {_REPLICATE} * {OTHERS} : ({WORLD}) % ({OTHERS}) != 0)"
 
@@ -108,6 +114,13 @@ def _unbuilt(field: str, alias: str) -> Rule:
     )
 
 
+def _experts_do_not_divide(spec: JobSpec) -> Values | None:
+    at = spec.parallelism
+    degree = at.expert_parallel_degree or 1
+    ranks = (at.data_parallel_shard_degree or 1) * (at.context_parallel_degree or 1) * (at.tensor_parallel_degree or 1)
+    return when(ranks % degree != 0, degree=degree, product=ranks)
+
+
 def _gpus_do_not_divide(spec: JobSpec) -> Values | None:
     gpus, processes = spec.workers.gpus_per_pod, spec.workers.processes_per_pod
     if gpus is None or processes is None or gpus % processes == 0:
@@ -137,7 +150,17 @@ LAYOUT_RULES = (
         reads=READS_LAYOUT,
     ),
     _unbuilt("context_parallel_degree", "contextParallelDegree"),
-    _unbuilt("expert_parallel_degree", "expertParallelDegree"),
+    Rule(
+        id="ExpertsDivideRanks",
+        path="spec.parallelism.expertParallelDegree",
+        scope="spec.parallelism",
+        sentence="`expertParallelDegree` {degree:d} must divide the product of the shard, context and tensor degrees,"
+        " which is {product:d}: experts are spread over those ranks; raise `dataParallelShardDegree`",
+        check=_experts_do_not_divide,
+        cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",
+        values={"degree": EXPERT, "product": EXPERT_RANKS},
+        reads=("spec.parallelism",),
+    ),
     Rule(
         id="ParameterServerMode",
         path="spec.parallelism.dataParallel.mode",

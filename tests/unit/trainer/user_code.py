@@ -214,6 +214,19 @@ def double_gpt(double: bool = True, **config: Any) -> nn.Module:
     return module if double else module.float()
 
 
+def double_moe_gpt(uneven: bool = False, **config: Any) -> nn.Module:
+    """The built-in Gpt with 4 experts, small, in float64. `uneven`: every token goes to the first, none to the last."""
+    module = double_gpt(**{"experts": 4, **config})
+    with torch.no_grad():
+        for block in module.blocks if uneven else ():
+            # The first feature is positive for every token, and the router looks at it.
+            block.norm2.bias[0] = 6.0
+            block.feed_forward.router.weight[:, 0] = torch.tensor([1.0, 0.0, 0.0, -1.0])
+            # Without tokens it stays what it is.
+            block.feed_forward.experts.contract[-1] = 0.0
+    return module
+
+
 def double_builtin_mlp(depth: int = 2) -> nn.Module:
     """The built-in Mlp in float64, for `double_samples`."""
     return _moved(mlp.build(MlpConfig(hidden_sizes=[8] * depth, input_size=6, output_size=5)))

@@ -181,18 +181,18 @@ class World:
     def text(self, rank: int, stream: str) -> str:
         return (self.folder / f"rank-{rank}.{stream}").read_text()
 
-    def ended(self) -> list[Ended]:
+    def ended(self, within: float = WITHIN_SECONDS) -> list[Ended]:
         """Wait for all ranks."""
-        return [self._end_of(rank, process) for rank, process in enumerate(self.processes)]
+        return [self._end_of(rank, process, within) for rank, process in enumerate(self.processes)]
 
-    def _end_of(self, rank: int, process: Rank) -> Ended:
-        code = process.wait(WITHIN_SECONDS)
+    def _end_of(self, rank: int, process: Rank, within: float) -> Ended:
+        code = process.wait(within)
         if code is None:
             codes = [other.poll() for other in self.processes]
             # faulthandler prints every thread's stack.
             process.send_signal(signal.SIGABRT)
             process.wait(WITHIN_SECONDS)
-            pytest.fail(f"rank {rank} did not end within {WITHIN_SECONDS} s ({codes}):\n{self.text(rank, 'err')}")
+            pytest.fail(f"rank {rank} did not end within {within} s ({codes}):\n{self.text(rank, 'err')}")
         return Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
 
     def kill(self) -> None:

@@ -9,6 +9,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from disttrain_api.builtin import GptConfig
+from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_weight
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
 
 
@@ -44,11 +45,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * config.width, config.width),
-        )
+        self.feed_forward = feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +91,9 @@ class Gpt(nn.Module):
         self.apply(_initialise)
         for block in self.blocks:
             # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
-            for layer in (block.attention.out, block.feed_forward[2]):
-                nn.init.normal_(layer.weight, std=0.02 / (2 * config.layers) ** 0.5)
+            for weight in (block.attention.out.weight, last_weight(block.feed_forward)):
+                nn.init.normal_(weight, std=0.02 / (2 * config.layers) ** 0.5)
+        self.has_experts = config.experts is not None
         if config.tie_weights:
             self.head.logits.weight = self.embeddings.tokens.weight
 
@@ -111,7 +109,7 @@ class Gpt(nn.Module):
 
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
-        return tensor_plan(sequence, vocabulary)
+        return tensor_plan(sequence, vocabulary, experts=self.has_experts)
 
 
 def build(config: GptConfig) -> nn.Module:

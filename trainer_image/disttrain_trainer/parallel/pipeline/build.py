@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from disttrain_api.pipeline import index_of_stage
 from disttrain_trainer.config import Config
+from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.activations import offload, recompute
+from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.pipeline.split import Layers, split_layers
@@ -41,6 +43,11 @@ def build_pipeline(
     Raises InvalidConfiguration where the model cannot be cut so.
     """
     training, parallelism = config.training, config.job.parallelism
+    if expert_layers(module):
+        raise InvalidConfiguration(
+            f"`parallelism.pipelineParallelDegree`: {type(module).__name__} has layers with experts, which a pipeline "
+            "cannot have yet; use `dataParallelShardDegree` and `expertParallelDegree`"
+        )
 
     def seconds_of(layers: Layers) -> list[float]:
         return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
