@@ -7,6 +7,7 @@ from disttrain_api.rules.batch import BATCH_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
+from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.pods import POD_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
@@ -19,6 +20,7 @@ __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rul
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *COMBINATION_RULES,
+    *GRADIENT_SUM_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,
