@@ -26,6 +26,7 @@ from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
+from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import layers_of
@@ -56,6 +57,7 @@ def build_state(config: Config, world: World) -> State:
         loss=build_loss(training.loss),
         data=data,
         sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
+        gradient_sum=attach_gradient_sum(model, config, world),
         offload_activations=training.offload.activations,
     )
 

@@ -8,6 +8,7 @@ from torch import nn
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.parallel.hooks.base import GradientSum
 from disttrain_trainer.precision import MixedPrecision
 
 
@@ -24,6 +25,8 @@ class State:
     loss: WeightedLoss
     data: Datasets
     sampler: Sampler
+    gradient_sum: GradientSum | None = None
+    """How the replicas' gradients are summed; None where DDP does not sum them."""
     offload_activations: bool = False
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0
