@@ -91,7 +91,8 @@ class Checkpoints:
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial))
+            contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank)
+            dcp.save(contents, storage_writer=StepWriter(partial))
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure))
             raise
@@ -141,7 +142,6 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
             "samples": state.sampler.size,
         },
         "random": {str(rank): random_state()},
-        **kept_gradients(state, rank),
     }
 
 

@@ -27,19 +27,25 @@ def kept_gradients(state: State, rank: int) -> dict[str, object]:
 def restore_kept_gradients(state: State, path: Path, world: World) -> None:
     """Go on with what was kept in the checkpoint at `path`. A collective call.
 
-    Another compression, or another number of replicas, begins with nothing kept, and says so.
+    Another compression, another number of replicas or other parameters begin with nothing kept, and say so.
     """
     gradient_sum = state.gradient_sum
     if gradient_sum is None or gradient_sum.kept is None:
         return
     reader = dcp.FileSystemReader(path)
     room = _room(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
-    if _MARK not in room:
-        say(world, f"{path.name} holds no gradients kept by {gradient_sum.name}: the first step begins with none")
+    if _MARK not in room or not _fits(room, state):
+        say(world, f"{path.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew")
         return
     dcp.load({_PART: {str(world.rank): {gradient_sum.name: room}}}, storage_reader=reader)
     del room[_MARK]
     gradient_sum.restore(room)
+
+
+def _fits(kept: dict[str, Tensor], state: State) -> bool:
+    """Whether what is kept, if anything, is about the parameters that are trained now."""
+    numbers = sum(values.numel() for name, values in kept.items() if name.startswith("residual/"))
+    return numbers in (0, sum(parameter.numel() for parameter in state.parameters if parameter.requires_grad))
 
 
 def _room(metadata: Metadata, prefix: str) -> dict[str, Tensor]:

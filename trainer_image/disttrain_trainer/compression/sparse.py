@@ -5,6 +5,7 @@ What is not sent is kept and added to the next gradient (error feedback; Stich e
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,8 @@ def largest(values: Tensor, count: int) -> Tensor:
 def random_indices(size: int, count: int, seeds: tuple[int, int, int], device: torch.device) -> Tensor:
     """`count` different indices below `size`: of these seeds (seed, step, bucket) always the same, on every rank."""
     generator = torch.Generator(device)
-    generator.manual_seed(_mixed(*seeds))
+    # Well mixed: of a plain number torch's generator on CPUs reads the lower 32 bits alone.
+    generator.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
     return torch.randperm(size, generator=generator, device=device)[:count]
 
 
@@ -41,13 +43,3 @@ def with_momentum(gradient: Tensor, velocity: Tensor | None, momentum: float) ->
 def without(values: Tensor, indices: Tensor) -> Tensor:
     """What is kept: the same with zeros at `indices`; of a velocity, the momentum factor masking of section 3.2."""
     return values.index_fill(0, indices, 0)
-
-
-def _mixed(seed: int, step: int, bucket: int) -> int:
-    """A number of 63 bits, unlike that of neighbouring steps and buckets in most bits."""
-    # The multiplier of Knuth's 64-bit linear generator.
-    word = seed
-    for part in (step, bucket):
-        word = (word * 6364136223846793005 + part + 1442695040888963407) & (2**64 - 1)
-        word ^= word >> 29
-    return word >> 1

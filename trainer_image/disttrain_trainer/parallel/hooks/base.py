@@ -71,9 +71,9 @@ class GradientSum(ABC):
         Counted as a ring sends them: each rank's bytes pass N - 1 links.
         """
         self.bytes += (self.ranks - 1) * packed.nbytes
-        gathered = packed.new_empty(self.ranks * packed.numel())
-        work = dist.all_gather_into_tensor(gathered, packed, group=self.group, async_op=True)
-        return after(work.get_future(), lambda: use(gathered.view(self.ranks, -1)))
+        rows = packed.new_empty(self.ranks, packed.numel())
+        work = dist.all_gather(list(rows), packed, group=self.group, async_op=True)
+        return after(work.get_future(), lambda: use(rows))
 
 
 def after(future: Future[object], use: Callable[[], Tensor]) -> Future[Tensor]:
