@@ -39,7 +39,8 @@ class LowRankSum(GradientSum):
             future = powerSGD_hook(state, bucket)
         sent = state.total_numel_after_compression - before
         self.bytes += ring_bytes(self.ranks, sent * buffer.itemsize)
-        # Its callbacks wait in the backend's few threads: two buckets at a time could wait for each other.
+        # Its callbacks start all-reduces of their own: with two buckets on the way, ranks would start them in different
+        # orders, and the backend would mix them up.
         future.wait()
         return future
 
