@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
+from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
@@ -27,6 +28,7 @@ BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
+    *GRADIENT_SUM_REFUSALS,
     *PIPELINE_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
@@ -342,6 +344,7 @@ NAME_REFUSALS = {
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
+    **GRADIENT_SUMS_ACCEPTED,
     **PIPELINES_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},

@@ -47,11 +47,51 @@ class PipelineSplit(StrEnum):
     TIME = "Time"
 
 
+class AllReduce(StrEnum):
+    """Who sends what to whom when gradients are summed."""
+
+    BACKEND = "Backend"
+    RING = "Ring"
+    TREE = "Tree"
+    CENTRAL = "Central"
+
+
+class CompressionName(StrEnum):
+    """What is sent of a gradient."""
+
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "Int8"
+    ONE_BIT = "OneBit"
+    TOP_K = "TopK"
+    RANDOM_K = "RandomK"
+    POWER_SGD = "PowerSGD"
+
+
+class Compression(ApiModel):
+    """What is sent of the gradients. OneBit, TopK, RandomK and PowerSGD add what is left to the next gradient."""
+
+    name: CompressionName
+    """A number format, 8 bits or 1 bit each, the largest or random numbers, or matrices of low rank."""
+    ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """TopK and RandomK only: numbers sent / numbers. Absent: 0.01."""
+    rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """PowerSGD only: rank of the matrices. Absent: 4."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Steps in which OneBit and PowerSGD send everything and the ratio falls from 1 to its value. Absent: 0."""
+    momentum_correction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """TopK and RandomK only: momentum of SGD, gathered before numbers are chosen. Absent: 0."""
+
+
 class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
     """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    all_reduce: AllReduce = AllReduce.BACKEND
+    """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
+    compression: Compression | None = None
+    """Absent: gradients are sent as they are."""
 
 
 class Pipeline(ApiModel):

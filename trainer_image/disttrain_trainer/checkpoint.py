@@ -1,7 +1,8 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
-Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and the random state
-of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
+Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and of each rank its
+random state and what compression has kept of its gradients. Hyperparameters are not taken from a checkpoint: the
+manifest's count. Saving is synchronous.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
@@ -72,6 +74,7 @@ class Checkpoints:
             return None
         path = self._folders.path(steps[-1])
         _load(state, path, self._world)
+        restore_kept_gradients(state, path, self._world)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
         self._latest = _report(state.step, path, written)
         return self._latest
@@ -88,7 +91,8 @@ class Checkpoints:
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial))
+            contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank)
+            dcp.save(contents, storage_writer=StepWriter(partial))
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure))
             raise

@@ -28,6 +28,7 @@ from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
+from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
@@ -66,6 +67,7 @@ def build_state(config: Config, world: World) -> State:
         data=data,
         routing=watch_routing(module),
         sampler=sampler,
+        gradient_sum=attach_gradient_sum(model, config, world),
         offload_activations=training.offload.activations,
         pipeline=pipeline,
     )

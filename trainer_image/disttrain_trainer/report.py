@@ -63,6 +63,8 @@ class _Step:
     """Samples of all ranks."""
     rate: float
     loading_seconds: float
+    gradient_bytes: int | None
+    """What this rank has sent for gradients; None where nobody counts it."""
     routing: RoutingFigures | None = None
 
 
@@ -151,7 +153,16 @@ class Metrics:
             memory: gib,
             **(last.routing.metrics(self.world) if last.routing else {}),
             **self.figures(),
+            **self._sent(),
         }
+
+    def _sent(self) -> dict[str, float]:
+        """Bytes per step that the rank that sends most has sent for gradients."""
+        counts = [one.gradient_bytes for one in self.steps if one.gradient_bytes is not None]
+        if not counts:
+            return {}
+        own = torch.tensor(sum(counts) / len(counts), dtype=torch.float64)
+        return {"comm/gradient_bytes": float(self.world.max_tensor(own))}
 
     def _append(self, values: dict[str, Any]) -> None:
         self.events.write(_without_inf_and_nan(values))

@@ -73,12 +73,15 @@ def run_step(
         raise stopped(state, checkpoints, metrics, reporter)
 
     rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
+    if state.gradient_sum is not None:
+        state.gradient_sum.begin(state.step)
     loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
     norm = clip_gradients(state, training.max_gradient_norm, world)
     update_parameters(state, rate)
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
         loading_seconds=loading, routing=state.routing.figures(samples or 1.0),
+        gradient_bytes=state.gradient_sum and state.gradient_sum.bytes,
     )  # fmt: skip
 
     last = state.step == training.steps

@@ -7,6 +7,7 @@ from disttrain_api.rules.batch import BATCH_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
+from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *PIPELINE_RULES,
     *COMBINATION_RULES,
+    *GRADIENT_SUM_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,
