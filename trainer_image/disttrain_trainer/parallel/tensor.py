@@ -1,7 +1,7 @@
 """Tensor parallelism: the ranks of a tensor group share each layer (Megatron-LM, Shoeybi et al. 2019, section 3).
 
 How a model is cut is the model's to say: it offers `tensor_plan(*, sequence, vocabulary)`, which returns a
-torch.distributed.tensor.parallel style for each submodule (by name, its parts with shell wildcards). With `sequence` what
+torch.distributed.tensor.parallel style for each submodule (by name, with shell wildcards). With `sequence` what
 lies between the shared layers is cut along the sequence (Korthikanti et al. 2022); with `vocabulary` the logits come as
 a DTensor that is cut along the vocabulary (parallel/vocabulary_loss.py). A model that cannot do one of the two raises
 ValueError with the reason.
