@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
+from disttrain_trainer.step_manifest import StepManifest
 from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import StepFolders, full_is_an_error, require_shared
 
@@ -63,14 +66,14 @@ class Checkpoints:
         return step % self._settings.interval == 0
 
     def restore(self, state: State) -> CheckpointReport | None:
-        """Load the latest complete checkpoint into `state`; None where there is none.
+        """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
 
-        Raises CheckpointMismatch naming the first parameter that does not fit.
+        Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit.
         """
-        steps = self._world.from_first(self._folders.complete)
-        if not steps:
+        step = latest_sound(self._folders, self._world)
+        if step is None:
             return None
-        path = self._folders.path(steps[-1])
+        path = self._folders.path(step)
         _load(state, path, self._world.rank)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
         self._latest = _report(state.step, path, written)
@@ -88,12 +91,16 @@ class Checkpoints:
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial))
+            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial, self._manifest(state.step)))
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure))
             raise
         self._latest = self._world.from_first(lambda: self._commit(partial, state.step))
         return self._latest
+
+    def _manifest(self, step: int) -> StepManifest:
+        world = self._world
+        return StepManifest(step=step, attempt=self._attempt, world_size=world.size, mesh=asdict(world.mesh))
 
     def _take_over(self) -> None:
         with full_is_an_error(self._folders.folder):
