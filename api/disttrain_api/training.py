@@ -152,6 +152,8 @@ class Checkpoint(ApiModel):
     """Steps between two checkpoints. One is also written at the end and on SIGTERM."""
     keep_latest: Annotated[int, Field(ge=1, le=1000)] = 3
     """Checkpoints kept; older ones are deleted after a newer one is complete."""
+    asynchronous: bool = True
+    """Train on while a copy in the host's memory is written. False: no such copy, and training waits."""
     folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None
     """Folder below the storage. Absent: one of this job's own, so that a job made again under the same name starts at
     step 0. Name the folder of another job to continue from its latest checkpoint."""

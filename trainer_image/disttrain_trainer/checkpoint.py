@@ -1,13 +1,17 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
 Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and the random state
-of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
+of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count.
+
+A save in the background blocks training while the state is copied into the host's memory; a thread then writes and
+commits the copy, over a process group of its own. One save at a time: the next one, the end and a stop wait for it.
 """
 
 from __future__ import annotations
 
 import functools
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +33,7 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
@@ -48,7 +53,11 @@ class Checkpoints:
         self._attempt = config.attempt
         self._folders = StepFolders(folder)
         self._fence = Fence(folder, Owner(uid=config.job.uid, attempt=config.attempt))
-        self._latest: CheckpointReport | None = None
+        self._copier = HostCopier(world.device) if config.saves_in_background else None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[CheckpointReport] | None = None
+        self.latest: CheckpointReport | None = None
+        """The latest checkpoint that is known to be complete."""
 
     @classmethod
     def open(cls, folder: Path, config: Config, world: World) -> Checkpoints:
@@ -76,27 +85,55 @@ class Checkpoints:
         path = self._folders.path(step)
         _load(state, path, self._world.rank)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
-        self._latest = _report(state.step, path, written)
-        return self._latest
+        self.latest = _report(state.step, path, written)
+        return self.latest
 
-    def save(self, state: State) -> CheckpointReport:
+    def save(self, state: State, wait: bool) -> None:
         """Write and commit `step-N`, then delete what is older than the latest ones to keep.
 
+        Returns when that is done with `wait` or where saves are not asynchronous, else as soon as the state is copied.
         Does nothing where this step's checkpoint is the latest already.
-        Raises StorageFull or Fenced on every rank; nothing is committed then and the previous checkpoint stays.
+        Raises StorageFull or Fenced on every rank, also where the save before this one failed so; nothing is committed
+        then and the previous checkpoint stays.
         """
-        if self._latest is not None and self._latest.step == state.step:
-            return self._latest
-        partial = self._folders.partial(state.step, self._attempt)
+        self.settle()
+        if self.latest is not None and self.latest.step == state.step:
+            return
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
+        contents = _contents(state, self._world.rank)
+        if wait or self._copier is None:
+            self.latest = self._write(contents, state.step)
+        else:
+            self._pending = self._writer.submit(self._write, self._copier.copy(contents), state.step)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save in the background has ended with an error on this rank; `settle` and `save` raise it."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+
+    def collect(self) -> bool:
+        """Without waiting, and on this rank alone: whether a save in the background is now complete."""
+        if self._pending is None or not self._pending.done() or self.failed:
+            return False
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Wait for the save in the background. Raises what `save` does."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.latest = pending.result()
+
+    def _write(self, contents: dict[str, Any], step: int) -> CheckpointReport:
+        group = self._world.background
+        partial = self._folders.partial(step, self._attempt)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial, self._manifest(state.step)))
+            dcp.save(contents, storage_writer=StepWriter(partial, self._manifest(step)), process_group=group)
         except CheckpointException as failure:
-            self._world.from_first(functools.partial(self._give_up, partial, failure))
+            self._world.from_first(functools.partial(self._give_up, partial, failure), group)
             raise
-        self._latest = self._world.from_first(lambda: self._commit(partial, state.step))
-        return self._latest
+        return self._world.from_first(lambda: self._commit(partial, step), group)
 
     def _manifest(self, step: int) -> StepManifest:
         world = self._world

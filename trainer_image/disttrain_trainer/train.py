@@ -17,7 +17,8 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -48,7 +49,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
-    with profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
+    profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
+    with completing(checkpoints, reporter), profiled as profiler:
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -68,7 +70,7 @@ def run_step(
     own_weight = sum(microbatch.weight for microbatch in microbatches)
     own_samples = sum(microbatch.samples for microbatch in microbatches)
     counts = world.speaks
-    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
+    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, must_end(stop, checkpoints))
     if stopping:
         raise stopped(state, checkpoints, metrics, reporter)
 
@@ -82,12 +84,14 @@ def run_step(
     )  # fmt: skip
 
     last = state.step == training.steps
+    if checkpoints is not None and checkpoints.collect():
+        reporter.update(checkpoint=checkpoints.latest)
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
     if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
         run_evaluation(state, config, world, metrics)
     if checkpoints is not None and (last or checkpoints.due(state.step)):
-        save(state, checkpoints, metrics, reporter)
+        save(state, checkpoints, metrics, reporter, wait=last)
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
@@ -139,17 +143,36 @@ def run_evaluation(state: State, config: Config, world: World, metrics: Metrics)
         metrics.evaluated(state.step, figures)
 
 
-def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter) -> None:
+def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, *, wait: bool) -> None:
     """Write a checkpoint, but never one of parameters that are not finite."""
     metrics.settle(state.step)
-    reporter.update(step=state.step, checkpoint=checkpoints.save(state))
+    checkpoints.save(state, wait)
+    reporter.update(step=state.step, checkpoint=checkpoints.latest)
+
+
+def must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
+    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save in `stopped` raises why."""
+    return stop.requested or (checkpoints is not None and checkpoints.failed)
+
+
+@contextmanager
+def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[None]:
+    """What ends all ranks together, such as a loss that is not finite, waits for the checkpoint being written."""
+    try:
+        yield
+    except TrainerError as error:
+        if error.on_every_rank and checkpoints is not None:
+            with suppress(TrainerError, CheckpointException):
+                checkpoints.settle()
+                reporter.update(checkpoint=checkpoints.latest)
+        raise
 
 
 def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
     """Save where there is storage; what to raise after SIGTERM."""
     if checkpoints is None:
         return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    save(state, checkpoints, metrics, reporter)
+    save(state, checkpoints, metrics, reporter, wait=True)
     return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
 
 

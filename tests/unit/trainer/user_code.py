@@ -124,6 +124,27 @@ class Deadly(Dataset):
         return self.inner[index]
 
 
+class Poisoned(Dataset):
+    """Inputs that are not finite once `poison` is in the folder; says so by a file `go`."""
+
+    def __init__(self, inner: Dataset, folder: Path) -> None:
+        self.inner, self.folder = inner, folder
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.inner[index]
+        if not (self.folder / "poison").exists():
+            return inputs, target
+        (self.folder / "go").touch()
+        return inputs * torch.inf, target
+
+
+def poisoned_samples(folder: str) -> tuple[Dataset, None]:
+    return Poisoned(double_samples()[0], Path(folder)), None
+
+
 def deadly_samples(rank: int) -> tuple[Dataset, None]:
     return Deadly(double_samples()[0], rank), None
 
