@@ -1,7 +1,7 @@
 """A rank that saves checkpoints in both ways, in turn: `python -m benchmarks.saving_rank REPEATS STEPS_BETWEEN`.
 
-Rank 0 prints two numbers per repeat: seconds that training stood still for a save in the background, and for one that it
-waits for. The slowest rank counts.
+Rank 0 prints two numbers per repeat: seconds that training stood still for a save in the background, and for one that
+it waits for. The slowest rank counts.
 """
 
 import os
