@@ -10,11 +10,14 @@ commits the copy, over a process group of its own. One save at a time: the next 
 from __future__ import annotations
 
 import functools
+import math
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
@@ -37,9 +40,10 @@ from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.rotation import figure_name, kept
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import StepManifest
+from disttrain_trainer.step_manifest import StepManifest, read_manifest
 from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import StepFolders, full_is_an_error, require_shared
 
@@ -88,8 +92,10 @@ class Checkpoints:
         self.latest = _report(state.step, path, written)
         return self.latest
 
-    def save(self, state: State, wait: bool) -> None:
-        """Write and commit `step-N`, then delete what is older than the latest ones to keep.
+    def save(self, state: State, wait: bool, figures: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Write and commit `step-N`, then delete what is neither among the latest nor the best ones to keep.
+
+        `figures`: what an evaluation of this very state found, if there was one.
 
         Returns when that is done with `wait` or where saves are not asynchronous, else as soon as the state is copied.
         Does nothing where this step's checkpoint is the latest already.
@@ -101,11 +107,11 @@ class Checkpoints:
             return
         # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
         share_buffers(state.module, self._world)
-        contents = _contents(state, self._world.rank)
+        contents, manifest = _contents(state, self._world.rank), self._manifest(state.step, figures)
         if wait or self._copier is None:
-            self.latest = self._write(contents, state.step)
+            self.latest = self._write(contents, manifest)
         else:
-            self._pending = self._writer.submit(self._write, self._copier.copy(contents), state.step)
+            self._pending = self._writer.submit(self._write, self._copier.copy(contents), manifest)
 
     @property
     def failed(self) -> bool:
@@ -125,19 +131,25 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             self.latest = pending.result()
 
-    def _write(self, contents: dict[str, Any], step: int) -> CheckpointReport:
+    def _write(self, contents: dict[str, Any], manifest: StepManifest) -> CheckpointReport:
         group = self._world.background
-        partial = self._folders.partial(step, self._attempt)
+        partial = self._folders.partial(manifest.step, self._attempt)
         try:
-            dcp.save(contents, storage_writer=StepWriter(partial, self._manifest(step)), process_group=group)
+            dcp.save(contents, storage_writer=StepWriter(partial, manifest), process_group=group)
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure), group)
             raise
-        return self._world.from_first(lambda: self._commit(partial, step), group)
+        return self._world.from_first(lambda: self._commit(partial, manifest.step), group)
 
-    def _manifest(self, step: int) -> StepManifest:
-        world = self._world
-        return StepManifest(step=step, attempt=self._attempt, world_size=world.size, mesh=asdict(world.mesh))
+    def _manifest(self, step: int, figures: Mapping[str, float]) -> StepManifest:
+        return StepManifest(
+            step=step,
+            attempt=self._attempt,
+            world_size=self._world.size,
+            mesh=asdict(self._world.mesh),
+            # JSON knows no inf and nan.
+            figures={name: value for name, value in figures.items() if math.isfinite(value)},
+        )
 
     def _take_over(self) -> None:
         with full_is_an_error(self._folders.folder):
@@ -152,8 +164,14 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        self._folders.keep_latest(self._settings.keep_latest)
+        figures = {one: self._figure(one) for one in self._folders.complete()}
+        self._folders.keep(kept(figures, self._settings))
         return _report(step, path, datetime.now(UTC))
+
+    def _figure(self, step: int) -> float | None:
+        """The figure by which a complete checkpoint may be among the best."""
+        manifest = read_manifest(self._folders.path(step)) if self._settings.keep_best else None
+        return manifest.figures.get(figure_name(self._settings)) if isinstance(manifest, StepManifest) else None
 
     def _give_up(self, partial: Path, error: CheckpointException) -> None:
         """Remove what was written; say so where a full file system is the cause."""

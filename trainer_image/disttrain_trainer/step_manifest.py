@@ -36,6 +36,8 @@ class StepManifest(ApiModel):
     """Ranks that wrote it."""
     mesh: dict[str, int]
     """Their degrees; a checkpoint can be loaded into any other."""
+    figures: dict[str, float] = {}
+    """What an evaluation at this step found on held-out data."""
     time: str = ""
     """When the last file was written, RFC 3339 in UTC."""
     files: dict[str, FileDigest] = {}

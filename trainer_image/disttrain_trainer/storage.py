@@ -75,10 +75,11 @@ class StepFolders:
             if match and int(match[1]) <= step:
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def keep_latest(self, count: int) -> None:
-        """Delete all complete checkpoints but the latest `count`."""
-        for step in self.complete()[:-count]:
-            self.remove(self.path(step))
+    def keep(self, steps: set[int]) -> None:
+        """Delete all complete checkpoints but those of `steps`."""
+        for step in self.complete():
+            if step not in steps:
+                self.remove(self.path(step))
 
     def remove(self, path: Path) -> None:
         """Delete a checkpoint; renamed first, so that a half deleted one is never taken for complete."""

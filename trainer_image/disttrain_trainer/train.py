@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
@@ -37,6 +38,7 @@ from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.rotation import require_figure
 from disttrain_trainer.schedules import rate_factor
 from disttrain_trainer.state import State
 from disttrain_trainer.tensorboard import Events, open_events
@@ -88,10 +90,11 @@ def run_step(
         reporter.update(checkpoint=checkpoints.latest)
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
+    figures: dict[str, float] = {}
     if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
-        run_evaluation(state, config, world, metrics)
+        figures = run_evaluation(state, config, world, metrics)
     if checkpoints is not None and (last or checkpoints.due(state.step)):
-        save(state, checkpoints, metrics, reporter, wait=last)
+        save(state, checkpoints, metrics, reporter, figures, wait=last)
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
@@ -136,17 +139,21 @@ def update_parameters(state: State, rate: float) -> None:
     state.step += 1
 
 
-def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> None:
-    """Evaluate on held-out data, where there is some, and report it."""
+def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> dict[str, float]:
+    """Evaluate on held-out data, where there is some, report and return what was found."""
     figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
     if figures:
         metrics.evaluated(state.step, figures)
+    return figures
 
 
-def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, *, wait: bool) -> None:
+def save(
+    state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, figures: dict[str, float], *,
+    wait: bool,
+) -> None:  # fmt: skip
     """Write a checkpoint, but never one of parameters that are not finite."""
     metrics.settle(state.step)
-    checkpoints.save(state, wait)
+    checkpoints.save(state, wait, figures)
     reporter.update(step=state.step, checkpoint=checkpoints.latest)
 
 
@@ -172,7 +179,7 @@ def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, rep
     """Save where there is storage; what to raise after SIGTERM."""
     if checkpoints is None:
         return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    save(state, checkpoints, metrics, reporter, wait=True)
+    save(state, checkpoints, metrics, reporter, {}, wait=True)
     return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
 
 
@@ -182,6 +189,7 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
         say(world, "no storage: no checkpoints are written, a restart begins at step 0")
         reporter.update(total_steps=config.training.steps)
         return None
+    require_figure(config.training.checkpoint or Checkpoint(), state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")

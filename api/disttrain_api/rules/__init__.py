@@ -4,6 +4,7 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *COMBINATION_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
+    *CHECKPOINT_RULES,
     *FAILURE_RULES,
     *SCHEDULING_RULES,
     *POD_RULES,

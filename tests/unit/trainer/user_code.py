@@ -34,6 +34,11 @@ def double_samples(size: int = 50) -> tuple[Dataset, Dataset]:
     return TensorDataset(inputs[:size], targets[:size]), TensorDataset(inputs[size:], targets[size:])
 
 
+def double_targets() -> tuple[Dataset, Dataset]:
+    """The inputs of `double_samples` with five numbers each as targets."""
+    return tuple(TensorDataset(part.tensors[0], part.tensors[0][:, :5]) for part in double_samples())
+
+
 class DoubleTagger(nn.Module):
     """Tokens [B, T] -> logits [B, T, 7] in float64."""
 
