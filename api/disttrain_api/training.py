@@ -163,6 +163,9 @@ class Checkpoint(ApiModel):
     """Checkpoints kept besides, those that are best by `bestMetric`. Absent: none."""
     best_metric: BestMetric | None = None
     """Loss (the least) or Accuracy (the highest) on held-out data. Absent: Loss."""
+    initial_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Weights to begin with while the job has no checkpoint of its own: a .safetensors file or a checkpoint's folder;
+    a relative path counts from the storage. Absent: the model's own initialisation."""
     asynchronous: bool = True
     """Train on while a copy in the host's memory is written. False: no such copy, and training waits."""
     folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -36,6 +36,7 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.fit import require_model_fits, stored_shapes
 from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
@@ -230,22 +231,8 @@ def _load(state: State, path: Path, rank: int) -> None:
 
 def _require_fit(metadata: Metadata, contents: dict[str, Any], path: Path) -> None:
     """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there."""
-    there = {name: entry for name, entry in metadata.state_dict_metadata.items() if name.startswith("model.")}
-    here = {f"model.{name}": value for name, value in contents["model"].items()}
     advice = "use the model that wrote it, or another `training.checkpoint.folder`"
-    for name, value in here.items():
-        entry = there.get(name)
-        parameter = name.removeprefix("model.")
-        if entry is None:
-            raise CheckpointMismatch(f"{path} is of another model: it has no parameter `{parameter}`; {advice}")
-        if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
-            raise CheckpointMismatch(
-                f"{path} is of another model: parameter `{parameter}` has shape {list(entry.size)} there and "
-                f"{list(value.shape)} here; {advice}"
-            )
-    for name in there.keys() - here.keys():
-        parameter = name.removeprefix("model.")
-        raise CheckpointMismatch(f"{path} is of another model: parameter `{parameter}` is unknown here; {advice}")
+    require_model_fits(stored_shapes(metadata, "model."), contents["model"], path, advice)
     for parameter, values in contents["optimizer"].items():
         for kind in values:
             if f"optimizer.{parameter}.{kind}" not in metadata.state_dict_metadata:

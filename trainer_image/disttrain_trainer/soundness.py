@@ -18,7 +18,7 @@ def latest_sound(folders: StepFolders, world: World) -> int | None:
     """
     damaged: list[tuple[int, str]] = []
     for step in reversed(world.from_first(folders.complete)):
-        flaw = _flaw(folders.path(step), world)
+        flaw = flaw_of(folders.path(step), world)
         if flaw is None:
             for later, why in damaged:
                 aside = world.from_first(lambda later=later: folders.set_aside(later))  # type: ignore[misc]
@@ -34,8 +34,8 @@ def latest_sound(folders: StepFolders, world: World) -> int | None:
     return None
 
 
-def _flaw(path: Path, world: World) -> str | None:
-    """The first thing that is wrong with a checkpoint."""
+def flaw_of(path: Path, world: World) -> str | None:
+    """The first thing that is wrong with a checkpoint. Called by all ranks together."""
     manifest = world.from_first(lambda: read_manifest(path))
     if isinstance(manifest, StepManifest):
         share = sorted(manifest.files)[world.rank :: world.size]

@@ -42,6 +42,7 @@ from disttrain_trainer.rotation import require_figure
 from disttrain_trainer.schedules import rate_factor
 from disttrain_trainer.state import State
 from disttrain_trainer.tensorboard import Events, open_events
+from disttrain_trainer.weights import load_weights
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -189,10 +190,15 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
         say(world, "no storage: no checkpoints are written, a restart begins at step 0")
         reporter.update(total_steps=config.training.steps)
         return None
-    require_figure(config.training.checkpoint or Checkpoint(), state.data)
+    settings = config.training.checkpoint or Checkpoint()
+    require_figure(settings, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    if latest is None and settings.initial_from is not None:
+        # A relative path counts from the storage, in which the job's folder lies.
+        source = load_weights(state.module, config.checkpoint_folder.parent / settings.initial_from, world)
+        say(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
     return checkpoints
 
