@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
@@ -28,6 +29,7 @@ BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
+    *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *PIPELINE_REFUSALS,
     Refusal(
@@ -344,6 +346,7 @@ NAME_REFUSALS = {
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
+    **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
     **PIPELINES_ACCEPTED,
     "training with two pods": {},

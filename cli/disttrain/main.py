@@ -1,4 +1,4 @@
-"""The `disttrain` command. argparse: five commands do not need a dependency, and it starts at once."""
+"""The `disttrain` command. argparse: six commands do not need a dependency, and it starts at once."""
 
 import argparse
 import sys
@@ -59,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("files", nargs="+", metavar="FILE", help="manifest of a DistTrainingJob")
     validate.set_defaults(command=_validate)
 
+    export = commands.add_parser("export", help="write a checkpoint's model into one file", description=_export.__doc__)
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a checkpoint, or of several")
+    export.add_argument("target", type=Path, metavar="OUT.safetensors", help="file to write")
+    export.set_defaults(command=_export)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(command=_version)
     return parser
@@ -86,6 +91,13 @@ def _validate(given: argparse.Namespace) -> int:
     from disttrain.validate import validate
 
     return max(validate(path) for path in given.files)
+
+
+def _export(given: argparse.Namespace) -> int:
+    """Write the model of a checkpoint (of several, the latest), trained in any layout, into one safetensors file."""
+    from disttrain.export import export
+
+    return export(given.checkpoint, given.target)
 
 
 def _version(_: argparse.Namespace) -> int:

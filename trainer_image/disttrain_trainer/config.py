@@ -14,7 +14,7 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
 from disttrain_api.pipeline import microbatches_of
 from disttrain_api.spec import JobSpec, Storage, Workers
-from disttrain_api.training import Training
+from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
 
@@ -49,6 +49,11 @@ class Config:
     @property
     def training(self) -> Training:
         return self.job.training
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether checkpoints are written while training goes on."""
+        return self.checkpoint_folder is not None and (self.training.checkpoint or Checkpoint()).asynchronous
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> Config:

@@ -38,6 +38,9 @@ class World:
     store: dist.Store
     output_index: int = 0
     """Pipeline index that has outputs and loss."""
+    background: dist.ProcessGroup | None = None
+    """All ranks once more, on gloo, for a thread beside the training loop: collectives of two threads must not meet in
+    one group. None where nothing is saved in the background."""
 
     @property
     def first(self) -> bool:
@@ -79,7 +82,7 @@ class World:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def from_first(self, work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         """The result of `work` on rank 0, on every rank; a TrainerError it raises is raised on every rank."""
         outcome: list[object] = [None]
         if self.first:
@@ -88,7 +91,7 @@ class World:
             except TrainerError as error:
                 error.on_every_rank = True
                 outcome = [error]
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0, group=group)
         if isinstance(outcome[0], TrainerError):
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
@@ -135,9 +138,10 @@ def join_world(config: Config, device: Device) -> World:
         )
     except (dist.DistError, RuntimeError) as error:
         raise _translate(config, error) from error
+    background = dist.new_group(backend="gloo", timeout=config.timeout) if config.saves_in_background else None
     mesh = device_mesh_of(config.mesh, device)
     output = output_index(config.job.parallelism)
-    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output)
+    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background)
 
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:

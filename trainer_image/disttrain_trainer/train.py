@@ -17,11 +17,13 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
@@ -36,9 +38,11 @@ from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.rotation import require_figure
 from disttrain_trainer.schedules import rate_factor
 from disttrain_trainer.state import State
 from disttrain_trainer.tensorboard import Events, open_events
+from disttrain_trainer.weights import load_weights
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -48,7 +52,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
-    with profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
+    profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
+    with completing(checkpoints, reporter), profiled as profiler:
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -68,7 +73,7 @@ def run_step(
     own_weight = sum(microbatch.weight for microbatch in microbatches)
     own_samples = sum(microbatch.samples for microbatch in microbatches)
     counts = world.speaks
-    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
+    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, must_end(stop, checkpoints))
     if stopping:
         raise stopped(state, checkpoints, metrics, reporter)
 
@@ -85,12 +90,15 @@ def run_step(
     )  # fmt: skip
 
     last = state.step == training.steps
+    if checkpoints is not None and checkpoints.collect():
+        reporter.update(checkpoint=checkpoints.latest)
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
+    figures: dict[str, float] = {}
     if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
-        run_evaluation(state, config, world, metrics)
+        figures = run_evaluation(state, config, world, metrics)
     if checkpoints is not None and (last or checkpoints.due(state.step)):
-        save(state, checkpoints, metrics, reporter)
+        save(state, checkpoints, metrics, reporter, figures, wait=last)
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
@@ -144,24 +152,47 @@ def update_parameters(state: State, rate: float) -> None:
     state.step += 1
 
 
-def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> None:
-    """Evaluate on held-out data, where there is some, and report it."""
+def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> dict[str, float]:
+    """Evaluate on held-out data, where there is some, report and return what was found."""
     figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
     if figures:
         metrics.evaluated(state.step, figures)
+    return figures
 
 
-def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter) -> None:
+def save(
+    state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, figures: dict[str, float], *,
+    wait: bool,
+) -> None:  # fmt: skip
     """Write a checkpoint, but never one of parameters that are not finite."""
     metrics.settle(state.step)
-    reporter.update(step=state.step, checkpoint=checkpoints.save(state))
+    checkpoints.save(state, wait, figures)
+    reporter.update(step=state.step, checkpoint=checkpoints.latest)
+
+
+def must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
+    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save in `stopped` raises why."""
+    return stop.requested or (checkpoints is not None and checkpoints.failed)
+
+
+@contextmanager
+def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[None]:
+    """What ends all ranks together, such as a loss that is not finite, waits for the checkpoint being written."""
+    try:
+        yield
+    except TrainerError as error:
+        if error.on_every_rank and checkpoints is not None:
+            with suppress(TrainerError, CheckpointException):
+                checkpoints.settle()
+                reporter.update(checkpoint=checkpoints.latest)
+        raise
 
 
 def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
     """Save where there is storage; what to raise after SIGTERM."""
     if checkpoints is None:
         return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    save(state, checkpoints, metrics, reporter)
+    save(state, checkpoints, metrics, reporter, {}, wait=True)
     return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
 
 
@@ -171,9 +202,15 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
         say(world, "no storage: no checkpoints are written, a restart begins at step 0")
         reporter.update(total_steps=config.training.steps)
         return None
+    settings = config.training.checkpoint or Checkpoint()
+    require_figure(settings, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    if latest is None and settings.initial_from is not None:
+        # A relative path counts from the storage, in which the job's folder lies.
+        source = load_weights(state.module, config.checkpoint_folder.parent / settings.initial_from, world)
+        say(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
     return checkpoints
 

@@ -4,6 +4,7 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *GRADIENT_SUM_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
+    *CHECKPOINT_RULES,
     *FAILURE_RULES,
     *SCHEDULING_RULES,
     *POD_RULES,

@@ -34,6 +34,11 @@ def double_samples(size: int = 50) -> tuple[Dataset, Dataset]:
     return TensorDataset(inputs[:size], targets[:size]), TensorDataset(inputs[size:], targets[size:])
 
 
+def double_targets() -> tuple[Dataset, Dataset]:
+    """The inputs of `double_samples` with five numbers each as targets."""
+    return tuple(TensorDataset(part.tensors[0], part.tensors[0][:, :5]) for part in double_samples())
+
+
 class DoubleTagger(nn.Module):
     """Tokens [B, T] -> logits [B, T, 7] in float64."""
 
@@ -122,6 +127,27 @@ class Deadly(Dataset):
         if self.calls > 30 and os.environ["RANK"] == str(self.rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return self.inner[index]
+
+
+class Poisoned(Dataset):
+    """Inputs that are not finite once `poison` is in the folder; says so by a file `go`."""
+
+    def __init__(self, inner: Dataset, folder: Path) -> None:
+        self.inner, self.folder = inner, folder
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.inner[index]
+        if not (self.folder / "poison").exists():
+            return inputs, target
+        (self.folder / "go").touch()
+        return inputs * torch.inf, target
+
+
+def poisoned_samples(folder: str) -> tuple[Dataset, None]:
+    return Poisoned(double_samples()[0], Path(folder)), None
 
 
 def deadly_samples(rank: int) -> tuple[Dataset, None]:
