@@ -85,7 +85,7 @@ def run_step(
     update_parameters(state, rate)
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading, routing=state.routing.figures(samples or 1.0),
+        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0),
         gradient_bytes=state.gradient_sum and state.gradient_sum.bytes,
     )  # fmt: skip
 
@@ -123,9 +123,12 @@ def accumulate_gradients(
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
-        state.routing.expect(index, batch.weights, auxiliary)
         with synchronize_gradients(state.model, now=last):
-            with state.precision.autocast(), offload(state.precision.device, state.offload_activations):
+            with (
+                state.precision.autocast(),
+                offload(state.precision.device, state.offload_activations),
+                state.routing.microbatch(batch.weights, auxiliary),
+            ):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
             state.precision.backward(loss * replicas)
         total = total + loss.detach()

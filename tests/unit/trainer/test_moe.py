@@ -32,6 +32,10 @@ TRAININGS = {
     "AdamW, accumulated": small(**COMMON, **moe(), optimizer=ADAMW, gradientAccumulationSteps=3),
     "uneven": small(**COMMON, **moe(uneven=True), optimizer=SGD, gradientAccumulationSteps=2),
     "one expert per token": small(**COMMON, **moe(expertsPerToken=1, tieWeights=False), optimizer=SGD),
+    # On two ranks with the same expert, it is cut along its width.
+    "two experts": small(**COMMON, **moe(experts=2, expertsPerToken=1), optimizer=ADAMW),
+    # On two ranks with the same expert, it cannot be cut evenly.
+    "two odd experts": small(**COMMON, model=own("double_tagger", count=2, width=5), optimizer=ADAMW),
     "a user's experts": small(**COMMON, model=own("double_tagger"), optimizer=SGD),
 }
 SHARD = "dataParallelShardDegree"
@@ -56,6 +60,8 @@ LAYOUTS = {
     "fsdp4 + ep4, uneven": (4, "uneven", {SHARD: 4, EXPERT: 4}, {}),
     "fsdp2 + ep2 of a user's experts": (2, "a user's experts", {SHARD: 2, EXPERT: 2}, {}),
     "fsdp4 + ep2": (4, "AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {}),
+    "fsdp4 + ep2, two experts": (4, "two experts", {SHARD: 4, EXPERT: 2}, {}),
+    "fsdp4 + ep2, two odd experts": (4, "two odd experts", {SHARD: 4, EXPERT: 2}, {}),
     "fsdp4 + ep4": (4, "SGD", {SHARD: 4, EXPERT: 4}, {}),
     "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
     "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
@@ -64,10 +70,16 @@ LAYOUTS = {
 }
 
 CHANGES = {
-    "fsdp4 + ep2 to fsdp4 + ep4": ({SHARD: 4, EXPERT: 2}, {SHARD: 4, EXPERT: 4}),
-    "fsdp4 + ep4 to dp2 x fsdp2 + ep2": ({SHARD: 4, EXPERT: 4}, {REPLICATE: 2, SHARD: 2, EXPERT: 2}),
-    "fsdp2 x tp2 + ep2 to dp4": ({SHARD: 2, TENSOR: 2, EXPERT: 2}, {}),
-    "dp4 to fsdp4 + ep2": ({}, {SHARD: 4, EXPERT: 2}),
+    "fsdp4 + ep2 to fsdp4 + ep4": ("AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {SHARD: 4, EXPERT: 4}),
+    "fsdp4 + ep4 to dp2 x fsdp2 + ep2": (
+        "AdamW, accumulated",
+        {SHARD: 4, EXPERT: 4},
+        {REPLICATE: 2, SHARD: 2, EXPERT: 2},
+    ),
+    "fsdp2 x tp2 + ep2 to dp4": ("AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 2}, {}),
+    "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
+    "two experts, fsdp4 + ep2 to fsdp4": ("two experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
+    "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
 }
 
 CAPACITY = small(**COMMON, **moe(capacityFactor=0.75), optimizer=SGD)
@@ -106,10 +118,9 @@ def results(tmp_path_factory):
         cases[name] = (ranks, [{"training": TRAININGS[training] | changes, "parallelism": at}])
     for name, (ranks, training, at) in OTHERS.items():
         cases[name] = (ranks, [{"training": training, "parallelism": at}])
-    for name, (first, second) in CHANGES.items():
-        training = TRAININGS["AdamW, accumulated"]
+    for name, (training, first, second) in CHANGES.items():
         runs = [{"parallelism": first, "stop_after": 2}, {"parallelism": second}]
-        cases[name] = (4, [{"training": training, **run} for run in runs])
+        cases[name] = (4, [{"training": TRAININGS[training], **run} for run in runs])
     found = {}
     for world in (1, 2, 4):
         own_cases = {name: runs for name, (ranks, runs) in cases.items() if ranks == world}
@@ -179,7 +190,8 @@ def test_a_job_stopped_with_one_expert_degree_goes_on_with_another(results, chan
     stopped, ended = results[change]["errors"]
     assert "stopped after step 2, its checkpoint is written" in stopped
     assert ended is None
-    assert_equal(results[change], results["AdamW, accumulated"])
+    training, _, _ = CHANGES[change]
+    assert_equal(results[change], results[training])
 
 
 @pytest.mark.parametrize(

@@ -138,10 +138,10 @@ def test_padding_changes_neither_the_losses_nor_what_is_computed_of_the_others()
     def gradients(samples: torch.Tensor, weights: list[float]) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         module, step = layer(capacity_factor=1.0, auxiliary_loss_weight=0.5, z_loss_weight=0.5), RoutingOfStep()
         module.step = step
-        step.expect(0, torch.tensor(weights), torch.tensor(0.5))
-        outputs = module(samples)
+        with step.microbatch(torch.tensor(weights), torch.tensor(0.5)):
+            outputs = module(samples)
         outputs[: len(inputs) - 1].sum().backward()
-        figures = step.figures(2.0)
+        figures = step.take_figures(2.0)
         assert figures is not None
         return outputs, [parameter.grad for parameter in module.parameters()], figures.sums
 

@@ -23,11 +23,11 @@ class ShiftedExperts(nn.Module):
 class ExpertTagger(nn.Module):
     """Tokens [B, T] below 16 -> logits [B, T, 16]."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, count: int, width: int, shared: bool) -> None:
         super().__init__()
-        self.embed = nn.Embedding(16, 6)
-        self.layer = MixtureOfExperts(ShiftedExperts(4, 6, shared), 4, 6, auxiliary_loss_weight=0.5)
-        self.head = nn.Linear(6, 16)
+        self.embed = nn.Embedding(16, width)
+        self.layer = MixtureOfExperts(ShiftedExperts(count, width, shared), count, width, auxiliary_loss_weight=0.5)
+        self.head = nn.Linear(width, 16)
         self.double()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -36,5 +36,5 @@ class ExpertTagger(nn.Module):
         return self.head(x + self.layer(x.flatten(0, 1)).view_as(x))
 
 
-def double_tagger(shared: bool = False) -> nn.Module:
-    return ExpertTagger(shared)
+def double_tagger(count: int = 4, width: int = 6, shared: bool = False) -> nn.Module:
+    return ExpertTagger(count, width, shared)

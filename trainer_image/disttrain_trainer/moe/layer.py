@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from disttrain_trainer.moe.exchange import Exchange
-from disttrain_trainer.moe.routing import Choice, admit, balance_losses, by_expert, choose, z_losses
+from disttrain_trainer.moe.routing import Choice, admit, balance_losses, by_expert, choose, fractions_of, z_losses
 from disttrain_trainer.moe.step import RoutingOfStep
 
 
@@ -75,10 +75,10 @@ class MixtureOfExperts(nn.Module):
         self, outputs: Tensor, logits: Tensor, choice: Choice, admitted: Tensor, step: RoutingOfStep
     ) -> Tensor:
         """The outputs; in the backward pass the router also gets the gradients of its own losses."""
-        fractions = step.fractions(self.number, choice.experts, admitted, self.count)
-        balance = step.mean_over_tokens(balance_losses(choice.probabilities, fractions))
+        assignments = step.assignments(choice.experts, self.count)
+        balance = step.mean_over_tokens(balance_losses(choice.probabilities, fractions_of(assignments)))
         z = step.mean_over_tokens(z_losses(logits))
-        step.record_losses(self.number, balance, z)
+        step.record(self.number, assignments, admitted, balance, z)
         loss = self.auxiliary_loss_weight * balance + self.z_loss_weight * z
         return _AddLoss.apply(outputs, loss, step.gradient)
 

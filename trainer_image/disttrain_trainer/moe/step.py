@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,23 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disttrain_trainer.mesh import World
-from disttrain_trainer.moe.routing import assignments_per_expert, fractions_of, imbalance
-
-
-@dataclass
-class _Seen:
-    """A layer's part in a microbatch. The sums of losses are those over samples of the mean over a sample's tokens."""
-
-    assignments: Tensor
-    """[E], of all ranks."""
-    fractions: Tensor
-    """[E], the part of them that went to each expert."""
-    chosen: Tensor
-    """Assignments of this rank."""
-    dropped: Tensor
-    """Those that were not computed."""
-    balance: Tensor | float = 0.0
-    z: Tensor | float = 0.0
+from disttrain_trainer.moe.routing import assignments_per_expert, imbalance
 
 
 @dataclass(frozen=True)
@@ -50,24 +36,28 @@ class RoutingFigures:
 
 
 class RoutingOfStep:
-    """Shared by all layers of a model. `expect` comes before the forward pass of each microbatch.
-
-    Recomputation calls a layer twice for a microbatch: what is kept is kept by layer and microbatch, so that nothing is
-    counted or sent twice.
-    """
+    """Shared by all layers of a model: what they are told of a microbatch, and the figures of a step's microbatches."""
 
     def __init__(self) -> None:
         self.gradient = torch.ones(())
         """What a sample's auxiliary loss weighs in the loss that the backward pass starts from."""
-        self._microbatch = 0
         self._weights = torch.ones(0)
-        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._counting = False
+        self._microbatches = 0
+        self._sums: list[Tensor] = []
+        self._loads: dict[int, Tensor] = {}
 
-    def expect(self, microbatch: int, weights: Tensor, gradient: Tensor) -> None:
-        """The number of the microbatch in its step, from 0 on; the weights of its samples, [B], 0 for padding."""
-        if microbatch == 0:
-            self._seen.clear()
-        self._microbatch, self._weights, self.gradient = microbatch, weights, gradient
+    @contextmanager
+    def microbatch(self, weights: Tensor, gradient: Tensor) -> Iterator[None]:
+        """A forward pass runs inside; its backward pass comes before the next one.
+
+        weights: those of the samples, [B], 0 for padding; gradient: see the attribute.
+        """
+        self._weights, self.gradient, self._counting = weights, gradient, True
+        yield
+        # Recomputation calls the layers again, in the backward pass.
+        self._counting = False
+        self._microbatches += 1
 
     def counted(self, tokens: int) -> Tensor:
         """[tokens] of bool: False for the tokens of padding."""
@@ -78,39 +68,35 @@ class RoutingOfStep:
         each = len(values) // len(self._weights)
         return (values * self._over(len(values)).to(values.dtype)).sum() / each
 
-    def fractions(self, layer: int, experts: Tensor, admitted: Tensor, count: int) -> Tensor:
-        """[E]: the part of all ranks' assignments that went to each expert. experts, admitted: [N, k].
+    def assignments(self, experts: Tensor, count: int) -> Tensor:
+        """[count]: how often each expert was chosen on all ranks, which call this together. experts: [N, k].
 
-        All ranks call it together. Dropped assignments count: the router is to learn of what was too much.
+        Those that are dropped count: the router is to learn of what was too much.
         """
-        key = (layer, self._microbatch)
-        if key not in self._seen:
-            counted = self.counted(len(experts))
-            assignments = assignments_per_expert(experts, counted, count)
-            chosen = assignments.sum()
-            if dist.is_initialized():
-                # Ranks of a tensor group have the same tokens; counted as often each, they change no fraction.
-                dist.all_reduce(assignments)
-            self._seen[key] = _Seen(assignments, fractions_of(assignments), chosen, chosen - admitted.sum())
-        return self._seen[key].fractions
+        chosen = assignments_per_expert(experts, self.counted(len(experts)), count)
+        if dist.is_initialized():
+            # Ranks of a tensor group have the same tokens; counted as often each, they change no part of the whole.
+            dist.all_reduce(chosen)
+        return chosen
 
-    def record_losses(self, layer: int, balance: Tensor, z: Tensor) -> None:
-        """This rank's sums, for the metrics."""
-        seen = self._seen[layer, self._microbatch]
-        seen.balance, seen.z = balance.detach(), z.detach()
+    def record(self, layer: int, assignments: Tensor, admitted: Tensor, balance: Tensor, z: Tensor) -> None:
+        """Keep a layer's figures: assignments of all ranks [E], what of this rank's is computed [N, k], sums of losses."""
+        if not self._counting:
+            return
+        chosen = self.counted(len(admitted)).sum() * admitted.shape[1]
+        figures = (balance.detach(), z.detach(), chosen - admitted.sum(), chosen)
+        self._sums.append(torch.stack([figure.to(torch.float64) for figure in figures]))
+        self._loads[layer] = assignments + self._loads.get(layer, 0)
 
-    def figures(self, samples: float) -> RoutingFigures | None:
-        """Of all microbatches since the first one; None of a model without experts. `samples`: those of all ranks."""
-        if not self._seen:
+    def take_figures(self, samples: float) -> RoutingFigures | None:
+        """Of all microbatches since the last call; None of a model without experts. `samples`: those of all ranks."""
+        sums, loads, microbatches = self._sums, self._loads, self._microbatches
+        self._sums, self._loads, self._microbatches = [], {}, 0
+        if not sums:
             return None
-        loads: dict[int, Tensor] = {}
-        for (layer, _), seen in self._seen.items():
-            loads[layer] = loads.get(layer, 0) + seen.assignments
-        share = samples * len(loads)
-        parts = [(one.balance / share, one.z / share, one.dropped, one.chosen) for one in self._seen.values()]
-        sums = [torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in column]).sum()
-                for column in zip(*parts, strict=True)]  # fmt: skip
-        return RoutingFigures(torch.stack(sums), list(loads.values()))
+        total = torch.stack(sums).sum(0)
+        total[:2] /= samples * (len(sums) / microbatches)
+        return RoutingFigures(total, list(loads.values()))
 
     def _over(self, tokens: int) -> Tensor:
         """[tokens]: the weight of each token's sample; samples lie one after the other."""
