@@ -75,7 +75,9 @@ def _momentum_twice(spec: JobSpec) -> Values | None:
 def _foreign_setting(spec: JobSpec) -> Values | None:
     """The first setting that belongs to another compression."""
     compression = _data_parallel(spec).compression
-    for alias, field, names in _SETTINGS if compression is not None else ():
+    if compression is None:
+        return None
+    for alias, field, names in _SETTINGS:
         if getattr(compression, field) is not None and compression.name not in names:
             return {"setting": alias, "name": compression.name.value}
     return None
