@@ -9,7 +9,7 @@ from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel
 from disttrain_trainer.compression.blocks import INT8, ONE_BIT
 from disttrain_trainer.config import Config
 from disttrain_trainer.mesh import World
-from disttrain_trainer.parallel.hooks.base import BackendSum, DenseSum, GradientSum, reduce_bucket
+from disttrain_trainer.parallel.hooks.base import BackendSum, DenseSum, GradientSum, HookedSum, reduce_bucket
 from disttrain_trainer.parallel.hooks.blocks import BlockSum
 from disttrain_trainer.parallel.hooks.low_rank import LowRankSum
 from disttrain_trainer.parallel.hooks.sparse import RandomKSum, TopKSum
@@ -31,7 +31,7 @@ def attach_gradient_sum(model: nn.Module, config: Config, world: World) -> Gradi
     return chosen
 
 
-def build_gradient_sum(settings: DataParallel, group: dist.ProcessGroup, seed: int) -> GradientSum:
+def build_gradient_sum(settings: DataParallel, group: dist.ProcessGroup, seed: int) -> HookedSum:
     """The one with a hook that `settings` ask for; `seed` is the job's."""
     compression, algorithm = settings.compression, settings.all_reduce
     if compression is None:

@@ -20,8 +20,8 @@ from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 Future = torch.futures.Future
 
 
-class GradientSum(ABC):
-    """A way to sum gradients. What it keeps from step to step is this rank's own, and part of a checkpoint."""
+class GradientSum:
+    """A way to sum gradients, which counts the bytes that this rank sends for it."""
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group = group
@@ -37,18 +37,33 @@ class GradientSum(ABC):
         self.step = step
         self.bytes = 0
 
-    @abstractmethod
-    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """The mean of the bucket over the replicas: the same bits on every rank, in the bucket's own memory."""
-
     @property
     def kept(self) -> Mapping[str, Tensor] | None:
-        """What is kept for the next step, by name and bucket; None for ways that keep nothing."""
+        """What is kept for the next step, this rank's own, by name and bucket; None for ways that keep nothing."""
         return None
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
-        """Go on with what was `kept` once."""
-        raise NotImplementedError(f"{self.name} keeps nothing")
+        """Go on with what was `kept` once; nothing to do for ways that keep nothing."""
+
+
+class BackendSum(GradientSum):
+    """DDP's own way, without a hook: the backend's all-reduce. Its bytes are computed, as those of a ring."""
+
+    def __init__(self, group: dist.ProcessGroup, gradient_bytes: int) -> None:
+        super().__init__(group, "Backend")
+        self._bytes = ring_bytes(self.ranks, gradient_bytes)
+
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        self.bytes = self._bytes
+
+
+class HookedSum(GradientSum, ABC):
+    """A way that DDP calls for each bucket."""
+
+    @abstractmethod
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The mean of the bucket over the replicas: the same bits on every rank, in the bucket's own memory."""
 
     def mean_part(self, bucket: dist.GradBucket) -> Tensor:
         """[n] this rank's part of the mean, in the bucket's memory."""
@@ -86,7 +101,7 @@ def after(future: Future[object], use: Callable[[], Tensor]) -> Future[Tensor]:
     return future.then(then)
 
 
-class DenseSum(GradientSum):
+class DenseSum(HookedSum):
     """Every number is sent, in the bucket's format or a shorter one, in which it is then also summed."""
 
     def __init__(
@@ -103,21 +118,6 @@ class DenseSum(GradientSum):
         return after(self.sum_up(short, self._algorithm), lambda: mean.copy_(short))
 
 
-class BackendSum(GradientSum):
-    """DDP's own way, without a hook: the backend's all-reduce. Its bytes are computed, as those of a ring."""
-
-    def __init__(self, group: dist.ProcessGroup, gradient_bytes: int) -> None:
-        super().__init__(group, "Backend")
-        self._bytes = ring_bytes(self.ranks, gradient_bytes)
-
-    def begin(self, step: int) -> None:
-        super().begin(step)
-        self.bytes = self._bytes
-
-    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        raise NotImplementedError("DDP sums by itself")
-
-
-def reduce_bucket(state: GradientSum, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def reduce_bucket(state: HookedSum, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """The hook, as DDP calls it."""
     return state.reduce(bucket)

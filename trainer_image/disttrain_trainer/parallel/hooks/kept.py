@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.hooks.base import HookedSum
 
 
-class KeepingSum(GradientSum, ABC):
-    """A GradientSum with a memory."""
+class KeepingSum(HookedSum, ABC):
+    """A sum with a memory."""
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         super().__init__(group, name)

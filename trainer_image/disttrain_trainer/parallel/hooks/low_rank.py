@@ -9,14 +9,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from disttrain_api.parallelism import Compression
 from disttrain_trainer.collectives.schedules import ring_bytes
-from disttrain_trainer.parallel.hooks.base import Future, GradientSum
+from disttrain_trainer.parallel.hooks.base import Future, HookedSum
 
 DEFAULT_RANK = 4
 # torch wants to let DDP form its buckets anew in two steps before; ours never does.
 _FIRST_STEP = 2
 
 
-class LowRankSum(GradientSum):
+class LowRankSum(HookedSum):
     """Matrices that get smaller by it are sent so; what they miss is kept. The rest is summed as it is."""
 
     def __init__(self, group: dist.ProcessGroup, settings: Compression, seed: int) -> None:
@@ -32,6 +32,10 @@ class LowRankSum(GradientSum):
         if self.step < self._warmup_steps:
             return self.sum_up(self.mean_part(bucket))
         state, buffer = self._state, bucket.buffer()
+        for _, by_bucket in self._dicts():
+            if bucket.index() in by_bucket:
+                # A checkpoint gives them back on the CPU.
+                by_bucket[bucket.index()] = by_bucket[bucket.index()].to(buffer.device)
         before = state.total_numel_after_compression
         devices = [buffer.device] if buffer.is_cuda else []
         # It draws its first matrices from the global stream, alike on all ranks; dropout must not go on from there.
