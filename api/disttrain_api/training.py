@@ -233,3 +233,6 @@ class Training(ApiModel):
     """What the ranks print and write."""
     profiling: Profiling | None = None
     """Absent: nothing is profiled."""
+    preflight: bool = False
+    """Before the model is built, the ranks check and time their network. Wrong data end the attempt, slow nodes are
+    logged."""

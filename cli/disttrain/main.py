@@ -99,7 +99,7 @@ def _validate(given: argparse.Namespace) -> int:
 
 
 def _collectives(given: argparse.Namespace) -> int:
-    """Check collectives over processes of this machine, element by element, and time them. Exit code 1: one is wrong."""
+    """Check collectives over processes of this machine, element by element, and time them. Exit code 1: wrong."""
     from disttrain.collectives import collectives
     from disttrain_trainer.collectives_check.plan import plan_of
 

@@ -33,6 +33,7 @@ from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
@@ -44,6 +45,8 @@ from disttrain_trainer.tensorboard import Events, open_events
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
     """Run the job to its last step and return the State it ends in. Raises TrainerError."""
     training = config.training
+    if training.preflight:
+        check_network(config.node, world)
     state = build_state(config, world)
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)

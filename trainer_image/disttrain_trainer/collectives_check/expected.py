@@ -47,5 +47,7 @@ def expected(operation: Operation, rank: int, ranks: int, numbers: int, number_f
         return None
     if operation in (Operation.GATHER, Operation.ALL_GATHER):
         return torch.cat([of(other, block) for other in range(ranks)])
-    total = torch.stack([of(other) for other in range(ranks)]).sum(0, dtype=number_format)
+    total = torch.zeros(numbers, dtype=number_format)
+    for other in range(ranks):
+        total += of(other)
     return total[own] if operation is Operation.REDUCE_SCATTER else total

@@ -163,7 +163,7 @@ def _count(text: str) -> int:
 
 
 def parse(words: Sequence[str] | None = None) -> tuple[Plan, str | None]:
-    """The Plan of the module's command line, and where JSON is wanted; where it is wrong, the process ends with usage."""
+    """The module's command line as a Plan and where JSON is wanted; where it is wrong, the process ends with usage."""
     parser = argparse.ArgumentParser(
         prog="python -m disttrain_trainer.collectives_check",
         description="Check and time collectives. Started once per rank, as torchrun does (RANK, WORLD_SIZE, …).",
