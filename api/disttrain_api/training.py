@@ -166,6 +166,13 @@ class Evaluation(ApiModel):
     """Samples per rank and forward pass. Absent: microBatchSize."""
 
 
+class SinkName(StrEnum):
+    """Services that take figures."""
+
+    MLFLOW = "MLflow"
+    WANDB = "WandB"
+
+
 class Logging(ApiModel):
     """What the ranks print and write."""
 
@@ -173,6 +180,9 @@ class Logging(ApiModel):
     """Steps between two lines."""
     tensor_board: bool | None = None
     """Event files for TensorBoard beside metrics.jsonl. Absent: where the package `tensorboard` is installed."""
+    sinks: Annotated[list[SinkName], Field(max_length=2)] = []
+    """Services that get the figures, too: MLflow (address: MLFLOW_TRACKING_URI), WandB (key: WANDB_API_KEY). Their
+    packages must be in the image."""
 
 
 class Profiling(ApiModel):

@@ -1,4 +1,5 @@
-"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment."""
+"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment,
+but for what other programs' packages read in it (sinks/)."""
 
 import os
 import socket

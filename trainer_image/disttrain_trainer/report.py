@@ -17,7 +17,7 @@ from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
 from disttrain_trainer.mesh import World
-from disttrain_trainer.tensorboard import Events
+from disttrain_trainer.sinks.sink import Sink
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -70,7 +70,7 @@ class Metrics:
     world: World
     reporter: Reporter
     file: Path | None
-    events: Events
+    sink: Sink
     attempt: int
     counts_tokens: bool
     check_gradients: bool
@@ -147,7 +147,7 @@ class Metrics:
         }
 
     def _append(self, values: dict[str, Any]) -> None:
-        self.events.write(_without_inf_and_nan(values))
+        self.sink.write(_without_inf_and_nan(values))
         if self.file is None:
             return
         try:

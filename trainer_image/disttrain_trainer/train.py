@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,8 +38,9 @@ from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.sinks.open import open_sinks
+from disttrain_trainer.sinks.sink import Sinks
 from disttrain_trainer.state import State
-from disttrain_trainer.tensorboard import Events, open_events
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -51,7 +52,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
-    with profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
+    with closing(metrics.sink), profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -177,7 +178,7 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         world=world,
         reporter=reporter,
         file=None if folder is None else folder / METRICS_FILE,
-        events=open_events(config.training.logging.tensor_board, folder) if world.first else Events(),
+        sink=open_sinks(config.job, folder) if world.first else Sinks(),
         attempt=config.attempt,
         # A class per position of a sequence; anything else is counted in samples.
         counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
