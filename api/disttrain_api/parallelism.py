@@ -32,6 +32,8 @@ class DataParallel(ApiModel):
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
     """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    sync_batch_norm: bool = False
+    """BatchNorm layers look at the batches of all replicas together, not of each alone."""
 
 
 class Parallelism(ApiModel):

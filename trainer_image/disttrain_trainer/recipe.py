@@ -27,6 +27,7 @@ from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import layers_of
 from disttrain_trainer.precision import build_precision
@@ -44,6 +45,8 @@ def build_state(config: Config, world: World) -> State:
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
     module = build_model(training).to(world.device.torch)
+    if config.job.parallelism.data_parallel.sync_batch_norm:
+        module = synchronise_batch_norm(module, world)
     model = parallelise(module, config, world)
     optimizer = build_optimizer(training.optimizer, module.parameters())
     # From here on each replica draws its own dropout.
