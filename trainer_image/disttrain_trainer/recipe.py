@@ -20,6 +20,7 @@ from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Sampler
 from disttrain_trainer.entrypoint import call_entrypoint
 from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfiguration
+from disttrain_trainer.flops import work_of
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
@@ -47,6 +48,7 @@ def build_state(config: Config, world: World) -> State:
     module = build_model(training).to(world.device.torch)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
+    work = work_of(module)
     model = parallelise(module, config, world)
     optimizer = build_optimizer(training.optimizer, module.parameters())
     # From here on each replica draws its own dropout.
@@ -59,6 +61,7 @@ def build_state(config: Config, world: World) -> State:
         loss=build_loss(training.loss),
         data=data,
         sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
+        work=work,
         offload_activations=training.offload.activations,
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
+from disttrain_trainer.flops import Work, utilisation
 from disttrain_trainer.mesh import World
 from disttrain_trainer.sinks.sink import Sink
 
@@ -73,6 +74,11 @@ class Metrics:
     sink: Sink
     attempt: int
     counts_tokens: bool
+    work: Work
+    devices: int
+    """Devices of all ranks."""
+    peak_flops: float | None
+    """FLOP/s of a device, where it is known."""
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
     steps: list[_Step] = field(default_factory=list)
@@ -133,6 +139,8 @@ class Metrics:
         own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
         memory, gib = self.world.device.memory()
         counted = sum(one.weight if self.counts_tokens else one.samples for one in self.steps)
+        samples = sum(one.samples for one in self.steps)
+        flops = self.work.of(counted if self.counts_tokens else None, samples)
         unit = "tps" if self.counts_tokens else "sps"
         return {
             "step": step,
@@ -141,6 +149,7 @@ class Metrics:
             "grad_norm": float(last.gradient_norm),
             "lr": last.rate,
             f"throughput({unit})": counted / seconds / self.world.size,
+            **utilisation(flops, seconds, self.devices, self.peak_flops),
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
@@ -170,4 +179,6 @@ def _line(values: dict[str, Any]) -> str:
     return (
         f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
         f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+        + (f"  tflops: {values['tflops']:,.2f}" if "tflops" in values else "")
+        + (f"  mfu: {values['mfu(%)']:.2f}%" if "mfu(%)" in values else "")
     )

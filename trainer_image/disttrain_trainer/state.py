@@ -7,6 +7,7 @@ from torch import nn
 
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.flops import Work
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.precision import MixedPrecision
 
@@ -24,6 +25,8 @@ class State:
     loss: WeightedLoss
     data: Datasets
     sampler: Sampler
+    work: Work = field(default_factory=Work)
+    """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0

@@ -182,6 +182,9 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         attempt=config.attempt,
         # A class per position of a sequence; anything else is counted in samples.
         counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
+        work=state.work,
+        devices=world.size * (config.job.parallelism.devices_per_process or 1),
+        peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
     )
 
