@@ -88,6 +88,8 @@ class DataParallel(ApiModel):
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
     """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    sync_batch_norm: bool = False
+    """BatchNorm layers look at the batches of all replicas together, not of each alone."""
     all_reduce: AllReduce = AllReduce.BACKEND
     """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
     compression: Compression | None = None

@@ -182,6 +182,13 @@ class Evaluation(ApiModel):
     """Samples per rank and forward pass. Absent: microBatchSize."""
 
 
+class SinkName(StrEnum):
+    """Services that take figures."""
+
+    MLFLOW = "MLflow"
+    WANDB = "WandB"
+
+
 class Logging(ApiModel):
     """What the ranks print and write."""
 
@@ -189,6 +196,9 @@ class Logging(ApiModel):
     """Steps between two lines."""
     tensor_board: bool | None = None
     """Event files for TensorBoard beside metrics.jsonl. Absent: where the package `tensorboard` is installed."""
+    sinks: Annotated[list[SinkName], Field(max_length=2)] = []
+    """Services that get the figures, too: MLflow (address: MLFLOW_TRACKING_URI), WandB (key: WANDB_API_KEY). Their
+    packages must be in the image."""
 
 
 class Profiling(ApiModel):
@@ -249,3 +259,6 @@ class Training(ApiModel):
     """What the ranks print and write."""
     profiling: Profiling | None = None
     """Absent: nothing is profiled."""
+    preflight: bool = False
+    """Before the model is built, the ranks check and time their network. Wrong data end the attempt, slow nodes are
+    logged."""

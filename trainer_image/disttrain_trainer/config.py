@@ -1,8 +1,10 @@
-"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment."""
+"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment,
+but for what other programs' packages read in it (sinks/)."""
 
 import os
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,6 +44,8 @@ class Config:
     """Where metrics, events and traces go; None: nowhere."""
     report_dir: Path | None = None
     grace_seconds: float | None = None
+    node: str = field(default_factory=socket.gethostname)
+    """Name of the machine, for messages."""
     threads_given: bool = False
     """Whether OMP_NUM_THREADS decides the number of threads."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
@@ -91,6 +95,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         metrics_folder=Path(metrics_dir) if metrics_dir else checkpoint_folder,
         report_dir=Path(report_dir) if report_dir else None,
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
+        node=environment.get(Env.NODE_NAME) or socket.gethostname(),
         threads_given="OMP_NUM_THREADS" in environment,
     )
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from disttrain_api.training import Precision
+from disttrain_trainer.flops import peak_flops
+
 _GIB = 2**30
 
 Mark = float | torch.cuda.Event
@@ -49,6 +52,12 @@ class Device:
         if isinstance(begin, float) or isinstance(end, float):
             return float(end) - float(begin)  # type: ignore[arg-type]
         return begin.elapsed_time(end) / 1000
+
+    def peak_flops(self, precision: Precision) -> float | None:
+        """FLOP/s in this precision; None where it is not known: on CPUs, and in FP32, whose peak settings decide."""
+        if self.kind != "cuda" or precision is Precision.FP32:
+            return None
+        return peak_flops(torch.cuda.get_device_name(self.torch))
 
     def memory(self) -> tuple[str, float]:
         """Key and GiB of the most memory used so far: of the GPU, on a CPU of the process."""

@@ -12,6 +12,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── Fenced                      a newer attempt owns the checkpoints
 ├── PortInUse                   the master port belongs to another program
 ├── PeerLost                    a collective failed because another rank is gone: a symptom
+├── NetworkFaulty               the preflight check got wrong data from this rank's node
 ├── NonFiniteLoss               the loss or the gradient is inf or nan
 └── Stopped                     SIGTERM was obeyed
 """
@@ -83,6 +84,11 @@ class PortInUse(TrainerError):
 
 class PeerLost(TrainerError):
     exit_code = ExitCode.PEER_LOST
+
+
+class NetworkFaulty(TrainerError):
+    exit_code = ExitCode.NETWORK_FAULTY
+    on_every_rank = True
 
 
 class NonFiniteLoss(TrainerError):

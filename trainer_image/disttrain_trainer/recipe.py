@@ -21,6 +21,7 @@ from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.entrypoint import call_entrypoint
 from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfiguration
+from disttrain_trainer.flops import work_of
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
@@ -31,6 +32,7 @@ from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import composes, layers_of
 from disttrain_trainer.precision import build_precision
@@ -48,6 +50,9 @@ def build_state(config: Config, world: World) -> State:
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
     module = build_model(training).to(world.device.torch)
+    if config.job.parallelism.data_parallel.sync_batch_norm:
+        module = synchronise_batch_norm(module, world)
+    work = work_of(module)
     precision, loss = build_precision(training, world), build_loss(training.loss)
     sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
     model, pipeline = module, None
@@ -68,6 +73,7 @@ def build_state(config: Config, world: World) -> State:
         routing=watch_routing(module),
         sampler=sampler,
         gradient_sum=attach_gradient_sum(model, config, world),
+        work=work,
         offload_activations=training.offload.activations,
         pipeline=pipeline,
     )

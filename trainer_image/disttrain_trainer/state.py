@@ -7,6 +7,7 @@ from torch import nn
 
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.flops import Work
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.hooks.base import GradientSum
@@ -31,6 +32,8 @@ class State:
     """What the layers with experts, if there are any, are told of each microbatch."""
     gradient_sum: GradientSum | None = None
     """How the replicas' gradients are summed; None where DDP does not sum them."""
+    work: Work = field(default_factory=Work)
+    """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False
     pipeline: Pipeline | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""

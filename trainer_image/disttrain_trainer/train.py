@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,25 +35,29 @@ from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.rotation import require_figure
 from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.sinks.open import open_sinks
+from disttrain_trainer.sinks.sink import Sinks
 from disttrain_trainer.state import State
-from disttrain_trainer.tensorboard import Events, open_events
 from disttrain_trainer.weights import load_weights
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
     """Run the job to its last step and return the State it ends in. Raises TrainerError."""
     training = config.training
+    if training.preflight:
+        check_network(config.node, world)
     state = build_state(config, world)
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
-    with completing(checkpoints, reporter), profiled as profiler:
+    with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler:
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -226,10 +230,13 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         world=world,
         reporter=reporter,
         file=None if folder is None else folder / METRICS_FILE,
-        events=open_events(config.training.logging.tensor_board, folder) if world.first else Events(),
+        sink=open_sinks(config.job, folder) if world.first else Sinks(),
         attempt=config.attempt,
         # A class per position of a sequence; anything else is counted in samples.
         counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
+        work=state.work,
+        devices=world.size * (config.job.parallelism.devices_per_process or 1),
+        peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
         figures=state.pipeline.figures if state.pipeline is not None else dict,
     )

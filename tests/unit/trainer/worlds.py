@@ -247,15 +247,17 @@ def launch(
         world.kill()
 
 
-def run_cases(folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Run each case in one world of `ranks`.
+def run_cases(
+    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Run each case in one world of `ranks`; options are those of `launch`.
 
     A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step}.
     Result of a case: "parameters" of the last run, "metrics" (lines of all runs) and "errors" (one or None per run).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
-    with launch(folder, None, ranks, module="tests.unit.trainer.cases", CASES=str(folder)) as world:
+    with launch(folder, None, ranks, module="tests.unit.trainer.cases", CASES=str(folder), **options) as world:
         ended = world.ended()
         assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name) for name in cases}

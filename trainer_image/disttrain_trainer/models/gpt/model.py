@@ -111,6 +111,15 @@ class Gpt(nn.Module):
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
         return tensor_plan(sequence, vocabulary, experts=self.has_experts)
 
+    def flops_per_token(self) -> float:
+        """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
+
+        N: parameters that a token is multiplied with, so not those of the tables of embeddings.
+        """
+        tables = [self.positions] if self.head.weight is self.tokens.weight else [self.positions, self.tokens]
+        multiplied = sum(p.numel() for p in self.parameters()) - sum(table.weight.numel() for table in tables)
+        return 6 * multiplied + 12 * len(self.blocks) * self.tokens.embedding_dim * self.positions.num_embeddings
+
 
 def build(config: GptConfig) -> nn.Module:
     """A Gpt of this shape, initialised from torch's random state."""
