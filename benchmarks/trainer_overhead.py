@@ -23,6 +23,7 @@ STRATEGIES = {
     "DDP": {},
     "FSDP2": {"dataParallelShardDegree": RANKS},
     "tensor parallel": {"tensorParallelDegree": RANKS},
+    "pipeline, 1F1B": {"pipelineParallelDegree": RANKS, "pipeline": {"microbatches": 2 * RANKS}},
 }
 
 
@@ -63,7 +64,9 @@ def bare(steps: int, parallelism: dict[str, Any]) -> float:
 def measure(quick: bool) -> Iterator[harness.Row]:
     steps, repeats = (30, 1) if quick else (100, 5)
     for name, parallelism in STRATEGIES.items():
-        tokens = 8 * TOKENS * (1 if "tensorParallelDegree" in parallelism else RANKS)
+        # Microbatches of 8 sequences: one for each replica, or as many as flow through the pipeline.
+        cut = "tensorParallelDegree" in parallelism
+        tokens = 8 * TOKENS * (1 if cut else parallelism.get("pipeline", {}).get("microbatches", RANKS))
         values, references = [], []
         for _ in range(repeats):
             references.append(tokens / bare(steps, parallelism))

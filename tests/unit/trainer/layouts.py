@@ -11,6 +11,9 @@ GPT = {"model": user("double_gpt"), "data": TOKENS}
 # 50 samples in batches of 24: the third batch is one of 2, so most ranks have nothing but padding in it.
 TRAININGS = {
     "gpt, SGD": small(**COMMON, **GPT, optimizer=SGD),
+    "gpt, FP32, 20 steps": small(
+        **COMMON | {"steps": 20}, data=TOKENS, model=user("double_gpt", double=False), optimizer=SGD
+    ),
     "gpt, AdamW": small(**COMMON, **GPT, optimizer=ADAMW),
     "gpt, untied, smoothed": small(
         **COMMON, optimizer=SGD, loss={"labelSmoothing": 0.1}, data=TOKENS, model=user("double_gpt", tieWeights=False)
@@ -69,6 +72,10 @@ LAYOUTS = {
             "ZBVZeroBubble": {},
             "DualPipeV": {"gradientAccumulationSteps": 2},
         }.items()
+    },
+    **{
+        f"{name}, FP32, 20 steps": (2, "gpt, FP32, 20 steps", parallelism, {})
+        for name, parallelism in {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}.items()
     },
     "pp2, split by time": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"split": "Time", "microbatches": 4}}, {}),
     "pp2 of an mlp, GPipe with one microbatch": (
