@@ -6,6 +6,11 @@ from typing import Any
 from tests.refusal import Refusal
 
 PARALLELISM = "spec.parallelism"
+CUTS = (
+    ("Shards", "dataParallelShardDegree"),
+    ("Tensor", "tensorParallelDegree"),
+    ("Pipeline", "pipelineParallelDegree"),
+)
 GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
 
 COMBINATION_REFUSALS = (
@@ -21,6 +26,17 @@ COMBINATION_REFUSALS = (
         f"{PARALLELISM}.expertParallelDegree",
         "the model 'mlp' has no experts: `expertParallelDegree` must be 1, found 2; use `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2}},
+    ),
+    Refusal(
+        "ExpertsWithPipeline",
+        f"{PARALLELISM}.expertParallelDegree",
+        "`expertParallelDegree` 2 does not go with `pipelineParallelDegree` 2: experts in the stages of a pipeline are"
+        " not built yet",
+        {
+            "workers": {"replicas": 4},
+            "parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2, "pipelineParallelDegree": 2},
+            "training": {"model": {"entrypoint": "a:b", "name": None}},
+        },
     ),
     *(
         Refusal(
@@ -48,7 +64,7 @@ COMBINATION_REFUSALS = (
             " others; use BF16 or FP32",
             {"training": {"precision": "FP16"}, "parallelism": {degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     *(
         Refusal(
@@ -58,7 +74,7 @@ COMBINATION_REFUSALS = (
             " of the two",
             {"parallelism": {"devicesPerProcess": 2, degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     Refusal(
         "DeviceModeNeedsDevices",

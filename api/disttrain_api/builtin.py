@@ -40,13 +40,23 @@ class MlpConfig(ApiModel):
     """Classes, or numbers to predict. Absent: the classes of the built-in data."""
 
 
+class NormName(StrEnum):
+    """Normalisation layers."""
+
+    GROUP = "Group"
+    BATCH = "Batch"
+
+
 class ResnetConfig(ApiModel):
-    """A small residual network with group normalisation, so that every layout computes the same."""
+    """A small residual network."""
 
     width: Annotated[int, Field(ge=8, le=4096, multiple_of=8)] = 32
     """Channels of the first stage; each further stage has twice as many and half the image."""
     blocks: Annotated[list[Size], Field(min_length=1, max_length=6)] = [1, 1]
     """Residual blocks of each stage."""
+    norm: NormName = NormName.GROUP
+    """Group looks at one sample at a time, so that every layout computes the same. Batch looks at a microbatch of a
+    replica; with `parallelism.dataParallel.syncBatchNorm`, of all replicas."""
     input_channels: Size | None = None
     """Channels of an image. Absent: those of the built-in data."""
     output_size: Size | None = None

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from torch import Tensor
 from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
+from disttrain_trainer.flops import Work, utilisation
 from disttrain_trainer.mesh import World
 from disttrain_trainer.moe.step import RoutingFigures
-from disttrain_trainer.tensorboard import Events
+from disttrain_trainer.sinks.sink import Sink
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -62,6 +64,8 @@ class _Step:
     """Samples of all ranks."""
     rate: float
     loading_seconds: float
+    gradient_bytes: int | None
+    """What this rank has sent for gradients; None where nobody counts it."""
     routing: RoutingFigures | None = None
 
 
@@ -72,11 +76,18 @@ class Metrics:
     world: World
     reporter: Reporter
     file: Path | None
-    events: Events
+    sink: Sink
     attempt: int
     counts_tokens: bool
+    work: Work
+    devices: int
+    """Devices of all ranks."""
+    peak_flops: float | None
+    """FLOP/s of a device, where it is known."""
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
+    figures: Callable[[], dict[str, float]] = dict
+    """What else is to be told of the steps since it was last asked; called by all ranks together."""
     steps: list[_Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
@@ -135,6 +146,8 @@ class Metrics:
         own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
         memory, gib = self.world.device.memory()
         counted = sum(one.weight if self.counts_tokens else one.samples for one in self.steps)
+        samples = sum(one.samples for one in self.steps)
+        flops = self.work.of(counted if self.counts_tokens else None, samples)
         unit = "tps" if self.counts_tokens else "sps"
         return {
             "step": step,
@@ -143,14 +156,25 @@ class Metrics:
             "grad_norm": float(last.gradient_norm),
             "lr": last.rate,
             f"throughput({unit})": counted / seconds / self.world.size,
+            **utilisation(flops, seconds, self.devices, self.peak_flops),
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
             **(last.routing.metrics(self.world) if last.routing else {}),
+            **self.figures(),
+            **self._sent(),
         }
 
+    def _sent(self) -> dict[str, float]:
+        """Bytes per step that the rank that sends most has sent for gradients."""
+        counts = [one.gradient_bytes for one in self.steps if one.gradient_bytes is not None]
+        if not counts:
+            return {}
+        own = torch.tensor(sum(counts) / len(counts), dtype=torch.float64)
+        return {"comm/gradient_bytes": float(self.world.max_tensor(own))}
+
     def _append(self, values: dict[str, Any]) -> None:
-        self.events.write(_without_inf_and_nan(values))
+        self.sink.write(_without_inf_and_nan(values))
         if self.file is None:
             return
         try:
@@ -173,4 +197,6 @@ def _line(values: dict[str, Any]) -> str:
     return (
         f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
         f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+        + (f"  tflops: {values['tflops']:,.2f}" if "tflops" in values else "")
+        + (f"  mfu: {values['mfu(%)']:.2f}%" if "mfu(%)" in values else "")
     )

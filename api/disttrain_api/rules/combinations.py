@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from disttrain_api.rules.layout import PROCESSES, SHARD
+from disttrain_api.rules.layout import PIPELINE, PROCESSES, SHARD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ModelName, Precision
@@ -25,6 +25,10 @@ def _expert(spec: JobSpec) -> int:
 
 def _shard(spec: JobSpec) -> int:
     return spec.parallelism.data_parallel_shard_degree or 1
+
+
+def _pipeline(spec: JobSpec) -> int:
+    return spec.parallelism.pipeline_parallel_degree or 1
 
 
 def _model(spec: JobSpec) -> str:
@@ -125,14 +129,28 @@ COMBINATION_RULES = (
         values={"model": _MODEL, "degree": _EXPERT},
         reads=("spec.parallelism.expertParallelDegree", "spec.training.model.name"),
     ),
+    Rule(
+        id="ExpertsWithPipeline",
+        path="spec.parallelism.expertParallelDegree",
+        sentence="`expertParallelDegree` {degree:d} does not go with `pipelineParallelDegree` {stages:d}: experts in"
+        " the stages of a pipeline are not built yet",
+        check=lambda spec: when(
+            _expert(spec) > 1 and _pipeline(spec) > 1, degree=_expert(spec), stages=_pipeline(spec)
+        ),
+        cel=f"{_EXPERT} == 1 || {PIPELINE} == 1",
+        values={"degree": _EXPERT, "stages": PIPELINE},
+        reads=("spec.parallelism.expertParallelDegree", "spec.parallelism.pipelineParallelDegree"),
+    ),
     _needs_tensor("sequenceParallel", "sequence_parallel"),
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
     _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
     _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
+    _fp16_with("Pipeline", "pipelineParallelDegree", _pipeline, PIPELINE),
     _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
     _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
+    _device_rule("Pipeline", "pipelineParallelDegree", "pipeline_parallel_degree"),
     Rule(
         id="DeviceModeNeedsDevices",
         path="spec.parallelism.deviceMode",

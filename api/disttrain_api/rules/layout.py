@@ -4,6 +4,7 @@ from math import prod
 
 from disttrain_api.names import DEFAULT_GPU_RESOURCE
 from disttrain_api.parallelism import DataParallelMode, Parallelism
+from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
@@ -25,6 +26,18 @@ SHARD = _degree("dataParallelShardDegree")
 # Product of every degree that is a factor of the world size, but the replicate degree.
 OTHERS = " * ".join(
     [SHARD, *(_degree(name) for name in ("contextParallelDegree", "tensorParallelDegree", "pipelineParallelDegree"))]
+)
+PIPELINE = _degree("pipelineParallelDegree")
+_SETTINGS = "self.parallelism.pipeline"
+SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
+STAGES_PER_RANK = (
+    f"(has({_SETTINGS}) && has({_SETTINGS}.stagesPerRank) ? {_SETTINGS}.stagesPerRank"
+    f" : {SCHEDULE} in {[str(name) for name in SINGLE_STAGE_SCHEDULES]} ? 1 : 2)"
+)
+STAGES = f"({PIPELINE} * {STAGES_PER_RANK})"
+# As in disttrain_api.pipeline: 1 without a pipeline, as many as stages where not given.
+MICROBATCHES = (
+    f"({PIPELINE} == 1 ? 1 : has({_SETTINGS}) && has({_SETTINGS}.microbatches) ? {_SETTINGS}.microbatches : {STAGES})"
 )
 # With `self` = spec.parallelism.
 EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
@@ -137,7 +150,6 @@ LAYOUT_RULES = (
         reads=READS_LAYOUT,
     ),
     _unbuilt("context_parallel_degree", "contextParallelDegree"),
-    _unbuilt("pipeline_parallel_degree", "pipelineParallelDegree"),
     Rule(
         id="ExpertsDivideRanks",
         path="spec.parallelism.expertParallelDegree",

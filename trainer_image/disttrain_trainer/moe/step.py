@@ -80,7 +80,7 @@ class RoutingOfStep:
         return chosen
 
     def record(self, layer: int, assignments: Tensor, admitted: Tensor, balance: Tensor, z: Tensor) -> None:
-        """Keep a layer's figures: assignments of all ranks [E], what is computed of this rank's [N, k], its losses."""
+        """Keep a layer's figures: assignments of all ranks [E], of this rank those admitted [N, k], sums of losses."""
         if not self._counting:
             return
         chosen = self.counted(len(admitted)).sum() * admitted.shape[1]

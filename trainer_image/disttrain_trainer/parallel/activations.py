@@ -5,6 +5,7 @@ products and attention) are kept, the cheap ones computed anew (Korthikanti et a
 """
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -39,7 +40,7 @@ SAC_IGNORED_OPS.update(
 )
 
 
-def recompute(layers: list[nn.Module], what: ActivationCheckpointing) -> None:
+def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> None:
     """Have each layer's activations computed anew in the backward pass, in place. Names of parameters stay."""
     if what is ActivationCheckpointing.NONE:
         return

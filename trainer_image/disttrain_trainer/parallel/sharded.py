@@ -17,12 +17,12 @@ from disttrain_trainer.parallel.expert import shard_experts
 def is_sharded(training: Training, world: World) -> bool:
     """Whether gradients are reduced by FSDP2 rather than by DDP.
 
-    Also where nothing is cut: layers that are shared by a tensor group are DTensors, which DDP does not take, and
-    offloading is FSDP2's.
+    Also where nothing is cut: layers that are shared by a tensor group are DTensors, which DDP does not take (a
+    pipeline averages gradients itself), and offloading is FSDP2's.
     """
     mesh = world.mesh
-    cut = mesh.shard > 1 or mesh.expert > 1 or (mesh.replicate > 1 and mesh.tensor > 1)
-    return cut or training.offload.parameters
+    tensor = mesh.replicate > 1 and mesh.tensor > 1 and mesh.pipeline == 1
+    return mesh.shard > 1 or mesh.expert > 1 or tensor or training.offload.parameters
 
 
 def shard(

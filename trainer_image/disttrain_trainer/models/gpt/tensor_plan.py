@@ -30,12 +30,12 @@ def tensor_plan(sequence: bool, vocabulary: bool, experts: bool = False) -> dict
     """
     between = SEQUENCE if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
-        "tokens": RowwiseParallel(input_layouts=Replicate()),
+        "embeddings.tokens": RowwiseParallel(input_layouts=Replicate()),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
         "blocks.*.attention.value": ColwiseParallel(),
         "blocks.*.attention.out": RowwiseParallel(output_layouts=between),
-        "head": ColwiseParallel(
+        "head.logits": ColwiseParallel(
             input_layouts=between,
             output_layouts=Shard(-1) if vocabulary else Replicate(),
             use_local_output=not vocabulary,
@@ -49,11 +49,11 @@ def tensor_plan(sequence: bool, vocabulary: bool, experts: bool = False) -> dict
     if sequence:
         gather = {"input_layouts": SEQUENCE, "desired_input_layouts": Replicate()}
         plan |= {
-            "dropout": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=SEQUENCE),
+            "embeddings.dropout": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=SEQUENCE),
             "blocks.*.norm1": SequenceParallel(),
             "blocks.*.attention": PrepareModuleInput(**gather),
             "blocks.*.norm2": SequenceParallel(),
             "blocks.*.feed_forward": _WHOLE_SEQUENCE if experts else PrepareModuleInput(**gather),
-            "norm": SequenceParallel(),
+            "head.norm": SequenceParallel(),
         }
     return plan
