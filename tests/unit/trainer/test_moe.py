@@ -98,6 +98,10 @@ OTHERS = {
     "capacity, dp2": (2, CAPACITY, {}),
     "capacity, fsdp2 + ep2": (2, CAPACITY | FULL, EP2),
     "capacity, tp2 + ep2": (2, CAPACITY, {TENSOR: 2, EXPERT: 2}),
+    "50 samples": (1, CAPACITY | {"globalBatchSize": 50}, {}),
+    "50 samples and 14 of padding": (1, CAPACITY | {"globalBatchSize": 64}, {}),
+    "25 and 25 samples": (2, TRAININGS["SGD"] | {"globalBatchSize": 50}, EP2),
+    "32 samples, and 18 and 14 of padding": (2, TRAININGS["SGD"] | {"globalBatchSize": 64}, EP2),
     "FP32, dp2": (2, single("FP32"), {}),
     "FP32, fsdp2 + ep2": (2, single("FP32"), EP2),
     "FP16, dp2": (2, single("FP16"), {}),
@@ -204,6 +208,20 @@ def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expect
     for key in ("moe/dropped_fraction", "grad_norm", "validation_metrics/global_avg_loss"):
         assert values(results[found], key) == pytest.approx(values(results[expected], key), rel=TOLERANCE)
     assert_equal(results[found], results[expected])
+
+
+@pytest.mark.parametrize(
+    ("full", "padded"),
+    [
+        ("50 samples", "50 samples and 14 of padding"),
+        ("25 and 25 samples", "32 samples, and 18 and 14 of padding"),
+    ],
+)
+def test_padding_counts_nowhere(results, full, padded):
+    """Neither in the losses nor against an expert's capacity."""
+    assert_equal(results[padded], results[full])
+    for key in ("grad_norm", "moe/load_balancing_loss", "moe/dropped_fraction", "moe/max_load_over_mean"):
+        assert values(results[padded], key) == pytest.approx(values(results[full], key), rel=TOLERANCE)
 
 
 def test_other_replicas_drop_others(results):

@@ -36,6 +36,11 @@ class MixtureOfExperts(nn.Module):
         self.step: RoutingOfStep | None = None
         self.exchange: Exchange | None = None
 
+    @property
+    def idle_parameters(self) -> int:
+        """How many parameters of the experts a token is not multiplied with; all experts are as large."""
+        return sum(p.numel() for p in self.experts.parameters()) * (self.count - self.per_token) // self.count
+
     # How many rows an expert gets is known at run time only.
     @torch.compiler.disable
     def forward(self, inputs: Tensor) -> Tensor:

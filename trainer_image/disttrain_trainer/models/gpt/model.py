@@ -11,6 +11,7 @@ from torch.nn import functional
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_weight
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
+from disttrain_trainer.moe.layer import MixtureOfExperts
 
 
 class Attention(nn.Module):
@@ -114,11 +115,19 @@ class Gpt(nn.Module):
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
 
-        N: parameters that a token is multiplied with, so not those of the tables of embeddings.
+        N: parameters that a token is multiplied with, so not those of the tables of embeddings, nor those of experts
+        that do not compute it.
         """
-        tables = [self.positions] if self.head.weight is self.tokens.weight else [self.positions, self.tokens]
-        multiplied = sum(p.numel() for p in self.parameters()) - sum(table.weight.numel() for table in tables)
-        return 6 * multiplied + 12 * len(self.blocks) * self.tokens.embedding_dim * self.positions.num_embeddings
+        tokens, positions = self.embeddings.tokens, self.embeddings.positions
+        tables = [positions] if self.head.logits.weight is tokens.weight else [positions, tokens]
+        unused = sum(table.weight.numel() for table in tables) + sum(
+            layer.idle_parameters for layer in self._mixtures()
+        )
+        multiplied = sum(p.numel() for p in self.parameters()) - unused
+        return 6 * multiplied + 12 * len(self.blocks) * tokens.embedding_dim * positions.num_embeddings
+
+    def _mixtures(self) -> list[MixtureOfExperts]:
+        return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
 
 def build(config: GptConfig) -> nn.Module:
