@@ -264,9 +264,12 @@ def test_another_number_of_replicas_begins_with_nothing_kept_and_says_so(tmp_pat
     assert said == ["step-2 holds nothing that OneBit over 3 replicas has kept of these gradients: it begins anew"]
 
 
-def test_a_dead_peer_is_a_lost_peer(tmp_path):
+@pytest.mark.parametrize(
+    "parallelism", [ALGORITHMS["Ring"], compressed("TopK"), compressed("PowerSGD")], ids=["Ring", "TopK", "PowerSGD"]
+)
+def test_a_dead_peer_is_a_lost_peer(tmp_path, parallelism):
     training = small(steps=400, data=user("deadly_samples", rank=1))
-    with launch(tmp_path, job(training, parallelism=all_reduce("Ring")), ranks=3) as world:
+    with launch(tmp_path, job(training, parallelism=parallelism), ranks=3) as world:
         ended = world.ended()
     assert ended[1].code == -9
     for rank in (ended[0], ended[2]):
