@@ -35,13 +35,14 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "HookNeedsDdp",
             DATA_PARALLEL,
-            f"`allReduce` and `compression` are hooks of DDP, and with `{cut}` FSDP2 sums the gradients: remove one of"
-            " the two",
+            f"`allReduce` and `compression` are hooks of DDP, which does not sum the gradients with `{cut}`: remove"
+            " one of the two",
             spec,
         )
         for cut, spec in (
             ("dataParallelShardDegree", {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **RING}}),
             ("tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **RING}}),
+            ("pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **RING}}),
             (
                 "offload.parameters",
                 {**compressed("Int8"), "training": {"offload": {"parameters": True}}},

@@ -98,6 +98,7 @@ class Env:
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
+    NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`
     REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
 
 
@@ -115,9 +116,11 @@ class ExitCode(IntEnum):
     STORAGE_NOT_SHARED = 84
     STORAGE_FULL = 85
     FENCED = 86
+    CHECKPOINT_BROKEN = 87
     PORT_IN_USE = 90
     PEER_LOST = 91
     NON_FINITE_LOSS = 92
+    NETWORK_FAULTY = 95
     STOPPED = 143  # SIGTERM obeyed: a checkpoint was written where storage allows it
 
 
@@ -129,6 +132,7 @@ PERMANENT = frozenset(
         ExitCode.CHECKPOINT_MISMATCH,
         ExitCode.STORAGE_NOT_SHARED,
         ExitCode.STORAGE_FULL,
+        ExitCode.CHECKPOINT_BROKEN,
     }
 )
 

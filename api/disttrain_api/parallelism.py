@@ -27,6 +27,26 @@ class DeviceMode(StrEnum):
     PLACE = "Place"
 
 
+class PipelineSchedule(StrEnum):
+    """Order in which the stages of a pipeline compute microbatches; names are torch.distributed.pipelining's."""
+
+    GPIPE = "GPipe"
+    ONE_F_ONE_B = "1F1B"
+    INTERLEAVED_1F1B = "Interleaved1F1B"
+    LOOPED_BFS = "LoopedBFS"
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    ZBV_ZERO_BUBBLE = "ZBVZeroBubble"
+    DUAL_PIPE_V = "DualPipeV"
+
+
+class PipelineSplit(StrEnum):
+    """What is made equal among the stages."""
+
+    EVEN = "Even"
+    PARAMETERS = "Parameters"
+    TIME = "Time"
+
+
 class AllReduce(StrEnum):
     """Who sends what to whom when gradients are summed."""
 
@@ -68,10 +88,28 @@ class DataParallel(ApiModel):
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
     """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    sync_batch_norm: bool = False
+    """BatchNorm layers look at the batches of all replicas together, not of each alone."""
     all_reduce: AllReduce = AllReduce.BACKEND
     """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
     compression: Compression | None = None
     """Absent: gradients are sent as they are."""
+
+
+class Pipeline(ApiModel):
+    """How a pipeline works."""
+
+    schedule: PipelineSchedule | None = None
+    """Absent: 1F1B."""
+    microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Microbatches in one pass through the pipeline. Absent: as many as stages."""
+    stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Absent: 1 for GPipe and 1F1B, 2 for the others."""
+    split: PipelineSplit | None = None
+    """What is made equal among the stages: the number of layers, of parameters, or the time measured at the start.
+    Absent: Even."""
+    layers_per_stage: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=1024)] | None = None
+    """Layers of each stage, instead of `split`."""
 
 
 class Parallelism(ApiModel):
@@ -90,7 +128,9 @@ class Parallelism(ApiModel):
     vocabulary_parallel: bool | None = None
     """With tensor parallelism: the logits stay cut along the vocabulary, the loss too. Absent: false."""
     pipeline_parallel_degree: Degree | None = None
-    """Stages that the layers are cut into. Absent: 1."""
+    """Ranks that the layers are cut over, one after the other. Absent: 1."""
+    pipeline: Pipeline | None = None
+    """How the pipeline works. Absent: 1F1B, one stage per rank, as many microbatches as stages."""
     expert_parallel_degree: Degree | None = None
     """Ranks that the experts are spread over, carved out of shard x context x tensor. Absent: 1."""
     devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None

@@ -1,4 +1,4 @@
-"""The `disttrain` command. argparse: five commands do not need a dependency, and it starts at once."""
+"""The `disttrain` command. argparse: six commands do not need a dependency, and it starts at once."""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 from disttrain.errors import CommandError
 from disttrain.local.folder import DEFAULT_RUNS
 from disttrain_api.errors import DisttrainError
+from disttrain_trainer.collectives_check.plan import add_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +60,20 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("files", nargs="+", metavar="FILE", help="manifest of a DistTrainingJob")
     validate.set_defaults(command=_validate)
 
+    export = commands.add_parser("export", help="write a checkpoint's model into one file", description=_export.__doc__)
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a checkpoint, or of several")
+    export.add_argument("target", type=Path, metavar="OUT.safetensors", help="file to write")
+    export.set_defaults(command=_export)
+
+    collectives = commands.add_parser(
+        "collectives", help="check and time collectives on this machine", description=_collectives.__doc__
+    )
+    collectives.add_argument("--ranks", type=int, default=2, metavar="N", help="processes (default: 2)")
+    collectives.add_argument("--gpus", action="store_true", help="give each rank a GPU, and talk over NCCL")
+    add_arguments(collectives)
+    collectives.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    collectives.set_defaults(command=_collectives)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(command=_version)
     return parser
@@ -86,6 +101,21 @@ def _validate(given: argparse.Namespace) -> int:
     from disttrain.validate import validate
 
     return max(validate(path) for path in given.files)
+
+
+def _export(given: argparse.Namespace) -> int:
+    """Write the model of a checkpoint (of several, the latest), trained in any layout, into one safetensors file."""
+    from disttrain.export import export
+
+    return export(given.checkpoint, given.target)
+
+
+def _collectives(given: argparse.Namespace) -> int:
+    """Check collectives over processes of this machine, element by element, and time them. Exit code 1: wrong."""
+    from disttrain.collectives import collectives
+    from disttrain_trainer.collectives_check.plan import plan_of
+
+    return collectives(plan_of(given), ranks=given.ranks, gpus=given.gpus, as_json=given.json)
 
 
 def _version(_: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 UNIFORM_BYTES = math.log(256)
 # What those need that are not for any machine.
 ELSEWHERE = ("-gpu", "-cluster")
-# test_training.py has it, in more detail.
-RUN_ELSEWHERE = {"ddp"}
+# test_training.py and test_collectives.py have them, in more detail.
+RUN_ELSEWHERE = {"ddp", "collectives"}
 
 
 def names() -> list[str]:

@@ -1,8 +1,10 @@
-"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment."""
+"""job.json and the environment become one frozen Config. Nothing else in the trainer reads the environment,
+but for what other programs' packages read in it (sinks/)."""
 
 import os
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,8 +14,9 @@ from disttrain_api.batch import Batch, resolve_batch
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.pipeline import microbatches_of
 from disttrain_api.spec import JobSpec, Storage, Workers
-from disttrain_api.training import Training
+from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
 
@@ -41,6 +44,8 @@ class Config:
     """Where metrics, events and traces go; None: nowhere."""
     report_dir: Path | None = None
     grace_seconds: float | None = None
+    node: str = field(default_factory=socket.gethostname)
+    """Name of the machine, for messages."""
     threads_given: bool = False
     """Whether OMP_NUM_THREADS decides the number of threads."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
@@ -48,6 +53,11 @@ class Config:
     @property
     def training(self) -> Training:
         return self.job.training
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether checkpoints are written while training goes on."""
+        return self.checkpoint_folder is not None and (self.training.checkpoint or Checkpoint()).asynchronous
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> Config:
@@ -85,6 +95,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         metrics_folder=Path(metrics_dir) if metrics_dir else checkpoint_folder,
         report_dir=Path(report_dir) if report_dir else None,
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
+        node=environment.get(Env.NODE_NAME) or socket.gethostname(),
         threads_given="OMP_NUM_THREADS" in environment,
     )
 
@@ -122,7 +133,7 @@ def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
     if problems:
         raise InvalidConfiguration("; ".join(map(str, problems)))
     mesh = Mesh.of(job.parallelism, world_size)
-    return mesh, resolve_batch(job.training, mesh.data_parallel)
+    return mesh, resolve_batch(job.training, mesh.data_parallel, microbatches_of(job.parallelism))
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -6,11 +6,13 @@ TrainerError                    base; the message is one sentence for the user
 │   └── DataUnlike              ranks that do not find the same number of samples
 ├── EntrypointNotImportable     `package.module:function` that does not lead to a function
 ├── CheckpointMismatch          a checkpoint of another model or optimizer
+├── CheckpointBroken            no checkpoint is as it was written
 ├── StorageNotShared            ranks that do not see the same storage
 ├── StorageFull                 no room for a checkpoint
 ├── Fenced                      a newer attempt owns the checkpoints
 ├── PortInUse                   the master port belongs to another program
 ├── PeerLost                    a collective failed because another rank is gone: a symptom
+├── NetworkFaulty               the preflight check got wrong data from this rank's node
 ├── NonFiniteLoss               the loss or the gradient is inf or nan
 └── Stopped                     SIGTERM was obeyed
 """
@@ -56,6 +58,11 @@ class CheckpointMismatch(TrainerError):
     on_every_rank = True
 
 
+class CheckpointBroken(TrainerError):
+    exit_code = ExitCode.CHECKPOINT_BROKEN
+    on_every_rank = True
+
+
 class StorageNotShared(TrainerError):
     exit_code = ExitCode.STORAGE_NOT_SHARED
     on_every_rank = True
@@ -77,6 +84,11 @@ class PortInUse(TrainerError):
 
 class PeerLost(TrainerError):
     exit_code = ExitCode.PEER_LOST
+
+
+class NetworkFaulty(TrainerError):
+    exit_code = ExitCode.NETWORK_FAULTY
+    on_every_rank = True
 
 
 class NonFiniteLoss(TrainerError):

@@ -34,7 +34,8 @@ def restore_kept_gradients(state: State, path: Path, world: World) -> None:
         return
     reader = dcp.FileSystemReader(path)
     room = _room(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
-    if _MARK not in room or not _fits(room, state):
+    # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
+    if not all(world.gather(_MARK in room and _fits(room, state))):
         say(world, f"{path.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew")
         return
     dcp.load({_PART: {str(world.rank): {gradient_sum.name: room}}}, storage_reader=reader)

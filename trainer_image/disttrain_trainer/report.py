@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from torch import Tensor
 from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
+from disttrain_trainer.flops import Work, utilisation
 from disttrain_trainer.mesh import World
-from disttrain_trainer.tensorboard import Events
+from disttrain_trainer.moe.step import RoutingFigures
+from disttrain_trainer.sinks.sink import Sink
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -63,6 +66,7 @@ class _Step:
     loading_seconds: float
     gradient_bytes: int | None
     """What this rank has sent for gradients; None where nobody counts it."""
+    routing: RoutingFigures | None = None
 
 
 @dataclass
@@ -72,11 +76,18 @@ class Metrics:
     world: World
     reporter: Reporter
     file: Path | None
-    events: Events
+    sink: Sink
     attempt: int
     counts_tokens: bool
+    work: Work
+    devices: int
+    """Devices of all ranks."""
+    peak_flops: float | None
+    """FLOP/s of a device, where it is known."""
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
+    figures: Callable[[], dict[str, float]] = dict
+    """What else is to be told of the steps since it was last asked; called by all ranks together."""
     steps: list[_Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
@@ -135,6 +146,8 @@ class Metrics:
         own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
         memory, gib = self.world.device.memory()
         counted = sum(one.weight if self.counts_tokens else one.samples for one in self.steps)
+        samples = sum(one.samples for one in self.steps)
+        flops = self.work.of(counted if self.counts_tokens else None, samples)
         unit = "tps" if self.counts_tokens else "sps"
         return {
             "step": step,
@@ -143,9 +156,12 @@ class Metrics:
             "grad_norm": float(last.gradient_norm),
             "lr": last.rate,
             f"throughput({unit})": counted / seconds / self.world.size,
+            **utilisation(flops, seconds, self.devices, self.peak_flops),
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
+            **(last.routing.metrics(self.world) if last.routing else {}),
+            **self.figures(),
             **self._sent(),
         }
 
@@ -158,7 +174,7 @@ class Metrics:
         return {"comm/gradient_bytes": float(self.world.max_tensor(own))}
 
     def _append(self, values: dict[str, Any]) -> None:
-        self.events.write(_without_inf_and_nan(values))
+        self.sink.write(_without_inf_and_nan(values))
         if self.file is None:
             return
         try:
@@ -181,4 +197,6 @@ def _line(values: dict[str, Any]) -> str:
     return (
         f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
         f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+        + (f"  tflops: {values['tflops']:,.2f}" if "tflops" in values else "")
+        + (f"  mfu: {values['mfu(%)']:.2f}%" if "mfu(%)" in values else "")
     )

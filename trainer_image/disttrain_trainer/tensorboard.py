@@ -30,6 +30,9 @@ class Events:
         # A rank may be killed at any time, and it ends without tear-down.
         self._writer.flush()
 
+    def close(self) -> None:
+        """Nothing is left to do: each line was flushed."""
+
 
 def open_events(wanted: bool | None, folder: Path | None) -> Events:
     """Raises InvalidConfiguration where event files are wanted and cannot be written."""

@@ -1,7 +1,7 @@
 """How gradients are summed, and what of them is sent: which settings go together, and with which techniques."""
 
 from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel
-from disttrain_api.rules.layout import OTHERS, READS_LAYOUT, SHARD, WORLD, product_of_others
+from disttrain_api.rules.layout import OTHERS, PIPELINE, READS_LAYOUT, SHARD, WORLD, product_of_others
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import OptimizerName, Precision
@@ -16,7 +16,10 @@ _CEL = "self.parallelism.dataParallel"
 _HAS_HOOK = f"(has({_CEL}.compression) || {_CEL}.allReduce != 'Backend')"
 _TENSOR_CUTS = "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)"
 _OFFLOADS = "(has(self.training) && self.training.offload.parameters)"
-_CUT_BY = f"({SHARD} > 1 ? 'dataParallelShardDegree' : {_TENSOR_CUTS} ? 'tensorParallelDegree' : 'offload.parameters')"
+_CUT_BY = (
+    f"({SHARD} > 1 ? 'dataParallelShardDegree' : {_TENSOR_CUTS} ? 'tensorParallelDegree'"
+    f" : {PIPELINE} > 1 ? 'pipelineParallelDegree' : 'offload.parameters')"
+)
 _NAME = f"(has({_CEL}.compression) ? {_CEL}.compression.name : '')"
 
 
@@ -34,11 +37,13 @@ def _has_hook(spec: JobSpec) -> bool:
 
 
 def _cut_by(spec: JobSpec) -> str | None:
-    """The setting that has FSDP2 sum the gradients."""
+    """The setting with which gradients are not DDP's to sum."""
     if (spec.parallelism.data_parallel_shard_degree or 1) > 1:
         return "dataParallelShardDegree"
     if (spec.parallelism.tensor_parallel_degree or 1) > 1:
         return "tensorParallelDegree"
+    if (spec.parallelism.pipeline_parallel_degree or 1) > 1:
+        return "pipelineParallelDegree"
     return "offload.parameters" if spec.training is not None and spec.training.offload.parameters else None
 
 
@@ -112,15 +117,16 @@ GRADIENT_SUM_RULES = (
     Rule(
         id="HookNeedsDdp",
         path=_DATA_PARALLEL,
-        sentence="`allReduce` and `compression` are hooks of DDP, and with `{cut}` FSDP2 sums the gradients: remove one"
-        " of the two",
+        sentence="`allReduce` and `compression` are hooks of DDP, which does not sum the gradients with `{cut}`: remove"
+        " one of the two",
         check=_hook_without_ddp,
-        cel=f"!{_HAS_HOOK} || ({SHARD} == 1 && !{_TENSOR_CUTS} && !{_OFFLOADS})",
+        cel=f"!{_HAS_HOOK} || ({SHARD} == 1 && !{_TENSOR_CUTS} && {PIPELINE} == 1 && !{_OFFLOADS})",
         values={"cut": _CUT_BY},
         reads=(
             _DATA_PARALLEL,
             "spec.parallelism.dataParallelShardDegree",
             "spec.parallelism.tensorParallelDegree",
+            "spec.parallelism.pipelineParallelDegree",
             "spec.training.offload.parameters",
         ),
     ),

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -205,6 +206,7 @@ class LocalRun:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             Env.TERMINATION_LOG: str(self.folder.termination_log(pod)),
             Env.METRICS_DIR: str(self.folder.metrics),
+            Env.NODE_NAME: socket.gethostname(),
         }
 
     def _tell_left_out(self, manifest: RawJob) -> None:

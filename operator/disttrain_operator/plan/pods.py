@@ -42,7 +42,13 @@ class RolePlan:
         contract = common_environment(self._job, self._spec, self._role, self._attempt, site)
         contract[Env.GRACE_SECONDS] = str(self._pod_spec["terminationGracePeriodSeconds"])
         # The contract stands first: a template's own variables may then refer to it with $(NAME).
-        self._environment = [{"name": name, "value": value} for name, value in (contract | defaults).items()]
+        self._environment: list[Manifest] = [
+            {"name": name, "value": value} for name, value in (contract | defaults).items()
+        ]
+        if self._spec.training is not None and self._spec.training.preflight:
+            # Only the kubelet knows it.
+            entry: Manifest = {"name": Env.NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+            self._environment.append(entry)
         self._environment += trainer.get("env") or []
 
     def pod(self, index: int, *, gated: bool = False) -> Manifest:

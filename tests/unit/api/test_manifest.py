@@ -60,7 +60,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
                 "9: spec.training.zzz: unknown field; known here: `activationCheckpointing`, `checkpoint`, `compile`, "
                 "`data`, `evaluation`, `globalBatchSize`, `gradientAccumulationSteps`, `logging`, `loss`, "
                 "`lrSchedule`, `maxGradientNorm`, `microBatchSize`, `model`, `offload`, `optimizer`, `precision`, "
-                "`profiling`, `seed`, `steps`"
+                "`preflight`, `profiling`, `seed`, `steps`"
             ),
         ),
         (

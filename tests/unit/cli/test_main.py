@@ -29,7 +29,7 @@ def test_a_wrong_command_line_is_usage(arguments: list[str], capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("usage: disttrain")
 
 
-@pytest.mark.parametrize("command", ["run", "submit", "validate", "version"])
+@pytest.mark.parametrize("command", ["run", "submit", "validate", "collectives", "version"])
 def test_every_command_has_a_help_that_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -9,6 +9,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from disttrain_api.builtin import GptConfig
+from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_weight
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
 
 
@@ -44,11 +45,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * config.width, config.width),
-        )
+        self.feed_forward = feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,8 +53,8 @@ class Block(nn.Module):
         return x + self.dropout(self.feed_forward(self.norm2(x)))
 
 
-class Gpt(nn.Module):
-    """Tokens [B, T] -> logits [B, T, V]."""
+class Embeddings(nn.Module):
+    """Tokens [B, T] -> [B, T, D]: what each is, and where."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -65,27 +62,63 @@ class Gpt(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary_size, config.width)
         self.positions = nn.Embedding(config.sequence_length, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        self.apply(_initialise)
-        for block in self.blocks:
-            # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
-            for layer in (block.attention.out, block.feed_forward[2]):
-                nn.init.normal_(layer.weight, std=0.02 / (2 * config.layers) ** 0.5)
-        if config.tie_weights:
-            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        return self.dropout(self.tokens(tokens) + self.positions(positions))
+
+
+class Head(nn.Module):
+    """[B, T, D] -> logits [B, T, V]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.logits = nn.Linear(config.width, config.vocabulary_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.norm(x))
+
+
+class Gpt(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = Head(config)
+        self.apply(_initialise)
         for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+            # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
+            for weight in (block.attention.out.weight, last_weight(block.feed_forward)):
+                nn.init.normal_(weight, std=0.02 / (2 * config.layers) ** 0.5)
+        self.has_experts = config.experts is not None
+        if config.tie_weights:
+            self.head.logits.weight = self.embeddings.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens
+        for layer in self.layers():
+            x = layer(x)
+        return x
+
+    def layers(self) -> list[nn.Module]:
+        """The modules whose composition this is."""
+        return [self.embeddings, *self.blocks, self.head]
 
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
-        return tensor_plan(sequence, vocabulary)
+        return tensor_plan(sequence, vocabulary, experts=self.has_experts)
+
+    def flops_per_token(self) -> float:
+        """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
+
+        N: parameters that a token is multiplied with, so not those of the tables of embeddings.
+        """
+        tables = [self.positions] if self.head.weight is self.tokens.weight else [self.positions, self.tokens]
+        multiplied = sum(p.numel() for p in self.parameters()) - sum(table.weight.numel() for table in tables)
+        return 6 * multiplied + 12 * len(self.blocks) * self.tokens.embedding_dim * self.positions.num_embeddings
 
 
 def build(config: GptConfig) -> nn.Module:

@@ -1,0 +1,68 @@
+"""What batch normalisation over all replicas does not go with."""
+
+from disttrain_api.parallelism import DeviceMode
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+from disttrain_api.training import ActivationCheckpointing, ModelName
+
+_PATH = "spec.parallelism.dataParallel.syncBatchNorm"
+_OFF = "!self.parallelism.dataParallel.syncBatchNorm"
+_WITHOUT = (ModelName.MLP.value, ModelName.GPT.value)
+
+
+def _wanted(spec: JobSpec) -> bool:
+    return spec.parallelism.data_parallel.sync_batch_norm
+
+
+def _nothing_to_normalise(spec: JobSpec) -> Values | None:
+    name = spec.training.model.name if spec.training is not None else None
+    return when(_wanted(spec) and name in _WITHOUT, model=name.value if name else "")
+
+
+def _recomputed(spec: JobSpec) -> Values | None:
+    if spec.training is None:
+        return None
+    kind = spec.training.activation_checkpointing
+    return when(_wanted(spec) and kind is not ActivationCheckpointing.NONE, kind=kind.value)
+
+
+def _copies(spec: JobSpec) -> Values | None:
+    devices = spec.parallelism.devices_per_process or 1
+    copied = devices > 1 and spec.parallelism.device_mode is not DeviceMode.PLACE
+    return when(_wanted(spec) and copied, devices=devices)
+
+
+NORMALISATION_RULES = (
+    Rule(
+        id="SyncBatchNormNeedsLayers",
+        path=_PATH,
+        sentence="`syncBatchNorm` is for models with BatchNorm layers, which '{model}' has not: remove it",
+        check=_nothing_to_normalise,
+        cel=f"{_OFF} || !has(self.training) || !has(self.training.model.name)"
+        f" || !(self.training.model.name in {list(_WITHOUT)})",
+        values={"model": "self.training.model.name"},
+        reads=(_PATH, "spec.training.model.name"),
+    ),
+    Rule(
+        id="SyncBatchNormWithRecomputation",
+        path=_PATH,
+        sentence="`syncBatchNorm` does not go with `activationCheckpointing` {kind}: what is computed twice would count"
+        " twice in the running statistics; remove one of the two",
+        check=_recomputed,
+        cel=f"{_OFF} || !has(self.training) || self.training.activationCheckpointing == 'None'",
+        values={"kind": "self.training.activationCheckpointing"},
+        reads=(_PATH, "spec.training.activationCheckpointing"),
+    ),
+    Rule(
+        id="SyncBatchNormWithDevices",
+        path=_PATH,
+        scope="spec.parallelism",
+        sentence="`syncBatchNorm` does not go with `devicesPerProcess` {devices:d}, whose copies would each wait for"
+        " the others: run a process per device, or use `deviceMode` Place",
+        check=_copies,
+        cel="!self.dataParallel.syncBatchNorm || !has(self.devicesPerProcess) || self.devicesPerProcess == 1"
+        " || (has(self.deviceMode) && self.deviceMode == 'Place')",
+        values={"devices": "self.devicesPerProcess"},
+        reads=(_PATH, "spec.parallelism.devicesPerProcess", "spec.parallelism.deviceMode"),
+    ),
+)

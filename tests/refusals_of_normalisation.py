@@ -1,0 +1,41 @@
+"""Jobs whose batch normalisation cannot be that of all replicas, and some whose can."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import Refusal
+
+SYNC = {"dataParallel": {"syncBatchNorm": True}}
+RESNET = {"model": {"name": "resnet", "config": {"norm": "Batch"}}}
+PATH = "spec.parallelism.dataParallel.syncBatchNorm"
+
+NORMALISATION_REFUSALS = (
+    Refusal(
+        "SyncBatchNormNeedsLayers",
+        PATH,
+        "`syncBatchNorm` is for models with BatchNorm layers, which 'mlp' has not: remove it",
+        {"parallelism": SYNC},
+    ),
+    Refusal(
+        "SyncBatchNormWithRecomputation",
+        PATH,
+        "`syncBatchNorm` does not go with `activationCheckpointing` Full: what is computed twice would count twice in"
+        " the running statistics; remove one of the two",
+        {"parallelism": SYNC, "training": {**RESNET, "activationCheckpointing": "Full"}},
+    ),
+    Refusal(
+        "SyncBatchNormWithDevices",
+        PATH,
+        "`syncBatchNorm` does not go with `devicesPerProcess` 2, whose copies would each wait for the others: run a"
+        " process per device, or use `deviceMode` Place",
+        {"parallelism": {**SYNC, "devicesPerProcess": 2}, "training": RESNET},
+    ),
+)
+
+NORMALISATION_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET},
+    "layers of a process normalised over all replicas": {
+        "parallelism": {**SYNC, "devicesPerProcess": 2, "deviceMode": "Place"},
+        "training": RESNET,
+    },
+}

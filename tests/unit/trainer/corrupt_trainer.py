@@ -1,0 +1,44 @@
+"""A trainer on a node of its own whose rank 1 corrupts what WRONG names: "transfers" that it sends, or its "sums"."""
+
+import os
+import runpy
+
+import torch
+import torch.distributed as dist
+
+
+def corrupt(tensor: torch.Tensor) -> None:
+    tensor.view(-1)[3] += 1
+
+
+def main() -> None:
+    os.environ["DISTTRAIN_NODE_NAME"] = f"node-{os.environ['RANK']}"
+    if os.environ["RANK"] == "1":
+        pairs, everybody, sums = dist.batch_isend_irecv, dist.all_to_all_single, dist.all_reduce
+
+        def batch_isend_irecv(transfers: list[dist.P2POp]) -> list[dist.Work]:
+            for transfer in transfers:
+                if transfer.op is dist.isend:
+                    corrupt(transfer.tensor)
+            return pairs(transfers)
+
+        def all_to_all_single(output: torch.Tensor, input_: torch.Tensor, **options: object) -> object:
+            # In the block that goes to rank 0.
+            corrupt(input_)
+            return everybody(output, input_, **options)
+
+        def all_reduce(tensor: torch.Tensor, *arguments: object, **options: object) -> object:
+            done = sums(tensor, *arguments, **options)
+            if tensor.numel() > 1000:
+                corrupt(tensor)
+            return done
+
+        if os.environ["WRONG"] == "transfers":
+            dist.batch_isend_irecv, dist.all_to_all_single = batch_isend_irecv, all_to_all_single
+        elif os.environ["WRONG"] == "sums":
+            dist.all_reduce = all_reduce
+    runpy.run_module("disttrain_trainer.train", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

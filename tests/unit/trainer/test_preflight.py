@@ -1,0 +1,179 @@
+"""The network check before training: whom ranks meet, whom results blame, and what a faulty node does to a job."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from disttrain_api.names import ExitCode
+from disttrain_trainer.errors import NetworkFaulty, PeerLost
+from disttrain_trainer.preflight.check import refuse_wrong, told
+from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
+from tests.unit.trainer.worlds import Ended, job, launch, small
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9, 16])
+def test_everybody_meets_everybody_once(ranks: int) -> None:
+    met = []
+    for partners in rounds(ranks):
+        assert all(partner is None or partners[partner] == rank for rank, partner in enumerate(partners))
+        assert partners.count(None) == ranks % 2
+        met += [(rank, partner) for rank, partner in enumerate(partners) if partner is not None and rank < partner]
+    assert sorted(met) == list(combinations(range(ranks), 2))
+
+
+@pytest.mark.parametrize("ranks", [100, 1001])
+def test_of_many_ranks_each_meets_some(ranks: int) -> None:
+    found = rounds(ranks, most=6)
+    assert len(found) == 6
+    for rank in range(ranks):
+        partners = [partners[rank] for partners in found if partners[rank] is not None]
+        assert len(set(partners)) == len(partners) >= 5
+        assert rank not in partners
+
+
+NODES = ["a", "a", "b", "b", "c", "c", "d", "d"]
+
+
+def transfers(*wrong: tuple[int, int]) -> list[Transfer]:
+    """All transfers between 8 ranks, the named ones wrong."""
+    pairs = [(sender, receiver) for sender in range(8) for receiver in range(8) if sender != receiver]
+    return [Transfer(*pair, wrong=5 if pair in wrong else 0, bandwidth=1e9) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "blamed"),
+    [
+        ([], []),
+        ([(3, other) for other in (0, 1, 2, 4, 5, 6, 7)], ["b"]),
+        ([(other, 3) for other in (0, 4, 6)], ["b"]),
+        ([(2, 3)], ["b"]),
+        ([(0, 7)], ["a", "d"]),
+        ([(rank, other) for rank in (2, 6) for other in range(8) if other != rank], ["b", "d"]),
+        ([(2, 0), (2, 4), (2, 6), (5, 7)], ["b", "c", "d"]),
+    ],
+    ids=["nothing", "sends", "receives", "within", "one link", "two nodes", "a node and a link"],
+)
+def test_the_fewest_nodes_that_explain_it_are_blamed(wrong: list[tuple[int, int]], blamed: list[str]) -> None:
+    assert faulty_nodes(transfers(*wrong), NODES) == blamed
+
+
+def speeds(slow: dict[frozenset[str], float], nodes: list[str]) -> list[Transfer]:
+    """Transfers between all ranks at 1 GB/s, but where `slow` says otherwise for a pair of nodes."""
+    return [
+        Transfer(sender, receiver, 0, slow.get(frozenset((nodes[sender], nodes[receiver])), 1e9))
+        for sender in range(len(nodes))
+        for receiver in range(len(nodes))
+        if sender != receiver
+    ]
+
+
+def links(node: str, speed: float) -> dict[frozenset[str], float]:
+    return {frozenset((node, other)): speed for other in "abcd" if other != node}
+
+
+def test_a_node_far_below_the_others_is_slow() -> None:
+    (found,) = slow_nodes(speeds(links("c", 0.2e9), NODES), NODES)
+    assert (found.name, found.bandwidth, found.others) == ("c", 0.2e9, 1e9)
+
+
+def test_a_node_within_the_factor_is_not() -> None:
+    assert slow_nodes(speeds(links("c", 1.01e9 / SLOW_FACTOR), NODES), NODES) == []
+    assert slow_nodes(speeds(links("c", 0.99e9 / SLOW_FACTOR), NODES), NODES) != []
+
+
+def test_one_slow_link_blames_neither_end() -> None:
+    assert slow_nodes(speeds({frozenset("ab"): 1e6}, NODES), NODES) == []
+    assert slow_nodes(speeds({frozenset("ab"): 1e6}, ["a", "b", "c"]), ["a", "b", "c"]) == []
+
+
+def test_of_three_nodes_the_slow_one_is_named() -> None:
+    found = slow_nodes(speeds(links("b", 1e8), ["a", "b", "c"]), ["a", "b", "c"])
+    assert [slow.name for slow in found] == ["b"]
+
+
+def test_transfers_within_a_node_say_nothing() -> None:
+    nodes = ["a", "a", "b", "b", "c", "c"]
+    assert slow_nodes(speeds({frozenset("a"): 1e3}, nodes), nodes) == []
+    assert slow_nodes(speeds({frozenset("a"): 1e3}, ["a", "a"]), ["a", "a"]) == []
+
+
+def test_of_two_nodes_nothing_can_be_said() -> None:
+    assert slow_nodes(speeds({frozenset("ab"): 1.0}, ["a", "b"]), ["a", "b"]) == []
+
+
+def test_a_slow_node_is_told_with_the_limit() -> None:
+    assert told(SlowNode("n7", 0.2e9, 1e9)) == (
+        "preflight: node n7 is slow: 0.200 GB/s with other nodes, less than 1/3 of the others' 1.000 GB/s;"
+        " every step will wait for it"
+    )
+
+
+def test_ranks_of_the_faulty_node_fail_and_the_others_say_that_they_lost_a_peer() -> None:
+    wrong = transfers(*((3, other) for other in (0, 1, 4, 6)))
+    message = (
+        "preflight: node b (ranks 2-3): data do not arrive as they were sent (rank 3 to 0, rank 3 to 1, rank 3 to 4"
+        " and 1 more); keep the job off this node"
+    )
+    for rank, node in enumerate(NODES):
+        with pytest.raises(NetworkFaulty if node == "b" else PeerLost) as ended:
+            refuse_wrong(wrong, [9] * 8, NODES, rank)
+        assert str(ended.value).startswith(message)
+        assert ended.value.on_every_rank
+    refuse_wrong(transfers(), [0] * 8, NODES, 0)
+
+
+@pytest.mark.parametrize(
+    ("sums", "who"),
+    [([0, 0, 0, 0, 0, 0, 2, 0], "node d (ranks 6-7): all-reduce"), ([3] * 8, "node a (ranks 0-1) and node b ")],
+)
+def test_a_wrong_sum_alone_names_who_holds_it(sums: list[int], who: str) -> None:
+    with pytest.raises((NetworkFaulty, PeerLost), match="although data arrive as they were sent") as ended:
+        refuse_wrong(transfers(), sums, NODES, 0)
+    assert str(ended.value).startswith(f"preflight: {who}")
+
+
+def run(folder: Path, wrong: str, ranks: int = 3) -> list[Ended]:
+    """A short job, each rank on a node of its own; rank 1 corrupts what `wrong` names."""
+    module = "tests.unit.trainer.corrupt_trainer"
+    with launch(folder, job(small(preflight=True)), ranks, module=module, WRONG=wrong) as world:
+        return world.ended()
+
+
+def test_a_sound_network_is_told_in_one_line_and_the_job_trains(tmp_path: Path) -> None:
+    ended = run(tmp_path, "nothing")
+    assert [rank.code for rank in ended] == [0, 0, 0], ended[0].err
+    said = [line for line in ended[0].out.splitlines() if line.startswith("preflight: data")]
+    assert len(said) == 1
+    assert said[0].startswith("preflight: data are right between 3 ranks on 3 nodes (")
+    assert ended[0].report is not None
+    assert ended[0].report.done
+
+
+def test_a_lone_rank_says_that_there_is_nothing_to_check(tmp_path: Path) -> None:
+    (alone,) = run(tmp_path, "nothing", ranks=1)
+    assert alone.code == 0
+    assert "preflight: one rank has no network to check" in alone.out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "evidence"),
+    [
+        ("transfers", "data do not arrive as they were sent (rank 1 to 0, rank 1 to 2)"),
+        ("sums", "all-reduce gives wrong sums on rank 1, although data arrive as they were sent"),
+    ],
+)
+def test_a_node_that_gives_wrong_data_ends_the_attempt_before_a_step(tmp_path: Path, wrong: str, evidence: str) -> None:
+    ended = run(tmp_path, wrong)
+    sentence = f"preflight: node node-1 (rank 1): {evidence}; keep the job off this node and have the network checked"
+    codes = [ExitCode.PEER_LOST, ExitCode.NETWORK_FAULTY, ExitCode.PEER_LOST]
+    assert [rank.code for rank in ended] == codes, ended[0].err
+    for rank in ended:
+        assert rank.report is not None
+        assert rank.report.error is not None
+        assert rank.report.error.message == sentence
+        assert rank.report.step == 0
+        assert "Traceback" not in rank.err
+    assert ended[1].report is not None
+    assert ended[1].report.error is not None
+    assert ended[1].report.error.reason == "NetworkFaulty"

@@ -1,0 +1,235 @@
+"""Figures that go to MLflow and Weights & Biases, as their own packages hold them afterwards."""
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+from wandb.proto.wandb_internal_pb2 import Record
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.names import ExitCode
+from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.sinks import open as opening
+from disttrain_trainer.sinks.mlflow import flat, key_of
+from disttrain_trainer.sinks.sink import Background, Values
+from tests.unit.trainer.worlds import job, launch, small
+
+LOSS = "loss_metrics/global_avg_loss"
+TRAINING = small(logging={"interval": 1, "sinks": ["MLflow", "WandB"]}, checkpoint={"interval": 3})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of two ranks that is stopped after its first checkpoint and goes on; both services keep files here."""
+    folder = tmp_path_factory.mktemp("sinks")
+    environment = {
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "WANDB_MODE": "offline",
+        "DISTTRAIN_METRICS_DIR": str(folder / "metrics"),
+        "HOME": str(folder),
+    }
+    for attempt, steps in enumerate((3, 6), start=1):
+        config = job({**TRAINING, "steps": steps})
+        with launch(folder / str(attempt), config, 2, folder / "storage", attempt, **environment) as world:
+            ended = world.ended()
+        assert [rank.code for rank in ended] == [0, 0], ended[0].err
+        assert "figures are lost" not in ended[0].err
+    return folder
+
+
+def logged(place: Path) -> dict[int, float]:
+    """Loss of each step, as metrics.jsonl has it."""
+    lines = [json.loads(line) for line in (place / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[LOSS] for line in lines if LOSS in line}
+
+
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MlflowClient, Run]:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient((place / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("disttrain")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    return client, found
+
+
+def test_mlflow_has_one_run_with_the_figures_of_both_attempts(place: Path, run: tuple[MlflowClient, Run]) -> None:
+    client, found = run
+    history = client.get_metric_history(found.info.run_id, LOSS)
+    assert {metric.step: metric.value for metric in history} == logged(place)
+    assert sorted(logged(place)) == [1, 2, 3, 4, 5, 6]
+    assert found.info.run_name == "test"
+    assert found.info.status == "FINISHED"
+    assert client.get_metric_history(found.info.run_id, "validation_metrics/accuracy")
+    assert client.get_metric_history(found.info.run_id, "throughput_sps")
+
+
+def test_mlflow_knows_the_settings(run: tuple[MlflowClient, Run]) -> None:
+    parameters = run[1].data.params
+    assert parameters["optimizer.name"] == "SGD"
+    assert parameters["optimizer.learning_rate"] == "0.1"
+    assert parameters["model.entrypoint"].endswith("user_code:double_mlp")
+
+
+def records(file: Path) -> Iterator[Record]:
+    """What a .wandb file holds: records of protobuf in LevelDB's log format, after a header of 7 bytes."""
+    data, block = file.read_bytes(), 32768
+    at, begun = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        part = data[at + 7 : at + 7 + length]
+        at += 7 + length
+        begun = begun + part if kind in (3, 4) else part
+        if kind in (1, 4):
+            yield Record.FromString(begun)
+
+
+def test_wandb_has_the_figures_of_both_attempts_under_one_id(place: Path) -> None:
+    files = sorted((place / "metrics" / "wandb").glob("offline-run-*/*.wandb"))
+    assert [file.name for file in files] == ["run-uid-1.wandb"] * 2
+    found: dict[int, float] = {}
+    for file in files:
+        for record in records(file):
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            if LOSS in items:
+                found[json.loads(items["step"])] = json.loads(items[LOSS])
+    assert found == pytest.approx(logged(place))
+
+
+def test_settings_are_told_by_path() -> None:
+    assert flat({"model": {"name": "gpt", "config": {}}, "steps": 3, "seed": None}) == [
+        ("model.name", "gpt"),
+        ("steps", "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("throughput(tps)", "throughput_tps"),
+        ("time_metrics/end_to_end(s)", "time_metrics/end_to_end_s"),
+        ("mfu(%)", "mfu"),
+        (LOSS, LOSS),
+    ],
+)
+def test_mlflow_gets_the_names_that_it_takes(name: str, key: str) -> None:
+    assert key_of(name) == key
+
+
+class Service:
+    """A sink that can be away, and that can hold its answer back."""
+
+    def __init__(self) -> None:
+        self.away, self.lines, self.closed = False, list[Values](), False
+        self.answers = threading.Event()
+        self.answers.set()
+        self.seen = threading.Semaphore(0)
+
+    def write(self, values: Values) -> None:
+        self.answers.wait()
+        self.seen.release()
+        if self.away:
+            raise ConnectionError("no route to host\nand much more")
+        self.lines.append(values)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_service_that_is_away_costs_its_lines_and_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    service = Service()
+    sink = Background("MLflow", lambda: service)
+    for step, away in enumerate([False, True, True, False, True]):
+        service.away = away
+        sink.write({"step": step})
+        assert service.seen.acquire(timeout=60)
+    sink.close()
+    assert service.lines == [{"step": 0}, {"step": 3}]
+    assert service.closed
+    assert capsys.readouterr().err.splitlines() == ["disttrain: MLflow: figures are lost: no route to host"] * 2
+
+
+def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    service, tries = Service(), list[int]()
+
+    def connect() -> Service:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("refused")
+        return service
+
+    sink = Background("MLflow", connect)
+    sink.write({"step": 1})
+    sink.write({"step": 2})
+    sink.close()
+    assert service.lines == [{"step": 2}]
+    assert capsys.readouterr().err == "disttrain: MLflow: figures are lost: refused\n"
+
+
+def test_a_service_that_does_not_answer_keeps_nobody_waiting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disttrain_trainer.sinks.sink.CLOSING_SECONDS", 0.05)
+    service = Service()
+    service.answers.clear()
+    sink = Background("WandB", lambda: service)
+    for step in range(1100):
+        sink.write({"step": step})
+    sink.close()
+    assert "disttrain: WandB: figures are lost: 1000 lines wait to be written" in capsys.readouterr().err
+    service.answers.set()
+
+
+def config(*sinks: str) -> JobConfig:
+    return JobConfig.model_validate(job(small(logging={"sinks": list(sinks)})))
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("MLflow", "package `mlflow`.* install mlflow-skinny"), ("WandB", "package `wandb`")]
+)
+def test_an_image_without_the_package_is_refused(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda module: None)
+    with pytest.raises(InvalidConfiguration, match=package):
+        opening.open_sinks(config(name), None, {"MLFLOW_TRACKING_URI": "http://x", "WANDB_API_KEY": "k"})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("MLflow", "the address of its server in MLFLOW_TRACKING_URI"), ("WandB", "a key in WANDB_API_KEY")],
+)
+def test_a_service_without_address_or_key_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=said) as refused:
+        opening.open_sinks(config(name), None, {"HOME": str(tmp_path)})
+    assert refused.value.exit_code == ExitCode.INVALID_CONFIGURATION
+
+
+def test_no_package_is_imported_that_nobody_asked_for(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, runpy\n"
+        "exit_ = os._exit\n"
+        "def told(code):\n"
+        "    print([name for name in ('mlflow', 'wandb') if name in sys.modules], flush=True)\n"
+        "    exit_(code)\n"
+        "os._exit = told\n"
+        "runpy.run_module('disttrain_trainer.train', run_name='__main__')\n"
+    )
+    module = tmp_path / "program_that_tells.py"
+    module.write_text(program)
+    with launch(tmp_path / "run", job(small()), module="program_that_tells", fresh=True, **on_path(tmp_path)) as world:
+        (rank,) = world.ended()
+    assert rank.code == 0, rank.err
+    assert rank.out.splitlines()[-1] == "[]"
+
+
+def on_path(folder: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

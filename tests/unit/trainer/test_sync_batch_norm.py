@@ -1,0 +1,129 @@
+"""Batch normalisation over all replicas is that of one process with all of the batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from disttrain_api.names import ExitCode
+from tests.unit.trainer.norm_code import LAYERS, SIZES, STEPS, layer_of, run_layer
+from tests.unit.trainer.worlds import job, launch, run_cases, small
+
+TOLERANCE = 1e-10
+SYNC = {"dataParallel": {"syncBatchNorm": True}}
+
+
+def code(function: str, **config: Any) -> dict[str, Any]:
+    return {"entrypoint": f"tests.unit.trainer.norm_code:{function}", "config": config}
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    folder = tmp_path_factory.mktemp("layers")
+    module = "tests.unit.trainer.norm_code"
+    with launch(folder, None, len(SIZES), module=module, RESULTS=str(folder)) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0] * len(SIZES), "\n".join(rank.err for rank in ended)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(len(SIZES))]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+class TestLayersOfThreeRanksEqualThatOfOneProcess:
+    def test_outputs_and_gradients_of_inputs(self, ranks: list[dict[str, dict[str, Tensor]]], name: str) -> None:
+        whole = run_layer(layer_of(name), name, None)
+        for step in range(STEPS):
+            for what in (f"outputs {step}", f"input gradient {step}"):
+                found = torch.cat([rank[name][what] for rank in ranks])
+                assert distance(found, whole[what]) <= TOLERANCE, what
+
+    def test_gradients_of_parameters_are_parts_of_a_sum(
+        self, ranks: list[dict[str, dict[str, Tensor]]], name: str
+    ) -> None:
+        whole = run_layer(layer_of(name), name, None)
+        parameters = [key for key in whole if key.startswith("gradient of")]
+        assert len(parameters) == (0 if name == "not affine" else 2)
+        for what in parameters:
+            assert distance(sum(rank[name][what] for rank in ranks), whole[what]) <= TOLERANCE, what
+
+    def test_running_statistics_are_the_same_on_every_rank(
+        self, ranks: list[dict[str, dict[str, Tensor]]], name: str
+    ) -> None:
+        whole = run_layer(layer_of(name), name, None)
+        states = [key for key in whole if key.startswith("state")]
+        assert len(states) == (1 if name == "without statistics" else 3)
+        for what in states:
+            for rank in ranks:
+                assert torch.equal(rank[name][what], ranks[0][name][what]), what
+                assert torch.allclose(rank[name][what], whole[what], rtol=TOLERANCE, atol=0), what
+
+
+COMMON: dict[str, Any] = {"model": code("double_resnet"), "data": code("double_images"), "logging": {"interval": 1}}
+PLAIN = small(**COMMON, steps=5)
+ACCUMULATED = small(**COMMON, steps=5, gradientAccumulationSteps=2)
+# ranks, training, parallelism
+LAYOUTS = {
+    "dp2": (2, PLAIN, SYNC),
+    "dp2, accumulated": (2, ACCUMULATED, SYNC),
+    "fsdp2": (2, PLAIN, {**SYNC, "dataParallelShardDegree": 2}),
+    "dp2, placed layers": (2, PLAIN, {**SYNC, "devicesPerProcess": 2, "deviceMode": "Place"}),
+    "dp2 x fsdp2": (4, PLAIN, {**SYNC, "dataParallelReplicateDegree": 2, "dataParallelShardDegree": 2}),
+    "dp2, each its own": (2, PLAIN, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    cases = {"plain": [{"training": PLAIN}], "accumulated": [{"training": ACCUMULATED}]}
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = {}
+    for world in (2, 4):
+        cases = {
+            name: [{"training": training, "parallelism": parallelism}]
+            for name, (ranks, training, parallelism) in LAYOUTS.items()
+            if ranks == world
+        }
+        results |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
+    return results
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "dp2, each its own"])
+def test_a_network_is_trained_as_in_one_process(
+    alone: dict[str, dict[str, Any]], together: dict[str, dict[str, Any]], layout: str
+) -> None:
+    expected, found = alone["accumulated" if "accumulated" in layout else "plain"], together[layout]
+    assert found["errors"] == [None]
+    assert found["parameters"].keys() == expected["parameters"].keys()
+    assert sum("running_" in name for name in found["parameters"]) == 10
+    for name, value in expected["parameters"].items():
+        assert torch.allclose(found["parameters"][name], value, rtol=TOLERANCE, atol=1e-12), name
+    for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/global_avg_loss"):
+        losses = [[line[key] for line in result["metrics"] if key in line] for result in (found, expected)]
+        assert len(losses[0]) == (1 if key.startswith("validation") else 5)
+        assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE)
+
+
+def test_without_it_replicas_normalise_their_own_part(
+    alone: dict[str, dict[str, Any]], together: dict[str, dict[str, Any]]
+) -> None:
+    """So that equality above is the layer's doing."""
+    name = "1.running_var"
+    found, expected = (result["parameters"][name] for result in (together["dp2, each its own"], alone["plain"]))
+    assert distance(found, expected) > 1e-4
+
+
+def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
+    training = {**PLAIN, "model": code("double_resnet", norm="Group")}
+    with launch(tmp_path, job(training, parallelism=SYNC)) as world:
+        (rank,) = world.ended()
+    assert rank.code == ExitCode.INVALID_CONFIGURATION
+    assert "`parallelism.dataParallel.syncBatchNorm`: Sequential has no BatchNorm layer" in rank.err

@@ -1,0 +1,78 @@
+"""The process of one rank. Exit code 0: all was right; 1: wrong elements, or the ranks did not meet; 2: usage."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from disttrain_api.mesh import Mesh
+from disttrain_api.names import Env
+from disttrain_trainer.collectives_check.check import check
+from disttrain_trainer.collectives_check.figures import Row, tables, to_json, verdict
+from disttrain_trainer.collectives_check.plan import Plan, parse
+from disttrain_trainer.device import find_device
+from disttrain_trainer.errors import last_line
+from disttrain_trainer.mesh import World, device_mesh_of
+
+# A collective that hangs is a result, too: nobody should wait the usual ten minutes for it.
+TIMEOUT = timedelta(minutes=2)
+
+
+def main(plan: Plan, json_path: str | None) -> int:
+    """Meet the others, check, and let rank 0 tell."""
+    rank, size = _number(Env.RANK, 0), _number(Env.WORLD_SIZE, 1)
+    if size < 2:
+        print("disttrain: WORLD_SIZE is 1, expected two ranks or more: one rank has nobody to talk to", file=sys.stderr)
+        return 2
+    try:
+        world = join(rank, size)
+        rows: list[Row] = []
+        for found in check(plan, world):
+            rows += found
+            if world.first and json_path != "-":
+                print(tables(found), flush=True)
+    except ValueError as error:
+        print(f"disttrain: --groups: {error}", file=sys.stderr)
+        return 2
+    except (dist.DistError, RuntimeError) as error:
+        print(f"disttrain: rank {rank} of {size}: {last_line(error)}", file=sys.stderr)
+        return 1
+    if world.first:
+        tell(rows, json_path)
+    world.part()
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def join(rank: int, size: int) -> World:
+    """This rank among the others, met by MASTER_ADDR and MASTER_PORT. Raises DistError where they do not come."""
+    device = find_device(
+        _number(Env.LOCAL_RANK, rank), _number(Env.LOCAL_WORLD_SIZE, size), "OMP_NUM_THREADS" in os.environ
+    )
+    store = next(iter(dist.rendezvous("env://", rank, size, timeout=TIMEOUT)))[0]
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    mesh = Mesh(replicate=size)
+    return World(rank, size, device, mesh, device_mesh_of(mesh, device), store)
+
+
+def tell(rows: list[Row], json_path: str | None) -> None:
+    """What rank 0 says at the end."""
+    if json_path == "-":
+        print(to_json(rows), flush=True)
+        return
+    print(verdict(rows), flush=True)
+    if json_path is not None:
+        Path(json_path).write_text(to_json(rows))
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
+
+
+if __name__ == "__main__":
+    code = main(*parse())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without tear-down, as train.py does.
+    os._exit(code)

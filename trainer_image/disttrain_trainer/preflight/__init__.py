@@ -1,0 +1,1 @@
+"""`training.preflight`: whether the ranks' network is right and even, before anything is trained on it."""

@@ -1,0 +1,97 @@
+"""What a place for figures is, and the one that never keeps training waiting."""
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+Values = dict[str, Any]
+"""A line of metrics.jsonl: the `step`, numbers, and None where a number is not finite."""
+
+CLOSING_SECONDS = 10.0
+"""How long a rank that ends waits for what is not written yet; less than any grace period that is worth its name."""
+_MOST_WAITING = 1000
+
+
+class Sink(Protocol):
+    """Takes figures."""
+
+    def write(self, values: Values) -> None:
+        """Take a line."""
+
+    def close(self) -> None:
+        """No more lines come."""
+
+
+class Sinks:
+    """Several as one."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = tuple(sinks)
+
+    def write(self, values: Values) -> None:
+        """To each of them."""
+        for sink in self._sinks:
+            sink.write(values)
+
+    def close(self) -> None:
+        """Each of them."""
+        for sink in self._sinks:
+            sink.close()
+
+
+class Background:
+    """Writes to a service in a thread of its own: what it takes, or that it is away, is not the training's concern.
+
+    While the service fails, the line in hand is lost and each new line tries again; a sentence on stderr says so once
+    for each time that it goes away.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], Sink]) -> None:
+        self._name, self._connect = name, connect
+        self._lines: queue.Queue[Values | None] = queue.Queue(_MOST_WAITING)
+        self._sink: Sink | None = None
+        self._away = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, values: Values) -> None:
+        try:
+            self._lines.put_nowait(values)
+        except queue.Full:
+            self._complain(f"{_MOST_WAITING} lines wait to be written")
+
+    def close(self) -> None:
+        """Wait until all is written, but no longer than CLOSING_SECONDS."""
+        try:
+            self._lines.put(None, timeout=CLOSING_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSING_SECONDS)
+        if self._thread.is_alive():
+            self._complain(f"it takes longer than {CLOSING_SECONDS:g} s to write the last lines")
+
+    def _work(self) -> None:
+        while (values := self._lines.get()) is not None:
+            self._try(lambda values=values: self._connected().write(values))
+        if self._sink is not None:
+            self._try(self._sink.close)
+
+    def _connected(self) -> Sink:
+        if self._sink is None:
+            self._sink = self._connect()
+        return self._sink
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._complain(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        else:
+            self._away = False
+
+    def _complain(self, why: str) -> None:
+        if not self._away:
+            print(f"disttrain: {self._name}: figures are lost: {why}", file=sys.stderr, flush=True)
+        self._away = True
