@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 _NAME = re.compile(r"(\w+) of (\d+) ranks: (.*)")
 _PANELS = {
-    "hottest link": ("bytes over the hottest link / bytes that are summed", "ratio"),
+    "hottest link": ("bytes over the hottest link / bytes summed", "ratio"),
     "time": ("milliseconds, all ranks on one machine", "value"),
 }
 
@@ -24,9 +24,9 @@ def draw(rows: list[dict[str, object]], file: Path) -> None:
             if match and match[3] == kind:
                 curves.setdefault(match[1], {})[int(match[2])] = float(str(row[key]))
         for algorithm, values in curves.items():
-            # Dashed: of the backend's bytes only the formula is known.
-            style = "--" if algorithm == "Backend" else "-"
-            axes.plot(list(values), list(values.values()), style, marker="o", label=algorithm)
+            # Dashed and in front: of the backend's bytes only the formula is known, which is the ring's.
+            style, front = ("--", 3) if algorithm == "Backend" else ("-", 2)
+            axes.plot(list(values), list(values.values()), style, marker=".", label=algorithm, zorder=front)
         axes.set(xlabel="ranks", ylabel=label, xticks=sorted({ranks for values in curves.values() for ranks in values}))
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

@@ -24,9 +24,11 @@ def digits(**optimizer):
 MOMENTUM = digits(learningRate=0.05, momentum=0.9)
 TEXT = {
     "model": {"name": "gpt", "config": {"layers": 2, "heads": 4, "width": 32}},
-    "data": {"name": "text", "config": {"sequenceLength": 64, "heldOutFraction": 0.02}},
-    "optimizer": {"name": "AdamW", "learningRate": 0.005},
-    "steps": 60,
+    "data": {"name": "text", "config": {"sequenceLength": 32, "heldOutFraction": 0.01}},
+    "optimizer": {"name": "SGD", "learningRate": 0.3, "momentum": 0.9},
+    "lrSchedule": {"name": "Cosine", "warmupSteps": 20},
+    "maxGradientNorm": 1.0,
+    "steps": 300,
     "microBatchSize": 8,
     "checkpoint": {"interval": 1000},
 }
@@ -44,8 +46,8 @@ DIGITS = {
     "PowerSGD": (MOMENTUM, {"rank": 2}, 12),
 }
 TEXTS = {
-    "TopK": (TEXT, {"ratio": 0.05, "warmupSteps": 10}, 9.5),
-    "PowerSGD": (TEXT, {"rank": 2}, 7),
+    "TopK": (TEXT, {"ratio": 0.1, "warmupSteps": 50}, 4.9),
+    "PowerSGD": (TEXT, {"rank": 4}, 5),
 }
 
 
@@ -84,6 +86,6 @@ def test_digits_are_recognised_as_well(digit_results, name):
 def test_text_is_predicted_as_well(text_results, name):
     plain, found = text_results["plain"], text_results[name]
     # Knowing nothing costs 5.5 nats.
-    assert plain["report"].metrics["loss"] < 3.4
+    assert plain["report"].metrics["loss"] < 2.8
     assert found["report"].metrics["loss"] <= 1.01 * plain["report"].metrics["loss"]
     assert bytes_at_the_end(plain) >= TEXTS[name][2] * bytes_at_the_end(found)

@@ -11,6 +11,7 @@ from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TOLERANCE = 1e-10
 STEPS = 6
+IDS = ["2 ranks", "3 ranks", "4 ranks"]
 
 
 def all_reduce(algorithm, **compression):
@@ -80,7 +81,7 @@ def cases():
     )
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=["2 ranks", "3 ranks", "4 ranks"])
+@pytest.fixture(scope="module", params=[2, 3, 4], ids=IDS)
 def world(request, tmp_path_factory):
     """Number of ranks, folder and results of all cases."""
     folder = tmp_path_factory.mktemp("sums")
@@ -90,11 +91,8 @@ def world(request, tmp_path_factory):
     return request.param, folder, run_cases(folder, request.param, chosen)
 
 
-@pytest.fixture
-def lossy_world(world):
-    if world[0] == 4:
-        pytest.skip("two and three ranks show it")
-    return world
+# What costs more cases than time allows with four.
+two_and_three = pytest.mark.parametrize("world", [2, 3], ids=IDS[:2], indirect=True, scope="module")
 
 
 def steps_of(result):
@@ -114,10 +112,11 @@ def test_where_everything_is_sent_it_is_plain_ddp(world, name):
             assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
 
 
+@two_and_three
 @pytest.mark.parametrize("name", LOSSY)
 class TestLossy:
-    def test_a_resumed_run_equals_one_that_never_stopped(self, lossy_world, name):
-        _, _, results = lossy_world
+    def test_a_resumed_run_equals_one_that_never_stopped(self, world, name):
+        _, _, results = world
         expected, found = (results[f"{name}: {how}"] for how in ("through", "resumed"))
         assert found["errors"][-1] is None
         different = [
@@ -132,19 +131,20 @@ class TestLossy:
         assert losses[0] == losses[1]
         assert bytes_sent[0] == bytes_sent[1]
 
-    def test_it_differs_from_plain_ddp_and_still_learns(self, lossy_world, name):
+    def test_it_differs_from_plain_ddp_and_still_learns(self, world, name):
         """So that equality above is not that of a setting without effect."""
-        _, _, results = lossy_world
+        _, _, results = world
         plain, found = results["plain, wide"], results[f"{name}: through"]
         assert any(not torch.equal(found["parameters"][key], value) for key, value in plain["parameters"].items())
         losses = [line["loss_metrics/global_avg_loss"] for line in steps_of(found)]
         assert losses[-1] < losses[0]
 
 
+@two_and_three
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", CONSERVING)
-def test_what_was_applied_and_what_is_kept_is_what_plain_ddp_applies(lossy_world, name):
-    ranks, folder, results = lossy_world
+def test_what_was_applied_and_what_is_kept_is_what_plain_ddp_applies(world, name):
+    ranks, folder, results = world
     plain, found = (results[case]["parameters"]["weight"] for case in ("plain, fixed", f"{name}, fixed"))
     kept = sum(residual_of(folder / f"{name}, fixed" / "test" / f"step-{STEPS}", rank) for rank in range(ranks))
     if name == "PowerSGD":
@@ -166,8 +166,9 @@ def residual_of(checkpoint, rank):
     return found[name]
 
 
-def test_another_compression_begins_with_nothing_kept_and_says_so(lossy_world):
-    ranks, folder, results = lossy_world
+@two_and_three
+def test_another_compression_begins_with_nothing_kept_and_says_so(world):
+    ranks, folder, results = world
     assert results["another compression"]["errors"][-1] is None
     said = [line for line in (folder / "rank-0.out").read_text().splitlines() if "begins anew" in line]
     assert said == [f"step-3 holds nothing that TopK over {ranks} replicas has kept of these gradients: it begins anew"]
@@ -193,9 +194,10 @@ class TestBytes:
         busiest = max(plan.sent(rank, numbers, 8) for rank in range(ranks))
         assert self.bytes_of(results[name]) == STEPS * [busiest]
 
-    def test_top_k_sends_values_and_places_to_all_others(self, lossy_world):
-        ranks, _, results = lossy_world
-        sizes = self.bucket_sizes(lossy_world, "TopK")
+    @two_and_three
+    def test_top_k_sends_values_and_places_to_all_others(self, world):
+        ranks, _, results = world
+        sizes = self.bucket_sizes(world, "TopK")
         expected = []
         for step in range(STEPS):
             counts = [(kept_count(size, ratio_at(step, 0.1, 3)), size) for size in sizes]
@@ -203,28 +205,32 @@ class TestBytes:
         assert self.bytes_of(results["TopK: through"]) == expected
         assert expected[0] == (ranks - 1) * 4 * sum(sizes)
 
-    def test_int8_and_one_bit_send_a_scale_per_block(self, lossy_world):
-        ranks, _, results = lossy_world
-        sizes = self.bucket_sizes(lossy_world, "TopK")
+    @two_and_three
+    def test_int8_and_one_bit_send_a_scale_per_block(self, world):
+        ranks, _, results = world
+        sizes = self.bucket_sizes(world, "TopK")
         blocks = sum(-(-size // BLOCK) for size in sizes)
         assert self.bytes_of(results["Int8: through"]) == STEPS * [(ranks - 1) * (sum(sizes) + 4 * blocks)]
         bits = (ranks - 1) * (sum(-(-size // 8) for size in sizes) + 4 * blocks)
         dense = sum(ring_bytes(ranks, 4 * size) for size in sizes)
         assert self.bytes_of(results["OneBit: through"]) == [dense, dense, *4 * [bits]]
 
-    def test_random_k_sends_values_alone(self, lossy_world):
-        ranks, _, results = lossy_world
-        counts = [kept_count(size, 0.1) for size in self.bucket_sizes(lossy_world, "TopK")]
+    @two_and_three
+    def test_random_k_sends_values_alone(self, world):
+        ranks, _, results = world
+        counts = [kept_count(size, 0.1) for size in self.bucket_sizes(world, "TopK")]
         assert self.bytes_of(results["RandomK: through"]) == STEPS * [sum(ring_bytes(ranks, 4 * n) for n in counts)]
         assert self.bytes_of(results["RandomK in the centre: through"]) == STEPS * [(ranks - 1) * 4 * sum(counts)]
 
-    def test_half_the_bits_are_half_the_bytes(self, lossy_world):
-        ranks, _, results = lossy_world
-        sizes = self.bucket_sizes(lossy_world, "TopK")
+    @two_and_three
+    def test_half_the_bits_are_half_the_bytes(self, world):
+        ranks, _, results = world
+        sizes = self.bucket_sizes(world, "TopK")
         assert self.bytes_of(results["FP16: through"]) == STEPS * [sum(ring_bytes(ranks, 2 * n) for n in sizes)]
 
-    def test_power_sgd_sends_two_thin_matrices_and_what_is_small(self, lossy_world):
-        ranks, _, results = lossy_world
+    @two_and_three
+    def test_power_sgd_sends_two_thin_matrices_and_what_is_small(self, world):
+        ranks, _, results = world
         parameters = results["plain, wide"]["parameters"].values()
         # All matrices get smaller by it, of 600 x 6 numbers, too.
         matrices = [value.shape for value in parameters if value.dim() == 2]
@@ -258,9 +264,12 @@ def test_another_number_of_replicas_begins_with_nothing_kept_and_says_so(tmp_pat
     assert said == ["step-2 holds nothing that OneBit over 3 replicas has kept of these gradients: it begins anew"]
 
 
-def test_a_dead_peer_is_a_lost_peer(tmp_path):
+@pytest.mark.parametrize(
+    "parallelism", [ALGORITHMS["Ring"], compressed("TopK"), compressed("PowerSGD")], ids=["Ring", "TopK", "PowerSGD"]
+)
+def test_a_dead_peer_is_a_lost_peer(tmp_path, parallelism):
     training = small(steps=400, data=user("deadly_samples", rank=1))
-    with launch(tmp_path, job(training, parallelism=all_reduce("Ring")), ranks=3) as world:
+    with launch(tmp_path, job(training, parallelism=parallelism), ranks=3) as world:
         ended = world.ended()
     assert ended[1].code == -9
     for rank in (ended[0], ended[2]):
