@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
-from tests.refusals_of_normalisation import NORMALISATION_ACCEPTED, NORMALISATION_REFUSALS
+from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
 
@@ -27,7 +27,7 @@ BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
-    *NORMALISATION_REFUSALS,
+    *MODEL_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -338,7 +338,7 @@ NAME_REFUSALS = {
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
-    **NORMALISATION_ACCEPTED,
+    **MODELS_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

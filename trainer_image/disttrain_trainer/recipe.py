@@ -11,6 +11,7 @@ The order and its reasons:
 
 from importlib import import_module
 
+import torch
 from torch import nn
 
 from disttrain_api.builtin import data_config, model_config
@@ -27,6 +28,7 @@ from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
+from disttrain_trainer.parallel.meta import build_on_meta, materialise
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
@@ -45,7 +47,10 @@ def build_state(config: Config, world: World) -> State:
     data = load_data(training)
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
-    module = build_model(training).to(world.device.torch)
+    if training.model.meta_device:
+        module = build_on_meta(lambda: build_model(training))
+    else:
+        module = build_model(training).to(world.device.torch)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
@@ -76,7 +81,13 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         for layer in layers or [module]:
             layer.compile()
     if is_sharded(training, world):
-        return shard(module, layers, training, world)
+        model = shard(module, layers, training, world)
+        if training.model.meta_device:
+            host = training.offload.parameters
+            materialise(module, torch.device("cpu") if host else world.device.torch, training.seed)
+        return model
+    if training.model.meta_device:
+        materialise(module, world.device.torch, training.seed)
     return replicate(spread_over_devices(module, config.job.parallelism, world), world)
 
 

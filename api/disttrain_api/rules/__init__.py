@@ -8,7 +8,7 @@ from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
-from disttrain_api.rules.normalisation import NORMALISATION_RULES
+from disttrain_api.rules.models import MODEL_RULES
 from disttrain_api.rules.pods import POD_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
@@ -20,7 +20,7 @@ __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rul
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *COMBINATION_RULES,
-    *NORMALISATION_RULES,
+    *MODEL_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,

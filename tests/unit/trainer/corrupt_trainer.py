@@ -1,4 +1,4 @@
-"""A trainer on a node of its own whose rank 1 corrupts what WRONG names: "transfers" that it sends, its "sums", or its "pace"."""
+"""A trainer on a node of its own whose rank 1 is wrong in what WRONG names: its "transfers", its "sums", its "pace"."""
 
 import os
 import runpy

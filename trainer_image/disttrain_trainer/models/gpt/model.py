@@ -11,6 +11,8 @@ from torch.nn import functional
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
 
+_STD = 0.02
+
 
 class Attention(nn.Module):
     """Causal self-attention: [B, T, D] -> [B, T, D]."""
@@ -69,12 +71,27 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
         self.apply(_initialise)
-        for block in self.blocks:
-            # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
-            for layer in (block.attention.out, block.feed_forward[2]):
-                nn.init.normal_(layer.weight, std=0.02 / (2 * config.layers) ** 0.5)
+        for layer in self._onto_residual():
+            nn.init.normal_(layer.weight, std=self._residual_std)
         if config.tie_weights:
             self.head.weight = self.tokens.weight
+
+    def _onto_residual(self) -> list[nn.Module]:
+        """Layers whose output is added to the residual stream."""
+        return [layer for block in self.blocks for layer in (block.attention.out, block.feed_forward[2])]
+
+    @property
+    def _residual_std(self) -> float:
+        """Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3)."""
+        return _STD / (2 * len(self.blocks)) ** 0.5
+
+    def initialise_layer(self, layer: nn.Module) -> None:
+        """Values for what the layer holds itself (parallel/meta.py)."""
+        if isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
+        _initialise(layer)
+        if any(layer is onto for onto in self._onto_residual()):
+            nn.init.normal_(layer.weight, std=self._residual_std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -104,6 +121,6 @@ def build(config: GptConfig) -> nn.Module:
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
