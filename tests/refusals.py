@@ -7,7 +7,7 @@ from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, s
 from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
-from tests.refusals_of_normalisation import NORMALISATION_ACCEPTED, NORMALISATION_REFUSALS
+from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 
@@ -30,7 +30,7 @@ BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
-    *NORMALISATION_REFUSALS,
+    *MODEL_REFUSALS,
     *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *PIPELINE_REFUSALS,
@@ -348,7 +348,7 @@ NAME_REFUSALS = {
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
-    **NORMALISATION_ACCEPTED,
+    **MODELS_ACCEPTED,
     **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
     **PIPELINES_ACCEPTED,

@@ -97,6 +97,9 @@ class Model(ApiModel):
     """`package.module:function`; called with the config as keyword arguments, returns a torch.nn.Module."""
     config: dict[str, Any] = {}
     """Arguments of the model. Those of the built-in ones are checked; docs/reference.md lists them."""
+    meta_device: bool = False
+    """Build it without memory, and give values to each rank's part, layer by layer. Needs a method `initialise_layer`,
+    which gpt has."""
 
 
 class Data(ApiModel):

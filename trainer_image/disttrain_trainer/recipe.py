@@ -30,6 +30,7 @@ from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
@@ -49,7 +50,10 @@ def build_state(config: Config, world: World) -> State:
     data = load_data(training)
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
-    module = build_model(training).to(world.device.torch)
+    if training.model.meta_device:
+        module = build_on_meta(lambda: build_model(training))
+    else:
+        module = build_model(training).to(world.device.torch)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
@@ -91,7 +95,10 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         for layer in layers or [module]:
             layer.compile()
     if is_sharded(training, world):
-        return shard(module, layers, training, world, experts)
+        model = shard(module, layers, training, world, experts)
+        give_values(module, training, world)
+        return model
+    give_values(module, training, world)
     return replicate(spread_over_devices(module, config.job.parallelism, world), world)
 
 

@@ -10,7 +10,7 @@ from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
 from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
-from disttrain_api.rules.normalisation import NORMALISATION_RULES
+from disttrain_api.rules.models import MODEL_RULES
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *PIPELINE_RULES,
     *COMBINATION_RULES,
-    *NORMALISATION_RULES,
+    *MODEL_RULES,
     *GRADIENT_SUM_RULES,
     *BATCH_RULES,
     *SETTING_RULES,

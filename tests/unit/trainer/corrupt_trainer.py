@@ -1,7 +1,8 @@
-"""A trainer on a node of its own whose rank 1 corrupts what WRONG names: "transfers" that it sends, or its "sums"."""
+"""A trainer on a node of its own whose rank 1 is wrong in what WRONG names: its "transfers", its "sums", its "pace"."""
 
 import os
 import runpy
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,13 @@ def main() -> None:
                 corrupt(tensor)
             return done
 
-        if os.environ["WRONG"] == "transfers":
+        def late(transfers: list[dist.P2POp]) -> list[dist.Work]:
+            time.sleep(0.5)
+            return pairs(transfers)
+
+        if os.environ["WRONG"] == "pace":
+            dist.batch_isend_irecv = late
+        elif os.environ["WRONG"] == "transfers":
             dist.batch_isend_irecv, dist.all_to_all_single = batch_isend_irecv, all_to_all_single
         elif os.environ["WRONG"] == "sums":
             dist.all_reduce = all_reduce

@@ -150,6 +150,14 @@ def test_a_sound_network_is_told_in_one_line_and_the_job_trains(tmp_path: Path) 
     assert ended[0].report.done
 
 
+def test_a_node_that_keeps_the_others_waiting_is_told_and_the_job_trains(tmp_path: Path) -> None:
+    ended = run(tmp_path, "pace")
+    assert [rank.code for rank in ended] == [0, 0, 0], ended[0].err
+    slow = [line for line in ended[0].out.splitlines() if "slow" in line]
+    assert len(slow) == 1
+    assert slow[0].startswith("preflight: node node-1 is slow: 0.00")
+
+
 def test_a_lone_rank_says_that_there_is_nothing_to_check(tmp_path: Path) -> None:
     (alone,) = run(tmp_path, "nothing", ranks=1)
     assert alone.code == 0

@@ -17,8 +17,15 @@ class FeedForwardExperts(nn.Module):
 
     def __init__(self, count: int, width: int, hidden: int, deviation: float = 0.02) -> None:
         super().__init__()
-        self.expand = nn.Parameter(torch.randn(count, width, hidden) * deviation)
-        self.contract = nn.Parameter(torch.randn(count, hidden, width) * deviation)
+        self.deviation = deviation
+        self.expand = nn.Parameter(torch.empty(count, width, hidden))
+        self.contract = nn.Parameter(torch.empty(count, hidden, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal values from torch's random state."""
+        for parameter in (self.expand, self.contract):
+            nn.init.normal_(parameter, std=self.deviation)
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """[n, D] -> [n, D]: the first counts[0] rows are the first expert's, and so on. counts: [E] whole numbers."""

@@ -28,12 +28,12 @@ def share_layers(module: nn.Module, parallelism: Parallelism, world: World) -> N
     if degree == 1:
         return
     plan = _plan_of(module, parallelism)
-    tied = list(_shared_parameters(module))
+    tied = list(shared_parameters(module))
     _require_targets(module, plan)
     parallelize_module(module, world.device_mesh["tensor"], dict(plan))
     for first, *others in tied:
         for name in others:
-            _replace(module, name, module.get_parameter(first))
+            replace_parameter(module, name, module.get_parameter(first))
     _require_even(module, degree)
 
 
@@ -73,7 +73,7 @@ def _require_targets(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> No
             )
 
 
-def _shared_parameters(module: nn.Module) -> Iterable[list[str]]:
+def shared_parameters(module: nn.Module) -> Iterable[list[str]]:
     """Names of each parameter that has several: parallelize_module would make one of each."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -81,7 +81,8 @@ def _shared_parameters(module: nn.Module) -> Iterable[list[str]]:
     return [found for found in names.values() if len(found) > 1]
 
 
-def _replace(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def replace_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter in the place of this name."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, parameter)
 

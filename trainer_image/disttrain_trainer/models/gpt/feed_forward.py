@@ -26,11 +26,11 @@ def feed_forward(config: GptConfig) -> nn.Module:
     )
 
 
-def last_weight(module: nn.Module) -> nn.Parameter:
-    """The weight of a `feed_forward` that writes to the residual stream."""
+def last_layer(module: nn.Module) -> tuple[nn.Module, str]:
+    """What of a `feed_forward` writes to the residual stream: a layer and the name of its weight."""
     if isinstance(module, MixtureOfExperts):
-        return module.experts.get_parameter("contract")
-    return module.get_parameter("2.weight")
+        return module.experts, "contract"
+    return module.get_submodule("2"), "weight"
 
 
 def _given(value: float | None, absent: float) -> float:

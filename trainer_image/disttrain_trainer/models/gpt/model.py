@@ -3,15 +3,20 @@
 Shapes: B batch, T tokens, D width, H heads, V vocabulary.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from disttrain_api.builtin import GptConfig
-from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_weight
+from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_layer
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
+from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts
+
+_STD = 0.02
 
 
 class Attention(nn.Module):
@@ -89,14 +94,30 @@ class Gpt(nn.Module):
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = Head(config)
-        self.apply(_initialise)
-        for block in self.blocks:
-            # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
-            for weight in (block.attention.out.weight, last_weight(block.feed_forward)):
-                nn.init.normal_(weight, std=0.02 / (2 * config.layers) ** 0.5)
         self.has_experts = config.experts is not None
+        for layer in self.modules():
+            self.initialise_layer(layer)
         if config.tie_weights:
             self.head.logits.weight = self.embeddings.tokens.weight
+
+    def initialise_layer(self, layer: nn.Module) -> None:
+        """Give values to what the layer holds itself, from torch's random state."""
+        if isinstance(layer, nn.LayerNorm | FeedForwardExperts):
+            layer.reset_parameters()
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=_STD)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+        for owner, name in self._onto_residual():
+            if layer is owner:
+                # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
+                nn.init.normal_(layer.get_parameter(name), std=_STD / (2 * len(self.blocks)) ** 0.5)
+
+    def _onto_residual(self) -> Iterator[tuple[nn.Module, str]]:
+        """The weights whose products are added to the residual stream."""
+        for block in self.blocks:
+            yield block.attention.out, "weight"
+            yield last_layer(block.feed_forward)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = tokens
@@ -133,10 +154,3 @@ class Gpt(nn.Module):
 def build(config: GptConfig) -> nn.Module:
     """A Gpt of this shape, initialised from torch's random state."""
     return Gpt(config)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

@@ -12,6 +12,7 @@ from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.pipeline.split import Layers, split_layers
@@ -50,6 +51,11 @@ def build_pipeline(
         )
 
     def seconds_of(layers: Layers) -> list[float]:
+        if training.model.meta_device:
+            raise InvalidConfiguration(
+                "`parallelism.pipeline.split` Time measures layers, which `training.model.metaDevice` builds without "
+                "memory: use Parameters"
+            )
         return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
 
     split = split_layers(module, parallelism, seconds_of)
@@ -79,6 +85,7 @@ def build_pipeline(
         for number, stage in stages.items():
             shard(stage, own[number], training, world)
         retie(module, names, layers)
+    give_values(module, training, world)
     groups, copies = _shared(names, holders, module, world)
     return Pipeline(
         stages=stages,

@@ -1,4 +1,4 @@
-"""Jobs whose batch normalisation cannot be that of all replicas, and some whose can."""
+"""Jobs whose model has not what a technique needs, and some whose has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ SYNC = {"dataParallel": {"syncBatchNorm": True}}
 RESNET = {"model": {"name": "resnet", "config": {"norm": "Batch"}}}
 PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 
-NORMALISATION_REFUSALS = (
+MODEL_REFUSALS = (
     Refusal(
         "SyncBatchNormNeedsLayers",
         PATH,
@@ -30,12 +30,21 @@ NORMALISATION_REFUSALS = (
         " process per device, or use `deviceMode` Place",
         {"parallelism": {**SYNC, "devicesPerProcess": 2}, "training": RESNET},
     ),
+    Refusal(
+        "MetaDeviceNeedsModel",
+        "spec.training.model.metaDevice",
+        "`metaDevice` needs a model that is initialised by layers, which 'mlp' is not: remove it",
+        {"training": {"model": {"metaDevice": True}}},
+    ),
 )
 
-NORMALISATION_ACCEPTED: dict[str, Mapping[str, Any]] = {
+MODELS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET},
     "layers of a process normalised over all replicas": {
         "parallelism": {**SYNC, "devicesPerProcess": 2, "deviceMode": "Place"},
         "training": RESNET,
+    },
+    "a model that is built without memory": {
+        "training": {"model": {"name": "gpt", "metaDevice": True}, "data": {"name": "text"}}
     },
 }

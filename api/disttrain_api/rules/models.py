@@ -1,4 +1,4 @@
-"""What batch normalisation over all replicas does not go with."""
+"""What a model must have for a technique that changes it: batch normalisation over replicas, the meta device."""
 
 from disttrain_api.parallelism import DeviceMode
 from disttrain_api.rules.rule import Rule, Values, when
@@ -32,7 +32,7 @@ def _copies(spec: JobSpec) -> Values | None:
     return when(_wanted(spec) and copied, devices=devices)
 
 
-NORMALISATION_RULES = (
+MODEL_RULES = (
     Rule(
         id="SyncBatchNormNeedsLayers",
         path=_PATH,
@@ -64,5 +64,20 @@ NORMALISATION_RULES = (
         " || (has(self.deviceMode) && self.deviceMode == 'Place')",
         values={"devices": "self.devicesPerProcess"},
         reads=(_PATH, "spec.parallelism.devicesPerProcess", "spec.parallelism.deviceMode"),
+    ),
+    Rule(
+        id="MetaDeviceNeedsModel",
+        path="spec.training.model.metaDevice",
+        scope="spec.training.model",
+        sentence="`metaDevice` needs a model that is initialised by layers, which '{model}' is not: remove it",
+        check=lambda spec: when(
+            spec.training is not None
+            and spec.training.model.meta_device
+            and spec.training.model.name in (ModelName.MLP, ModelName.RESNET),
+            model=spec.training.model.name or "" if spec.training else "",
+        ),
+        cel="!self.metaDevice || !has(self.name) || !(self.name in ['mlp', 'resnet'])",
+        values={"model": "self.name"},
+        reads=("spec.training.model.metaDevice", "spec.training.model.name"),
     ),
 )
