@@ -96,7 +96,8 @@ class Gpt(nn.Module):
         self.head = Head(config)
         self.has_experts = config.experts is not None
         for layer in self.modules():
-            self.initialise_layer(layer)
+            # Not a subclass's own, which is not there yet.
+            Gpt.initialise_layer(self, layer)
         if config.tie_weights:
             self.head.logits.weight = self.embeddings.tokens.weight
 
