@@ -8,6 +8,7 @@ from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_AC
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
+from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -30,6 +31,7 @@ REFUSALS = (
     *COMBINATION_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *PIPELINE_REFUSALS,
+    *RELAXED_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -346,6 +348,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **COMBINATIONS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
     **PIPELINES_ACCEPTED,
+    **RELAXED_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

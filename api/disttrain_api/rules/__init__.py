@@ -11,6 +11,7 @@ from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
+from disttrain_api.rules.relaxed import RELAXED_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
@@ -23,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     *PIPELINE_RULES,
     *COMBINATION_RULES,
     *GRADIENT_SUM_RULES,
+    *RELAXED_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,
