@@ -1,8 +1,8 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
 Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and of each rank its
-random state and what compression has kept of its gradients. Hyperparameters are not taken from a checkpoint: the
-manifest's count. Saving is synchronous.
+random state, what compression has kept of its gradients, and the replica that it trains alone. Hyperparameters are not
+taken from a checkpoint: the manifest's count. Saving is synchronous.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
+from disttrain_trainer.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
@@ -75,6 +76,7 @@ class Checkpoints:
         path = self._folders.path(steps[-1])
         _load(state, path, self._world)
         restore_kept_gradients(state, path, self._world)
+        restore_replica(state, path, self._world)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
         self._latest = _report(state.step, path, written)
         return self._latest
@@ -88,11 +90,12 @@ class Checkpoints:
         if self._latest is not None and self._latest.step == state.step:
             return self._latest
         partial = self._folders.partial(state.step, self._attempt)
-        # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
-        share_buffers(state.module, self._world)
         try:
-            contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank)
-            dcp.save(contents, storage_writer=StepWriter(partial))
+            with saved_replica(state, self._world.rank) as own:
+                # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
+                share_buffers(state.module, self._world)
+                contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank) | own
+                dcp.save(contents, storage_writer=StepWriter(partial))
         except CheckpointException as failure:
             self._world.from_first(functools.partial(self._give_up, partial, failure))
             raise

@@ -29,6 +29,7 @@ from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
@@ -68,6 +69,7 @@ def build_state(config: Config, world: World) -> State:
         routing=watch_routing(module),
         sampler=sampler,
         gradient_sum=attach_gradient_sum(model, config, world),
+        replicas=build_replicas(module, optimizer, config, world),
         offload_activations=training.offload.activations,
         pipeline=pipeline,
     )
@@ -86,7 +88,9 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
             layer.compile()
     if is_sharded(training, world):
         return shard(module, layers, training, world, experts)
-    return replicate(spread_over_devices(module, config.job.parallelism, world), world)
+    spread = spread_over_devices(module, config.job.parallelism, world)
+    # Replicas that train alone send no gradients.
+    return replicate(spread, world) if config.job.parallelism.data_parallel.relaxed is None else spread
 
 
 def _first_inputs(data: Datasets, sampler: Sampler, world: World) -> Tensor:

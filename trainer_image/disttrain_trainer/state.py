@@ -10,6 +10,7 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.precision import MixedPrecision
 
@@ -31,6 +32,8 @@ class State:
     """What the layers with experts, if there are any, are told of each microbatch."""
     gradient_sum: GradientSum | None = None
     """How the replicas' gradients are summed; None where DDP does not sum them."""
+    replicas: Replicas | None = None
+    """How replicas that train alone meet; None where gradients are summed in every step."""
     offload_activations: bool = False
     pipeline: Pipeline | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""
