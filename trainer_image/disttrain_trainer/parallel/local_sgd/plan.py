@@ -24,7 +24,7 @@ class Plan:
     global_period: int
     """Equal to `period` where there are no meetings of pods."""
     summed_steps: int = 0
-    """First steps, in which gradients are summed (post-local SGD, Lin et al. 2020, section 3)."""
+    """First steps, in which gradients are summed (post-local SGD, Lin et al. 2020)."""
     plain_steps: int = 0
     """A meeting within so many steps takes the average as it is (warm-up of BMUF)."""
 

@@ -26,7 +26,7 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class BlockMomentum:
-    """Block-wise model update filtering (Chen and Huo, ICASSP 2016, section 2.2).
+    """Block-wise model update filtering (Chen and Huo, ICASSP 2016).
 
     G = mean - W(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t). The next block starts at W(t), with
     Nesterov's momentum at W(t) + momentum D(t).
@@ -60,5 +60,5 @@ class OuterSgd:
 
 
 def default_block_momentum(replicas: int) -> float:
-    """1 - 1 / replicas (Chen and Huo 2016, section 3): the mean of N changes then weighs in the end as their sum."""
+    """1 - 1 / replicas (Chen and Huo 2016): the mean of N changes then weighs in the end as their sum."""
     return 1 - 1 / replicas
