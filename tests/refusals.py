@@ -10,6 +10,7 @@ from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS
 from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
+from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -34,6 +35,7 @@ REFUSALS = (
     *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *PIPELINE_REFUSALS,
+    *RELAXED_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -352,6 +354,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
     **PIPELINES_ACCEPTED,
+    **RELAXED_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
+from disttrain_api.relaxed import Bmuf, LocalSgd
 
 # Bounds keep the product of all degrees within 64 bits, also in CEL.
 ReplicateDegree = Annotated[int, Field(ge=1, le=100_000)]
@@ -18,6 +19,8 @@ class DataParallelMode(StrEnum):
 
     ALL_REDUCE = "AllReduce"
     PARAMETER_SERVER = "ParameterServer"
+    LOCAL_SGD = "LocalSGD"
+    BMUF = "BMUF"
 
 
 class DeviceMode(StrEnum):
@@ -87,13 +90,29 @@ class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
-    """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    """AllReduce sums gradients over all replicas in every step. LocalSGD and BMUF let replicas train alone and average
+    their parameters now and then. ParameterServer is not built yet."""
     sync_batch_norm: bool = False
     """BatchNorm layers look at the batches of all replicas together, not of each alone."""
+    local_sgd: Annotated[LocalSgd | None, Field(alias="localSGD")] = None
+    """Settings of LocalSGD. Absent: its defaults."""
+    bmuf: Bmuf | None = None
+    """Settings of BMUF. Absent: its defaults."""
     all_reduce: AllReduce = AllReduce.BACKEND
     """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
     compression: Compression | None = None
     """Absent: gradients are sent as they are."""
+
+    @property
+    def relaxed(self) -> LocalSgd | Bmuf | None:
+        """Settings of replicas that train alone and average their parameters now and then; None in other modes."""
+        match self.mode:
+            case DataParallelMode.LOCAL_SGD:
+                return self.local_sgd or LocalSgd()
+            case DataParallelMode.BMUF:
+                return self.bmuf or Bmuf()
+            case _:
+                return None
 
 
 class Pipeline(ApiModel):

@@ -1,8 +1,8 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
 Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and of each rank its
-random state and what compression has kept of its gradients. Hyperparameters are not taken from a checkpoint: the
-manifest's count.
+random state, what compression has kept of its gradients, and the replica that it trains alone. Hyperparameters are not
+taken from a checkpoint: the manifest's count.
 
 A save in the background blocks training while the state is copied into the host's memory; a thread then writes and
 commits the copy, over a process group of its own. One save at a time: the next one, the end and a stop wait for it.
@@ -40,6 +40,7 @@ from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
+from disttrain_trainer.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
@@ -92,6 +93,7 @@ class Checkpoints:
         path = self._folders.path(step)
         _load(state, path, self._world)
         restore_kept_gradients(state, path, self._world)
+        restore_replica(state, path, self._world)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
         self.latest = _report(state.step, path, written)
         return self.latest
@@ -109,14 +111,15 @@ class Checkpoints:
         self.settle()
         if self.latest is not None and self.latest.step == state.step:
             return
-        # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
-        share_buffers(state.module, self._world)
-        contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank)
         manifest = self._manifest(state.step, figures)
-        if wait or self._copier is None:
-            self.latest = self._write(contents, manifest)
-        else:
-            self._pending = self._writer.submit(self._write, self._copier.copy(contents), manifest)
+        with saved_replica(state, self._world.rank) as own:
+            # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
+            share_buffers(state.module, self._world)
+            contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank) | own
+            if wait or self._copier is None:
+                self.latest = self._write(contents, manifest)
+            else:
+                self._pending = self._writer.submit(self._write, self._copier.copy(contents), manifest)
 
     @property
     def failed(self) -> bool:

@@ -75,7 +75,13 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         for name in (Env.MASTER_ADDR, Env.MASTER_PORT):
             if not environment.get(name):
                 raise InvalidConfiguration(f"{name} is not set, but WORLD_SIZE is {world_size}: where to meet rank 0?")
-    mesh, batch = resolve(job, world_size)
+    local_world_size = _number(environment, Env.LOCAL_WORLD_SIZE, world_size)
+    if local_world_size < 1 or world_size % local_world_size:
+        raise InvalidConfiguration(
+            f"LOCAL_WORLD_SIZE is {local_world_size}, expected a divisor of WORLD_SIZE {world_size}: all pods have as"
+            " many ranks"
+        )
+    mesh, batch = resolve(job, world_size, local_world_size)
     storage = environment.get(Env.STORAGE)
     report_dir = environment.get(Env.REPORT_DIR)
     metrics_dir = environment.get(Env.METRICS_DIR)
@@ -88,7 +94,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         rank=rank,
         local_rank=_number(environment, Env.LOCAL_RANK, rank),
         world_size=world_size,
-        local_world_size=_number(environment, Env.LOCAL_WORLD_SIZE, world_size),
+        local_world_size=local_world_size,
         master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
         checkpoint_folder=checkpoint_folder,
@@ -116,14 +122,14 @@ def read_job(path: Path) -> JobConfig:
         raise InvalidConfiguration(f"{path}: `{field}`: {first['msg']}, found {first['input']!r:.80}") from error
 
 
-def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
-    """Layout and batch sizes of `world_size` ranks.
+def resolve(job: JobConfig, world_size: int, local_world_size: int = 1) -> tuple[Mesh, Batch]:
+    """Layout and batch sizes of `world_size` ranks, `local_world_size` of them in each pod.
 
     Raises InvalidConfiguration for anything that `disttrain validate` refuses, so that a job.json that came another way
     is held to the same rules.
     """
     spec = JobSpec(
-        workers=Workers(replicas=world_size),
+        workers=Workers(replicas=world_size // local_world_size, processes_per_pod=local_world_size),
         parallelism=job.parallelism,
         training=job.training,
         # Whether there is storage is the environment's to say.

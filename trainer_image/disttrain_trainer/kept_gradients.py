@@ -33,7 +33,7 @@ def restore_kept_gradients(state: State, path: Path, world: World) -> None:
     if gradient_sum is None or gradient_sum.kept is None:
         return
     reader = dcp.FileSystemReader(path)
-    room = _room(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
+    room = room_for(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
     # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
     if not all(world.gather(_MARK in room and _fits(room, state))):
         say(world, f"{path.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew")
@@ -49,7 +49,7 @@ def _fits(kept: dict[str, Tensor], state: State) -> bool:
     return numbers in (0, sum(parameter.numel() for parameter in state.parameters if parameter.requires_grad))
 
 
-def _room(metadata: Metadata, prefix: str) -> dict[str, Tensor]:
+def room_for(metadata: Metadata, prefix: str) -> dict[str, Tensor]:
     """Tensors of the sizes and formats of all that is saved below `prefix`, for loading to write into."""
     return {
         name.removeprefix(prefix): torch.empty(entry.size, dtype=entry.properties.dtype)

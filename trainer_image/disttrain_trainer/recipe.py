@@ -30,6 +30,7 @@ from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
@@ -77,6 +78,7 @@ def build_state(config: Config, world: World) -> State:
         routing=watch_routing(module),
         sampler=sampler,
         gradient_sum=attach_gradient_sum(model, config, world),
+        replicas=build_replicas(module, optimizer, config, world),
         work=work,
         offload_activations=training.offload.activations,
         pipeline=pipeline,
@@ -99,7 +101,9 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         give_values(module, training, world)
         return model
     give_values(module, training, world)
-    return replicate(spread_over_devices(module, config.job.parallelism, world), world)
+    spread = spread_over_devices(module, config.job.parallelism, world)
+    # Replicas that train alone send no gradients.
+    return replicate(spread, world) if config.job.parallelism.data_parallel.relaxed is None else spread
 
 
 def _first_inputs(data: Datasets, sampler: Sampler, world: World) -> Tensor:

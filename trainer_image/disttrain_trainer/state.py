@@ -11,6 +11,7 @@ from disttrain_trainer.flops import Work
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.precision import MixedPrecision
 
@@ -32,6 +33,8 @@ class State:
     """What the layers with experts, if there are any, are told of each microbatch."""
     gradient_sum: GradientSum | None = None
     """How the replicas' gradients are summed; None where DDP does not sum them."""
+    replicas: Replicas | None = None
+    """How replicas that train alone meet; None where gradients are summed in every step."""
     work: Work = field(default_factory=Work)
     """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False

@@ -30,6 +30,7 @@ from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
+from disttrain_trainer.kept_replicas import agreed
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
@@ -84,13 +85,23 @@ def run_step(
     rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
     if state.gradient_sum is not None:
         state.gradient_sum.begin(state.step)
-    loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+    if state.replicas is not None and state.replicas.alone(state.step):
+        # The gradient is that of the mean over this replica's own samples; the loss is its part of the mean over all.
+        loss = accumulate_gradients(state, microbatches, own_weight or 1.0, own_samples or 1.0, 1)
+        loss = loss * (own_weight / (weight or 1.0))
+    else:
+        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+    if state.replicas is not None:
+        state.replicas.settle_gradients(state.step)
     norm = clip_gradients(state, training.max_gradient_norm, world)
     update_parameters(state, rate)
+    if state.replicas is not None:
+        state.replicas.meet(state.step)
+    exchange = state.gradient_sum or state.replicas
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
         loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0),
-        gradient_bytes=state.gradient_sum and state.gradient_sum.bytes,
+        gradient_bytes=exchange and exchange.bytes,
     )  # fmt: skip
 
     last = state.step == training.steps
@@ -161,7 +172,8 @@ def update_parameters(state: State, rate: float) -> None:
 
 def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> dict[str, float]:
     """Evaluate on held-out data, where there is some, report and return what was found."""
-    figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
+    with agreed(state):
+        figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
     if figures:
         metrics.evaluated(state.step, figures)
     return figures
@@ -238,6 +250,7 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         devices=world.size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
+        own_norms=state.replicas is not None,
         figures=state.pipeline.figures if state.pipeline is not None else dict,
     )
 

@@ -13,6 +13,7 @@ from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.models import MODEL_RULES
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
+from disttrain_api.rules.relaxed import RELAXED_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     *COMBINATION_RULES,
     *MODEL_RULES,
     *GRADIENT_SUM_RULES,
+    *RELAXED_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *CHECKPOINT_RULES,

@@ -14,10 +14,10 @@ _SUMMED = (CompressionName.FP16, CompressionName.BF16, CompressionName.RANDOM_K)
 
 _CEL = "self.parallelism.dataParallel"
 _HAS_HOOK = f"(has({_CEL}.compression) || {_CEL}.allReduce != 'Backend')"
-_TENSOR_CUTS = "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)"
-_OFFLOADS = "(has(self.training) && self.training.offload.parameters)"
+TENSOR_CUTS = "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)"
+OFFLOADS = "(has(self.training) && self.training.offload.parameters)"
 _CUT_BY = (
-    f"({SHARD} > 1 ? 'dataParallelShardDegree' : {_TENSOR_CUTS} ? 'tensorParallelDegree'"
+    f"({SHARD} > 1 ? 'dataParallelShardDegree' : {TENSOR_CUTS} ? 'tensorParallelDegree'"
     f" : {PIPELINE} > 1 ? 'pipelineParallelDegree' : 'offload.parameters')"
 )
 _NAME = f"(has({_CEL}.compression) ? {_CEL}.compression.name : '')"
@@ -32,11 +32,11 @@ def _compression(spec: JobSpec) -> CompressionName | None:
     return None if compression is None else compression.name
 
 
-def _has_hook(spec: JobSpec) -> bool:
+def has_hook(spec: JobSpec) -> bool:
     return _compression(spec) is not None or _data_parallel(spec).all_reduce is not AllReduce.BACKEND
 
 
-def _cut_by(spec: JobSpec) -> str | None:
+def cut_by(spec: JobSpec) -> str | None:
     """The setting with which gradients are not DDP's to sum."""
     if (spec.parallelism.data_parallel_shard_degree or 1) > 1:
         return "dataParallelShardDegree"
@@ -48,12 +48,12 @@ def _cut_by(spec: JobSpec) -> str | None:
 
 
 def _hook_without_ddp(spec: JobSpec) -> Values | None:
-    cut = _cut_by(spec)
-    return {"cut": cut} if cut is not None and _has_hook(spec) else None
+    cut = cut_by(spec)
+    return {"cut": cut} if cut is not None and has_hook(spec) else None
 
 
 def _hook_without_replicas(spec: JobSpec) -> Values | None:
-    return when(_has_hook(spec) and spec.world_size == product_of_others(spec.parallelism))
+    return when(has_hook(spec) and spec.world_size == product_of_others(spec.parallelism))
 
 
 def _own_exchange(spec: JobSpec) -> Values | None:
@@ -120,7 +120,7 @@ GRADIENT_SUM_RULES = (
         sentence="`allReduce` and `compression` are hooks of DDP, which does not sum the gradients with `{cut}`: remove"
         " one of the two",
         check=_hook_without_ddp,
-        cel=f"!{_HAS_HOOK} || ({SHARD} == 1 && !{_TENSOR_CUTS} && {PIPELINE} == 1 && !{_OFFLOADS})",
+        cel=f"!{_HAS_HOOK} || ({SHARD} == 1 && !{TENSOR_CUTS} && {PIPELINE} == 1 && !{OFFLOADS})",
         values={"cut": _CUT_BY},
         reads=(
             _DATA_PARALLEL,

@@ -39,13 +39,15 @@ class StopAfter(StopRequest):
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     parsed = JobConfig.model_validate(job(run["training"], parallelism=run.get("parallelism")))
-    mesh, batch = resolve(parsed, size)
+    in_pod = run.get("ranks_per_pod", 1)
+    mesh, batch = resolve(parsed, size, in_pod)
     return Config(
         job=parsed,
         mesh=mesh,
         batch=batch,
         rank=rank,
         world_size=size,
+        local_world_size=in_pod,
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         attempt=attempt,
         checkpoint_folder=folder / "test",

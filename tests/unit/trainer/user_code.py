@@ -289,3 +289,19 @@ def fixed_gradient() -> nn.Module:
             return out - out.detach()
 
     return Fixed()
+
+
+def steep_on_one_rank() -> nn.Module:
+    """On rank 1 a gradient that is not finite, of a loss that is."""
+
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = double_mlp()
+            self.root = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs = self.inner(x)
+            return outputs + self.root.sqrt() * outputs if os.environ["RANK"] == "1" else outputs
+
+    return Steep()

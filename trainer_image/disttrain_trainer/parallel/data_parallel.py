@@ -1,6 +1,6 @@
 """Data parallelism: every rank holds the model and a part of the batch; gradients are averaged over the replicas."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -10,10 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
-
-_BUCKET_BYTES = 25 * 2**20
 
 
 def replicate(module: nn.Module, world: World) -> nn.Module:
@@ -45,36 +44,19 @@ def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager
     return model.no_sync()
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Average over the replicas what is already there, for backward passes that DDP does not see (pipelines)."""
+def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> int:
+    """Average over the replicas what is already there, for backward passes that DDP does not see (pipelines).
+
+    Returns the bytes that this rank sends for it, see `average`.
+    """
     if world.mesh.replicate == 1:
-        return
+        return 0
     group = world.device_mesh.get_group("replicate")
-    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    for bucket in _buckets(gradients):
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        dist.all_reduce(flat, group=group)
-        flat.div_(world.mesh.replicate)
-        for gradient, part in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+    return average([_local(parameter.grad) for parameter in parameters if parameter.grad is not None], group)
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Gradients of one number format at a time, about as many bytes together as DDP takes."""
-    bucket: list[torch.Tensor] = []
-    size = 0
-    for gradient in gradients:
-        if bucket and (size >= _BUCKET_BYTES or bucket[0].dtype is not gradient.dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel() * gradient.element_size()
-    if bucket:
-        yield bucket
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
