@@ -95,7 +95,7 @@ def to_helm(definition: dict[str, Any]) -> str:
 
 
 class _Compact(dict[str, Any]):
-    """Written in few lines: the schema of pod templates is nobody's reading."""
+    """Written in one line: a field without fields, and the schema of pod templates, which is nobody's reading."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -201,7 +201,10 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         return {"type": "object", "properties": fields}
     if "properties" in node:
         fields = {key: _convert(value, definitions, f"{path}.{key}") for key, value in node["properties"].items()}
-        return {"properties": fields}
+        lines = {
+            key: field if field.keys() & {"properties", "items"} else _Compact(field) for key, field in fields.items()
+        }
+        return {"properties": lines}
     if "items" in node:
         inner: Schema = {"items": _convert(node["items"], definitions, path)}
         if path in _LIST_KEYS:
