@@ -11,11 +11,14 @@ from pathlib import Path
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -23,6 +26,33 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.recipe import build_model, load_data
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits [B, T, V], targets [B, T]."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def pipeline_step(module: nn.Module, microbatches: int) -> tuple[nn.Module, Callable[[Tensor, Tensor], object]]:
+    """This rank's half of the layers, and its step."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layers = module.layers()
+    each = len(layers) // world
+    stage = nn.Sequential(*layers[rank * each : (rank + 1) * each])
+    schedule = Schedule1F1B(
+        PipelineStage(stage, rank, world, torch.device("cpu")), microbatches, loss_fn=mean_loss, scale_grads=True
+    )
+
+    def step(inputs: Tensor, targets: Tensor) -> object:
+        given = (inputs,) if rank == 0 else ()
+        return schedule.step(*given, target=targets if rank == world - 1 else None, return_outputs=False)
+
+    return stage, step
+
+
+def whole_step(model: nn.Module) -> Callable[[Tensor, Tensor], object]:
+    """Forward and backward pass of the whole model."""
+    return lambda inputs, targets: mean_loss(model(inputs), targets).backward()
 
 
 def wrap(module: nn.Module, job: JobConfig, world: int) -> nn.Module:
@@ -44,17 +74,23 @@ def main() -> None:
     dist.init_process_group("gloo")
     world = dist.get_world_size()
     torch.manual_seed(job.training.seed)
-    replicas = 1 if job.parallelism.tensor_parallel_degree else world
-    model = wrap(build_model(job.training), job, world)
+    cut = job.parallelism.tensor_parallel_degree or job.parallelism.pipeline_parallel_degree
+    replicas = 1 if cut else world
+    model = build_model(job.training)
+    microbatches = 1
+    if job.parallelism.pipeline is not None:
+        microbatches = job.parallelism.pipeline.microbatches or 1
+        model, step_of = pipeline_step(model, microbatches)
+    else:
+        model = wrap(model, job, world)
+        step_of = whole_step(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.training.optimizer.learning_rate)
     dataset = load_data(job.training).training
     sampler = DistributedSampler(dataset, replicas, dist.get_rank() % replicas)
-    batches = iter(DataLoader(dataset, job.training.micro_batch_size, sampler=sampler))
+    batches = iter(DataLoader(dataset, job.training.micro_batch_size * microbatches, sampler=sampler))
     for step in range(warm + measured):
         began = time.perf_counter()
-        inputs, targets = next(batches)
-        loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        loss.backward()
+        step_of(*next(batches))
         optimizer.step()
         optimizer.zero_grad()
         if step >= warm and dist.get_rank() == 0:

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long a case takes is the machine's affair.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
 ORDER = ("unit", "local", "integration", "e2e")

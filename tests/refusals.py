@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
+from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
+from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
+from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -28,6 +32,10 @@ REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
     *MODEL_REFUSALS,
+    *CHECKPOINT_REFUSALS,
+    *GRADIENT_SUM_REFUSALS,
+    *PIPELINE_REFUSALS,
+    *RELAXED_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -47,11 +55,14 @@ REFUSALS = (
             f"`{degree}` 2 is not built yet: set it to 1 or leave it out",
             {"parallelism": {degree: 2}},
         )
-        for degree in (
-            "contextParallelDegree",
-            "pipelineParallelDegree",
-            "expertParallelDegree",
-        )
+        for degree in ("contextParallelDegree",)
+    ),
+    Refusal(
+        "ExpertsDivideRanks",
+        f"{PARALLELISM}.expertParallelDegree",
+        "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
+        " are spread over those ranks; raise `dataParallelShardDegree`",
+        {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
     ),
     Refusal(
         "ParameterServerMode",
@@ -81,21 +92,22 @@ REFUSALS = (
     Refusal(
         "GlobalBatchMultipleOfAccumulation",
         BATCH,
-        "`globalBatchSize` 10 must be a multiple of gradientAccumulationSteps x data-parallel degree,"
-        " which is 3 x 2 = 6",
+        "`globalBatchSize` 10 must be a multiple of gradientAccumulationSteps x data-parallel degree x pipeline"
+        " microbatches, which is 3 x 2 x 1 = 6",
         {"training": {"microBatchSize": None, "globalBatchSize": 10, "gradientAccumulationSteps": 3}},
     ),
     Refusal(
         "GlobalBatchMultipleOfMicroBatch",
         BATCH,
-        "`globalBatchSize` 24 must be a multiple of microBatchSize x data-parallel degree, which is 16 x 2 = 32",
+        "`globalBatchSize` 24 must be a multiple of microBatchSize x data-parallel degree x pipeline microbatches,"
+        " which is 16 x 2 x 1 = 32",
         {"training": {"globalBatchSize": 24}},
     ),
     Refusal(
         "GlobalBatchEqualsProduct",
         BATCH,
-        "`globalBatchSize` 64 must equal microBatchSize x gradientAccumulationSteps x data-parallel degree,"
-        " which is 16 x 3 x 2 = 96",
+        "`globalBatchSize` 64 must equal microBatchSize x gradientAccumulationSteps x data-parallel degree x"
+        " pipeline microbatches, which is 16 x 3 x 2 x 1 = 96",
         {"training": {"globalBatchSize": 64, "gradientAccumulationSteps": 3}},
     ),
     Refusal(
@@ -339,6 +351,10 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
     **MODELS_ACCEPTED,
+    **CHECKPOINTS_ACCEPTED,
+    **GRADIENT_SUMS_ACCEPTED,
+    **PIPELINES_ACCEPTED,
+    **RELAXED_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

@@ -6,6 +6,11 @@ from typing import Any
 from tests.refusal import Refusal
 
 PARALLELISM = "spec.parallelism"
+CUTS = (
+    ("Shards", "dataParallelShardDegree"),
+    ("Tensor", "tensorParallelDegree"),
+    ("Pipeline", "pipelineParallelDegree"),
+)
 GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
 
 COMBINATION_REFUSALS = (
@@ -15,6 +20,23 @@ COMBINATION_REFUSALS = (
         "the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found 2; use"
         " `dataParallelShardDegree`",
         {"training": {"model": {"name": "resnet"}}, "parallelism": {"tensorParallelDegree": 2}},
+    ),
+    Refusal(
+        "ExpertsNeedExperts",
+        f"{PARALLELISM}.expertParallelDegree",
+        "the model 'mlp' has no experts: `expertParallelDegree` must be 1, found 2; use `dataParallelShardDegree`",
+        {"parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2}},
+    ),
+    Refusal(
+        "ExpertsWithPipeline",
+        f"{PARALLELISM}.expertParallelDegree",
+        "`expertParallelDegree` 2 does not go with `pipelineParallelDegree` 2: experts in the stages of a pipeline are"
+        " not built yet",
+        {
+            "workers": {"replicas": 4},
+            "parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2, "pipelineParallelDegree": 2},
+            "training": {"model": {"entrypoint": "a:b", "name": None}},
+        },
     ),
     *(
         Refusal(
@@ -42,7 +64,7 @@ COMBINATION_REFUSALS = (
             " others; use BF16 or FP32",
             {"training": {"precision": "FP16"}, "parallelism": {degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     *(
         Refusal(
@@ -52,7 +74,7 @@ COMBINATION_REFUSALS = (
             " of the two",
             {"parallelism": {"devicesPerProcess": 2, degree: 2}},
         )
-        for what, degree in (("Shards", "dataParallelShardDegree"), ("Tensor", "tensorParallelDegree"))
+        for what, degree in CUTS
     ),
     Refusal(
         "DeviceModeNeedsDevices",
@@ -86,6 +108,13 @@ COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a model of tokens, cut": {
         "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
         **GPT_ON_TEXT,
+    },
+    "experts on shards": {
+        "parallelism": {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
+        "training": {
+            "model": {"name": "gpt", "config": {"experts": 4, "expertsPerToken": 1, "capacityFactor": 1.25}},
+            "data": {"name": "text"},
+        },
     },
     "a process with two GPUs": {
         "workers": {"gpusPerPod": 2, "processesPerPod": 1},

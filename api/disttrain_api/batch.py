@@ -1,6 +1,7 @@
-"""Batch arithmetic: globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree.
+"""Batch arithmetic: globalBatchSize = microBatchSize x passes x data-parallel degree.
 
-Two of the three sizes may be absent, as long as one of the batch sizes is given.
+Passes are forward and backward passes of a rank: gradientAccumulationSteps x microbatches of the pipeline (1 without
+one). Two of the three sizes may be absent, as long as one of the batch sizes is given.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from disttrain_api.training import Training
 # The sentences, with their numbers; the API server says the same ones (rules/batch.py).
 NO_SIZE = "`microBatchSize` or `globalBatchSize` must be given"
 NO_MICRO = (
-    "`globalBatchSize` {world:d} must be a multiple of gradientAccumulationSteps x data-parallel degree,"
-    " which is {accumulation:d} x {replicas:d} = {product:d}"
+    "`globalBatchSize` {world:d} must be a multiple of gradientAccumulationSteps x data-parallel degree x pipeline"
+    " microbatches, which is {accumulation:d} x {replicas:d} x {pipeline:d} = {product:d}"
 )
 NO_ACCUMULATION = (
-    "`globalBatchSize` {world:d} must be a multiple of microBatchSize x data-parallel degree,"
-    " which is {micro:d} x {replicas:d} = {product:d}"
+    "`globalBatchSize` {world:d} must be a multiple of microBatchSize x data-parallel degree x pipeline microbatches,"
+    " which is {micro:d} x {replicas:d} x {pipeline:d} = {product:d}"
 )
 ALL_SIZES = (
-    "`globalBatchSize` {world:d} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree,"
-    " which is {micro:d} x {accumulation:d} x {replicas:d} = {product:d}"
+    "`globalBatchSize` {world:d} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree x"
+    " pipeline microbatches, which is {micro:d} x {accumulation:d} x {replicas:d} x {pipeline:d} = {product:d}"
 )
 
 
@@ -32,6 +33,13 @@ class Batch:
     accumulation: int
     world: int
     """Samples of all ranks in one optimizer step."""
+    pipeline: int = 1
+    """Microbatches in one pass through the pipeline; 1 without one."""
+
+    @property
+    def passes(self) -> int:
+        """Microbatches of one replica in one optimizer step."""
+        return self.accumulation * self.pipeline
 
 
 @dataclass(frozen=True)
@@ -42,34 +50,38 @@ class Misfit:
     values: dict[str, int]
 
 
-def find_misfit(training: Training, data_parallel: int) -> Misfit | None:
-    """What is wrong with the sizes, None where they fit each other and the data-parallel degree."""
+def find_misfit(training: Training, data_parallel: int, pipeline: int = 1) -> Misfit | None:
+    """What is wrong with the sizes, None where they fit each other, the data-parallel degree and the microbatches of a
+    pipeline.
+    """
     micro, world = training.micro_batch_size, training.global_batch_size
     accumulation = training.gradient_accumulation_steps
     if world is None:
         return Misfit(NO_SIZE, {}) if micro is None else None
-    values = {"world": world, "replicas": data_parallel}
+    rest = data_parallel * pipeline
+    values = {"world": world, "replicas": data_parallel, "pipeline": pipeline}
     if micro is None:
-        values |= {"accumulation": accumulation or 1, "product": (accumulation or 1) * data_parallel}
+        values |= {"accumulation": accumulation or 1, "product": (accumulation or 1) * rest}
         return Misfit(NO_MICRO, values) if world % values["product"] else None
     if accumulation is None:
-        values |= {"micro": micro, "product": micro * data_parallel}
+        values |= {"micro": micro, "product": micro * rest}
         return Misfit(NO_ACCUMULATION, values) if world % values["product"] else None
-    values |= {"micro": micro, "accumulation": accumulation, "product": micro * accumulation * data_parallel}
+    values |= {"micro": micro, "accumulation": accumulation, "product": micro * accumulation * rest}
     return Misfit(ALL_SIZES, values) if world != values["product"] else None
 
 
-def resolve_batch(training: Training, data_parallel: int) -> Batch:
+def resolve_batch(training: Training, data_parallel: int, pipeline: int = 1) -> Batch:
     """Fill in what the manifest leaves out. Raises LayoutError with the numbers where they do not fit."""
-    misfit = find_misfit(training, data_parallel)
+    misfit = find_misfit(training, data_parallel, pipeline)
     if misfit is not None:
         raise LayoutError(misfit.sentence.format(**misfit.values))
     micro, world = training.micro_batch_size, training.global_batch_size
     accumulation = training.gradient_accumulation_steps
+    rest = data_parallel * pipeline
     if micro is None:
         assert world is not None  # find_misfit saw to it
         accumulation = accumulation or 1
-        micro = world // (accumulation * data_parallel)
+        micro = world // (accumulation * rest)
     if accumulation is None:
-        accumulation = 1 if world is None else world // (micro * data_parallel)
-    return Batch(micro=micro, accumulation=accumulation, world=micro * accumulation * data_parallel)
+        accumulation = 1 if world is None else world // (micro * rest)
+    return Batch(micro=micro, accumulation=accumulation, world=micro * accumulation * rest, pipeline=pipeline)

@@ -21,6 +21,7 @@ HeldOutFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 BYTE_VALUES = 256
 DIGITS_SHAPE = (1, 8, 8)
 DIGITS_CLASSES = 10
+EXPERTS_PER_TOKEN = 2
 
 Problem = tuple[str, str]
 """(field path below `spec`, sentence)."""
@@ -79,6 +80,16 @@ class GptConfig(ApiModel):
     """Probability of zeroing, after embeddings, attention and feed-forward layers."""
     tie_weights: bool = True
     """Whether the output layer is the token embedding, as in GPT-2."""
+    experts: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """Feed-forward networks of each block, of which a router picks some for each token. Absent: one, without router."""
+    experts_per_token: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """With experts: how many compute a token. Absent: 2."""
+    capacity_factor: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    """With experts: in training each takes at most this multiple of its even share of a microbatch. Absent: all."""
+    auxiliary_loss_weight: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] | None = None
+    """With experts: weight of the load-balancing loss. Absent: 0.01."""
+    z_loss_weight: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] | None = None
+    """With experts: weight of the router's z-loss. Absent: 0.001."""
 
 
 class DigitsConfig(ApiModel):
@@ -269,10 +280,24 @@ def _fit_problems(training: Training) -> Iterator[Problem]:
             "training.model.config.heads",
             f"width {config.width} must be a multiple of heads, which is {config.heads}",
         )
+    if isinstance(config, GptConfig):
+        yield from _expert_problems(config)
     if training.data.name is None:
         yield from _missing_sizes(config)
     else:
         yield from _pair_problems(training, config, samples_of(data))
+
+
+def _expert_problems(config: GptConfig) -> Iterator[Problem]:
+    if config.experts is None:
+        for name in ("experts_per_token", "capacity_factor", "auxiliary_loss_weight", "z_loss_weight"):
+            if getattr(config, name) is not None:
+                yield f"training.model.config.{_camel(config, name)}", "needs `experts`: give it, or remove this field"
+    elif (config.experts_per_token or EXPERTS_PER_TOKEN) > config.experts:
+        yield (
+            "training.model.config.expertsPerToken",
+            f"{config.experts_per_token} must be less than or equal to experts, which is {config.experts}",
+        )
 
 
 def _foreign_fields(config: SyntheticConfig) -> Iterator[Problem]:

@@ -1,21 +1,64 @@
-"""Sizes of the built-in models that a degree must divide. CEL cannot see them: the config of a model has no schema."""
+"""What the built-in models are cut into: sizes that a degree must divide, layers that must suffice for all stages.
+
+CEL cannot see them: the config of a model has no schema.
+"""
 
 from collections.abc import Iterator
 
-from disttrain_api.builtin import GptConfig, MlpConfig, Problem, config_problems, model_config
+from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
 from disttrain_api.parallelism import Parallelism
+from disttrain_api.pipeline import stages_of
 from disttrain_api.training import Training
 
 
 def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
-    """Every size of a built-in model that `tensorParallelDegree` does not divide. Paths start with `training.`."""
+    """What is wrong with a built-in model's sizes for this layout. Paths start with `training.`."""
+    if training.model.name is None or config_problems(training):
+        return
+    yield from _tensor_problems(training, parallelism)
+    yield from _expert_problems(training, parallelism)
+    stages, (name, layers) = stages_of(parallelism), _layers_to_split(training)
+    if stages > layers:
+        message = f"makes {layers} layers that can be split, there are {stages} stages: use fewer, or more layers"
+        yield f"training.model.config.{name}", message
+
+
+def _layers_to_split(training: Training) -> tuple[str, int]:
+    """The number of layers with parameters of their own, and the setting that decides it."""
+    config = model_config(training)
+    if isinstance(config, GptConfig):
+        # The embeddings stand before the blocks, the head behind them.
+        return "layers", config.layers + 2
+    if isinstance(config, MlpConfig):
+        return "hiddenSizes", len(config.hidden_sizes) + 1
+    assert isinstance(config, ResnetConfig)
+    return "blocks", sum(config.blocks) + 3
+
+
+def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
     degree = parallelism.tensor_parallel_degree or 1
-    if degree == 1 or training.model.name is None or config_problems(training):
+    if degree == 1:
         return
     for name, size in _cut_sizes(training, parallelism):
         if size % degree:
             message = f"{size} must be a multiple of `tensorParallelDegree`, which is {degree}"
             yield f"training.model.config.{name}", message
+
+
+def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
+    config = model_config(training)
+    if not isinstance(config, GptConfig):
+        return
+    degree, path = parallelism.expert_parallel_degree or 1, "training.model.config.experts"
+    if config.experts is None:
+        if degree > 1:
+            yield path, f"must be given, and be a multiple of `expertParallelDegree`, which is {degree}"
+    elif config.experts % degree:
+        yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
+    elif (parallelism.devices_per_process or 1) > 1:
+        yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
+    elif stages_of(parallelism) > 1:
+        yield path, "experts in the stages of a pipeline are not built yet: leave one of the two out"
 
 
 def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[str, int]]:

@@ -12,7 +12,7 @@ from disttrain_api.errors import LayoutError
 from disttrain_api.parallelism import Parallelism
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
-_SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "context": "cp", "tensor": "tp"}
+_SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "context": "cp", "tensor": "tp", "expert": "ep"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Mesh:
     shard: int = 1
     context: int = 1
     tensor: int = 1
+    expert: int = 1
+    """Ranks that the experts are spread over; no axis, but a part of shard x context x tensor."""
 
     @classmethod
     def of(cls, parallelism: Parallelism, world_size: int) -> "Mesh":
@@ -50,7 +52,10 @@ class Mesh:
             raise LayoutError(
                 f"world size {world_size} must equal the product of the degrees, which is {replicate * rest}"
             )
-        return cls(replicate=replicate, **others)
+        expert = parallelism.expert_parallel_degree or 1
+        if others["shard"] * others["context"] * others["tensor"] % expert:
+            raise LayoutError(f"the expert degree {expert} must divide shard x context x tensor")
+        return cls(replicate=replicate, expert=expert, **others)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -66,6 +71,11 @@ class Mesh:
     def data_parallel(self) -> int:
         """Number of different parts that a global batch is cut into."""
         return self.replicate * self.shard
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks of a shard x context x tensor block that hold the same experts, and so can cut them up further."""
+        return self.shard * self.context * self.tensor // self.expert
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index along each axis of a global rank."""
@@ -100,7 +110,7 @@ class Mesh:
 
     def describe(self) -> str:
         """For the MESH column: "pp2 x dp8"; "dp1" for a single rank."""
-        parts = [f"{_SHORT[axis]}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        parts = [f"{_SHORT[axis]}{getattr(self, axis)}" for axis in _SHORT if getattr(self, axis) > 1]
         return " x ".join(parts) or "dp1"
 
 

@@ -116,6 +116,7 @@ class ExitCode(IntEnum):
     STORAGE_NOT_SHARED = 84
     STORAGE_FULL = 85
     FENCED = 86
+    CHECKPOINT_BROKEN = 87
     PORT_IN_USE = 90
     PEER_LOST = 91
     NON_FINITE_LOSS = 92
@@ -131,6 +132,7 @@ PERMANENT = frozenset(
         ExitCode.CHECKPOINT_MISMATCH,
         ExitCode.STORAGE_NOT_SHARED,
         ExitCode.STORAGE_FULL,
+        ExitCode.CHECKPOINT_BROKEN,
     }
 )
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
+from disttrain_api.relaxed import Bmuf, LocalSgd
 
 # Bounds keep the product of all degrees within 64 bits, also in CEL.
 ReplicateDegree = Annotated[int, Field(ge=1, le=100_000)]
@@ -18,6 +19,8 @@ class DataParallelMode(StrEnum):
 
     ALL_REDUCE = "AllReduce"
     PARAMETER_SERVER = "ParameterServer"
+    LOCAL_SGD = "LocalSGD"
+    BMUF = "BMUF"
 
 
 class DeviceMode(StrEnum):
@@ -27,13 +30,105 @@ class DeviceMode(StrEnum):
     PLACE = "Place"
 
 
+class PipelineSchedule(StrEnum):
+    """Order in which the stages of a pipeline compute microbatches; names are torch.distributed.pipelining's."""
+
+    GPIPE = "GPipe"
+    ONE_F_ONE_B = "1F1B"
+    INTERLEAVED_1F1B = "Interleaved1F1B"
+    LOOPED_BFS = "LoopedBFS"
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    ZBV_ZERO_BUBBLE = "ZBVZeroBubble"
+    DUAL_PIPE_V = "DualPipeV"
+
+
+class PipelineSplit(StrEnum):
+    """What is made equal among the stages."""
+
+    EVEN = "Even"
+    PARAMETERS = "Parameters"
+    TIME = "Time"
+
+
+class AllReduce(StrEnum):
+    """Who sends what to whom when gradients are summed."""
+
+    BACKEND = "Backend"
+    RING = "Ring"
+    TREE = "Tree"
+    CENTRAL = "Central"
+
+
+class CompressionName(StrEnum):
+    """What is sent of a gradient."""
+
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "Int8"
+    ONE_BIT = "OneBit"
+    TOP_K = "TopK"
+    RANDOM_K = "RandomK"
+    POWER_SGD = "PowerSGD"
+
+
+class Compression(ApiModel):
+    """What is sent of the gradients. OneBit, TopK, RandomK and PowerSGD add what is left to the next gradient."""
+
+    name: CompressionName
+    """A number format, 8 bits or 1 bit each, the largest or random numbers, or matrices of low rank."""
+    ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """TopK and RandomK only: numbers sent / numbers. Absent: 0.01."""
+    rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """PowerSGD only: rank of the matrices. Absent: 4."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Steps in which OneBit and PowerSGD send everything and the ratio falls from 1 to its value. Absent: 0."""
+    momentum_correction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """TopK and RandomK only: momentum of SGD, gathered before numbers are chosen. Absent: 0."""
+
+
 class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
-    """AllReduce sums gradients over all replicas in every step. ParameterServer is not built yet."""
+    """AllReduce sums gradients over all replicas in every step. LocalSGD and BMUF let replicas train alone and average
+    their parameters now and then. ParameterServer is not built yet."""
     sync_batch_norm: bool = False
     """BatchNorm layers look at the batches of all replicas together, not of each alone."""
+    local_sgd: Annotated[LocalSgd | None, Field(alias="localSGD")] = None
+    """Settings of LocalSGD. Absent: its defaults."""
+    bmuf: Bmuf | None = None
+    """Settings of BMUF. Absent: its defaults."""
+    all_reduce: AllReduce = AllReduce.BACKEND
+    """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
+    compression: Compression | None = None
+    """Absent: gradients are sent as they are."""
+
+    @property
+    def relaxed(self) -> LocalSgd | Bmuf | None:
+        """Settings of replicas that train alone and average their parameters now and then; None in other modes."""
+        match self.mode:
+            case DataParallelMode.LOCAL_SGD:
+                return self.local_sgd or LocalSgd()
+            case DataParallelMode.BMUF:
+                return self.bmuf or Bmuf()
+            case _:
+                return None
+
+
+class Pipeline(ApiModel):
+    """How a pipeline works."""
+
+    schedule: PipelineSchedule | None = None
+    """Absent: 1F1B."""
+    microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Microbatches in one pass through the pipeline. Absent: as many as stages."""
+    stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Absent: 1 for GPipe and 1F1B, 2 for the others."""
+    split: PipelineSplit | None = None
+    """What is made equal among the stages: the number of layers, of parameters, or the time measured at the start.
+    Absent: Even."""
+    layers_per_stage: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=1024)] | None = None
+    """Layers of each stage, instead of `split`."""
 
 
 class Parallelism(ApiModel):
@@ -52,7 +147,9 @@ class Parallelism(ApiModel):
     vocabulary_parallel: bool | None = None
     """With tensor parallelism: the logits stay cut along the vocabulary, the loss too. Absent: false."""
     pipeline_parallel_degree: Degree | None = None
-    """Stages that the layers are cut into. Absent: 1."""
+    """Ranks that the layers are cut over, one after the other. Absent: 1."""
+    pipeline: Pipeline | None = None
+    """How the pipeline works. Absent: 1F1B, one stage per rank, as many microbatches as stages."""
     expert_parallel_degree: Degree | None = None
     """Ranks that the experts are spread over, carved out of shard x context x tensor. Absent: 1."""
     devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None

@@ -56,6 +56,13 @@ class LossName(StrEnum):
     MEAN_SQUARED_ERROR = "MeanSquaredError"
 
 
+class BestMetric(StrEnum):
+    """Figures of the held-out data that say which checkpoint is best."""
+
+    LOSS = "Loss"
+    ACCURACY = "Accuracy"
+
+
 class Precision(StrEnum):
     """Number format of the forward and backward pass; parameters stay FP32."""
 
@@ -155,6 +162,15 @@ class Checkpoint(ApiModel):
     """Steps between two checkpoints. One is also written at the end and on SIGTERM."""
     keep_latest: Annotated[int, Field(ge=1, le=1000)] = 3
     """Checkpoints kept; older ones are deleted after a newer one is complete."""
+    keep_best: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Checkpoints kept besides, those that are best by `bestMetric`. Absent: none."""
+    best_metric: BestMetric | None = None
+    """Loss (the least) or Accuracy (the highest) on held-out data. Absent: Loss."""
+    initial_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Weights to begin with while the job has no checkpoint of its own: a .safetensors file or a checkpoint's folder;
+    a relative path counts from the storage. Absent: the model's own initialisation."""
+    asynchronous: bool = True
+    """Train on while a copy in the host's memory is written. False: no such copy, and training waits."""
     folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None
     """Folder below the storage. Absent: one of this job's own, so that a job made again under the same name starts at
     step 0. Name the folder of another job to continue from its latest checkpoint."""

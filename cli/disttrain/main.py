@@ -60,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("files", nargs="+", metavar="FILE", help="manifest of a DistTrainingJob")
     validate.set_defaults(command=_validate)
 
+    export = commands.add_parser("export", help="write a checkpoint's model into one file", description=_export.__doc__)
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a checkpoint, or of several")
+    export.add_argument("target", type=Path, metavar="OUT.safetensors", help="file to write")
+    export.set_defaults(command=_export)
+
     collectives = commands.add_parser(
         "collectives", help="check and time collectives on this machine", description=_collectives.__doc__
     )
@@ -96,6 +101,13 @@ def _validate(given: argparse.Namespace) -> int:
     from disttrain.validate import validate
 
     return max(validate(path) for path in given.files)
+
+
+def _export(given: argparse.Namespace) -> int:
+    """Write the model of a checkpoint (of several, the latest), trained in any layout, into one safetensors file."""
+    from disttrain.export import export
+
+    return export(given.checkpoint, given.target)
 
 
 def _collectives(given: argparse.Namespace) -> int:

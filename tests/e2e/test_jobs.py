@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.e2e.conftest import TRAINER_IMAGE
@@ -57,13 +58,16 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
     assert line[0].split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "RESTARTS", "AGE"]
 
 
-def test_two_dimensions_over_two_nodes(kubectl: Kubectl) -> None:
-    """Ranks of a pod share layers, the pods share parameters: sub-groups within and across nodes."""
-    kubectl.apply(example("fsdp-tensor", workers={"template": ONE_THREAD}))
-    kubectl.wait("Finished", "fsdp-tensor", patience=400)
-    status = kubectl.status("fsdp-tensor")
-    assert kubectl.condition("fsdp-tensor", "Complete")["status"] == "True", kubectl.story("fsdp-tensor")
-    assert (status["restarts"], status["mesh"], status["worldSize"]) == (0, "fsdp2 x tp2", 4)
+@pytest.mark.parametrize(
+    ("name", "mesh", "world"), [("fsdp-tensor", "fsdp2 x tp2", 4), ("pipeline", "pp2", 2), ("moe", "fsdp2", 2)]
+)
+def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, world: int) -> None:
+    """Layers shared within a pod and parameters across pods; stages, and experts, on a node each."""
+    kubectl.apply(example(name, workers={"template": ONE_THREAD}))
+    kubectl.wait("Finished", name, patience=400)
+    status = kubectl.status(name)
+    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+    assert (status["restarts"], status["mesh"], status["worldSize"]) == (0, mesh, world)
     metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
     # Knowing nothing costs 5.5 nats per byte, knowing how often each byte occurs about 3.3.
     assert metrics["loss"] < 3.3

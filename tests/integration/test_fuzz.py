@@ -63,7 +63,7 @@ def names_a_field(refusal: Raw) -> bool:
 
 
 @settings(
-    max_examples=20_000 if SOAK else 250,
+    max_examples=2_000 if SOAK else 250,
     deadline=None,
     derandomize=not SOAK,
     suppress_health_check=CHECKS,
@@ -100,7 +100,7 @@ def came_to_something(job: Raw) -> bool:
 
 
 @settings(
-    max_examples=500 if SOAK else 12,
+    max_examples=60 if SOAK else 12,
     deadline=None,
     derandomize=not SOAK,
     suppress_health_check=CHECKS,

@@ -14,7 +14,7 @@ from tests.integration.proxy import TcpProxy, kubeconfig_through
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 
-ROUNDS = 30 if SOAK else 3
+ROUNDS = 10 if SOAK else 3
 JOBS_PER_ROUND = 6
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
 

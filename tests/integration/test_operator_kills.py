@@ -12,7 +12,7 @@ from tests.integration.operator_process import OperatorProcess, eventually, runn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 
-ROUNDS = 100 if SOAK else 5
+ROUNDS = 30 if SOAK else 5
 JOBS_PER_ROUND = 10
 
 

@@ -13,7 +13,7 @@ from tests.integration.proxy import TcpProxy, kubeconfig_through
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 
-ROUNDS = 20 if SOAK else 1
+ROUNDS = 8 if SOAK else 1
 JOBS_PER_ROUND = 3
 # An operator that waits for dead connections as long as in a real cluster would make tests of minutes.
 IMPATIENT = ("--request-timeout-seconds=3", "--watch-silence-seconds=3")

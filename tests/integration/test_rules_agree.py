@@ -25,6 +25,15 @@ degrees = ("Replicate", "Shard")
 others = ("context", "tensor", "pipeline", "expert")
 
 code = some(name=st.just("mlp"), entrypoint=st.just("mine:build"))
+compressions = st.fixed_dictionaries(
+    {"name": st.sampled_from(["BF16", "Int8", "OneBit", "TopK", "RandomK", "PowerSGD"])},
+    optional={
+        "ratio": st.sampled_from([0.01, 1]),
+        "rank": st.integers(1, 4),
+        "warmupSteps": st.integers(0, 10),
+        "momentumCorrection": st.sampled_from([0, 0.9]),
+    },
+)
 containers = st.lists(
     st.fixed_dictionaries(
         {"name": st.sampled_from(["trainer", "side"])},
@@ -96,7 +105,11 @@ specs = st.fixed_dictionaries(
         "parallelism": some(
             **{f"dataParallel{degree}Degree": small for degree in degrees},
             **{f"{degree}ParallelDegree": st.integers(1, 2) for degree in others},
-            dataParallel=some(mode=st.sampled_from(["AllReduce", "ParameterServer"])),
+            dataParallel=some(
+                mode=st.sampled_from(["AllReduce", "ParameterServer"]),
+                allReduce=st.sampled_from(["Backend", "Ring", "Central"]),
+                compression=compressions,
+            ),
         ),
         "training": trainings,
         "parameterServers": some(replicas=small, template=templates),

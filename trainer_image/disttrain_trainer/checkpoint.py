@@ -1,20 +1,29 @@
 """Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
 
-Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and the random state
-of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count. Saving is synchronous.
+Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and of each rank its
+random state, what compression has kept of its gradients, and the replica that it trains alone. Hyperparameters are not
+taken from a checkpoint: the manifest's count.
+
+A save in the background blocks training while the state is copied into the host's memory; a thread then writes and
+commits the copy, over a process group of its own. One save at a time: the next one, the end and a stop wait for it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import shutil
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -28,10 +37,17 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
+from disttrain_trainer.host_copy import HostCopier
+from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
+from disttrain_trainer.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.rotation import figure_name, kept
+from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
+from disttrain_trainer.step_manifest import StepManifest, read_manifest
 from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import StepFolders, full_is_an_error, require_shared
 
@@ -45,7 +61,11 @@ class Checkpoints:
         self._attempt = config.attempt
         self._folders = StepFolders(folder)
         self._fence = Fence(folder, Owner(uid=config.job.uid, attempt=config.attempt))
-        self._latest: CheckpointReport | None = None
+        self._copier = HostCopier(world.device) if config.saves_in_background else None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[CheckpointReport] | None = None
+        self.latest: CheckpointReport | None = None
+        """The latest checkpoint that is known to be complete."""
 
     @classmethod
     def open(cls, folder: Path, config: Config, world: World) -> Checkpoints:
@@ -63,37 +83,81 @@ class Checkpoints:
         return step % self._settings.interval == 0
 
     def restore(self, state: State) -> CheckpointReport | None:
-        """Load the latest complete checkpoint into `state`; None where there is none.
+        """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
 
-        Raises CheckpointMismatch naming the first parameter that does not fit.
+        Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit.
         """
-        steps = self._world.from_first(self._folders.complete)
-        if not steps:
+        step = latest_sound(self._folders, self._world)
+        if step is None:
             return None
-        path = self._folders.path(steps[-1])
-        _load(state, path, self._world.rank)
+        path = self._folders.path(step)
+        _load(state, path, self._world)
+        restore_kept_gradients(state, path, self._world)
+        restore_replica(state, path, self._world)
         written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
-        self._latest = _report(state.step, path, written)
-        return self._latest
+        self.latest = _report(state.step, path, written)
+        return self.latest
 
-    def save(self, state: State) -> CheckpointReport:
-        """Write and commit `step-N`, then delete what is older than the latest ones to keep.
+    def save(self, state: State, wait: bool, figures: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Write and commit `step-N`, then delete what is neither among the latest nor the best ones to keep.
 
+        `figures`: what an evaluation of this very state found, if there was one.
+
+        Returns when that is done with `wait` or where saves are not asynchronous, else as soon as the state is copied.
         Does nothing where this step's checkpoint is the latest already.
-        Raises StorageFull or Fenced on every rank; nothing is committed then and the previous checkpoint stays.
+        Raises StorageFull or Fenced on every rank, also where the save before this one failed so; nothing is committed
+        then and the previous checkpoint stays.
         """
-        if self._latest is not None and self._latest.step == state.step:
-            return self._latest
-        partial = self._folders.partial(state.step, self._attempt)
-        # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
-        share_buffers(state.module, self._world)
+        self.settle()
+        if self.latest is not None and self.latest.step == state.step:
+            return
+        manifest = self._manifest(state.step, figures)
+        with saved_replica(state, self._world.rank) as own:
+            # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
+            share_buffers(state.module, self._world)
+            contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank) | own
+            if wait or self._copier is None:
+                self.latest = self._write(contents, manifest)
+            else:
+                self._pending = self._writer.submit(self._write, self._copier.copy(contents), manifest)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save in the background has ended with an error on this rank; `settle` and `save` raise it."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+
+    def collect(self) -> bool:
+        """Without waiting, and on this rank alone: whether a save in the background is now complete."""
+        if self._pending is None or not self._pending.done() or self.failed:
+            return False
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Wait for the save in the background. Raises what `save` does."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.latest = pending.result()
+
+    def _write(self, contents: dict[str, Any], manifest: StepManifest) -> CheckpointReport:
+        group = self._world.background
+        partial = self._folders.partial(manifest.step, self._attempt)
         try:
-            dcp.save(_contents(state, self._world.rank), storage_writer=StepWriter(partial))
+            dcp.save(contents, storage_writer=StepWriter(partial, manifest), process_group=group)
         except CheckpointException as failure:
-            self._world.from_first(functools.partial(self._give_up, partial, failure))
+            self._world.from_first(functools.partial(self._give_up, partial, failure), group)
             raise
-        self._latest = self._world.from_first(lambda: self._commit(partial, state.step))
-        return self._latest
+        return self._world.from_first(lambda: self._commit(partial, manifest.step), group)
+
+    def _manifest(self, step: int, figures: Mapping[str, float]) -> StepManifest:
+        return StepManifest(
+            step=step,
+            attempt=self._attempt,
+            world_size=self._world.size,
+            mesh=asdict(self._world.mesh),
+            # JSON knows no inf and nan.
+            figures={name: value for name, value in figures.items() if math.isfinite(value)},
+        )
 
     def _take_over(self) -> None:
         with full_is_an_error(self._folders.folder):
@@ -108,8 +172,14 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        self._folders.keep_latest(self._settings.keep_latest)
+        figures = {one: self._figure(one) for one in self._folders.complete()}
+        self._folders.keep(kept(figures, self._settings))
         return _report(step, path, datetime.now(UTC))
+
+    def _figure(self, step: int) -> float | None:
+        """The figure by which a complete checkpoint may be among the best."""
+        manifest = read_manifest(self._folders.path(step)) if self._settings.keep_best else None
+        return manifest.figures.get(figure_name(self._settings)) if isinstance(manifest, StepManifest) else None
 
     def _give_up(self, partial: Path, error: CheckpointException) -> None:
         """Remove what was written; say so where a full file system is the cause."""
@@ -141,11 +211,13 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
     }
 
 
-def _load(state: State, path: Path, rank: int) -> None:
+def _load(state: State, path: Path, world: World) -> None:
+    rank = world.rank
     reader = dcp.FileSystemReader(path)
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
-    _require_fit(metadata, contents, path)
+    names = names_of_all_ranks(contents["model"], world)
+    world.all_or_none(lambda: _require_fit(metadata, contents, names, path))
     saved = metadata.state_dict_metadata
     # A larger world has ranks without a saved random state, another precision none for the scaler.
     for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
@@ -166,24 +238,13 @@ def _load(state: State, path: Path, rank: int) -> None:
     state.cursor = Cursor(train["epoch"], train["position"]) if same_data else Cursor()
 
 
-def _require_fit(metadata: Metadata, contents: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there."""
-    there = {name: entry for name, entry in metadata.state_dict_metadata.items() if name.startswith("model.")}
-    here = {f"model.{name}": value for name, value in contents["model"].items()}
+def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection[str], path: Path) -> None:
+    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there.
+
+    names: of the model's parameters and buffers on all ranks.
+    """
     advice = "use the model that wrote it, or another `training.checkpoint.folder`"
-    for name, value in here.items():
-        entry = there.get(name)
-        parameter = name.removeprefix("model.")
-        if entry is None:
-            raise CheckpointMismatch(f"{path} is of another model: it has no parameter `{parameter}`; {advice}")
-        if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
-            raise CheckpointMismatch(
-                f"{path} is of another model: parameter `{parameter}` has shape {list(entry.size)} there and "
-                f"{list(value.shape)} here; {advice}"
-            )
-    for name in there.keys() - here.keys():
-        parameter = name.removeprefix("model.")
-        raise CheckpointMismatch(f"{path} is of another model: parameter `{parameter}` is unknown here; {advice}")
+    require_model_fits(stored_shapes(metadata, "model."), contents["model"], names, path, advice)
     for parameter, values in contents["optimizer"].items():
         for kind in values:
             if f"optimizer.{parameter}.{kind}" not in metadata.state_dict_metadata:

@@ -14,8 +14,9 @@ from disttrain_api.batch import Batch, resolve_batch
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.pipeline import microbatches_of
 from disttrain_api.spec import JobSpec, Storage, Workers
-from disttrain_api.training import Training
+from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
 
@@ -53,6 +54,11 @@ class Config:
     def training(self) -> Training:
         return self.job.training
 
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether checkpoints are written while training goes on."""
+        return self.checkpoint_folder is not None and (self.training.checkpoint or Checkpoint()).asynchronous
+
 
 def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     """The Config of this process.
@@ -69,7 +75,13 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         for name in (Env.MASTER_ADDR, Env.MASTER_PORT):
             if not environment.get(name):
                 raise InvalidConfiguration(f"{name} is not set, but WORLD_SIZE is {world_size}: where to meet rank 0?")
-    mesh, batch = resolve(job, world_size)
+    local_world_size = _number(environment, Env.LOCAL_WORLD_SIZE, world_size)
+    if local_world_size < 1 or world_size % local_world_size:
+        raise InvalidConfiguration(
+            f"LOCAL_WORLD_SIZE is {local_world_size}, expected a divisor of WORLD_SIZE {world_size}: all pods have as"
+            " many ranks"
+        )
+    mesh, batch = resolve(job, world_size, local_world_size)
     storage = environment.get(Env.STORAGE)
     report_dir = environment.get(Env.REPORT_DIR)
     metrics_dir = environment.get(Env.METRICS_DIR)
@@ -82,7 +94,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         rank=rank,
         local_rank=_number(environment, Env.LOCAL_RANK, rank),
         world_size=world_size,
-        local_world_size=_number(environment, Env.LOCAL_WORLD_SIZE, world_size),
+        local_world_size=local_world_size,
         master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
         checkpoint_folder=checkpoint_folder,
@@ -110,14 +122,14 @@ def read_job(path: Path) -> JobConfig:
         raise InvalidConfiguration(f"{path}: `{field}`: {first['msg']}, found {first['input']!r:.80}") from error
 
 
-def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
-    """Layout and batch sizes of `world_size` ranks.
+def resolve(job: JobConfig, world_size: int, local_world_size: int = 1) -> tuple[Mesh, Batch]:
+    """Layout and batch sizes of `world_size` ranks, `local_world_size` of them in each pod.
 
     Raises InvalidConfiguration for anything that `disttrain validate` refuses, so that a job.json that came another way
     is held to the same rules.
     """
     spec = JobSpec(
-        workers=Workers(replicas=world_size),
+        workers=Workers(replicas=world_size // local_world_size, processes_per_pod=local_world_size),
         parallelism=job.parallelism,
         training=job.training,
         # Whether there is storage is the environment's to say.
@@ -127,7 +139,7 @@ def resolve(job: JobConfig, world_size: int) -> tuple[Mesh, Batch]:
     if problems:
         raise InvalidConfiguration("; ".join(map(str, problems)))
     mesh = Mesh.of(job.parallelism, world_size)
-    return mesh, resolve_batch(job.training, mesh.data_parallel)
+    return mesh, resolve_batch(job.training, mesh.data_parallel, microbatches_of(job.parallelism))
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import time
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,9 @@ from disttrain_api.training import Precision
 from disttrain_trainer.flops import peak_flops
 
 _GIB = 2**30
+
+Mark = float | torch.cuda.Event
+"""A moment in the work of a device."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,20 @@ class Device:
         """Wait until the device has done what it was given; a CPU always has."""
         if self.kind == "cuda":
             torch.cuda.synchronize(self.torch)
+
+    def mark(self) -> Mark:
+        """The moment at which the device has done what it was given so far."""
+        if self.kind == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        """Between two moments that are past (see `synchronize`)."""
+        if isinstance(begin, float) or isinstance(end, float):
+            return float(end) - float(begin)  # type: ignore[arg-type]
+        return begin.elapsed_time(end) / 1000
 
     def peak_flops(self, precision: Precision) -> float | None:
         """FLOP/s in this precision; None where it is not known: on CPUs, and in FP32, whose peak settings decide."""

@@ -6,6 +6,7 @@ TrainerError                    base; the message is one sentence for the user
 │   └── DataUnlike              ranks that do not find the same number of samples
 ├── EntrypointNotImportable     `package.module:function` that does not lead to a function
 ├── CheckpointMismatch          a checkpoint of another model or optimizer
+├── CheckpointBroken            no checkpoint is as it was written
 ├── StorageNotShared            ranks that do not see the same storage
 ├── StorageFull                 no room for a checkpoint
 ├── Fenced                      a newer attempt owns the checkpoints
@@ -54,6 +55,11 @@ class EntrypointNotImportable(TrainerError):
 
 class CheckpointMismatch(TrainerError):
     exit_code = ExitCode.CHECKPOINT_MISMATCH
+    on_every_rank = True
+
+
+class CheckpointBroken(TrainerError):
+    exit_code = ExitCode.CHECKPOINT_BROKEN
     on_every_rank = True
 
 

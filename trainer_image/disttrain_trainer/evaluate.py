@@ -34,9 +34,11 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
 
 
 def _totals_of(state: State, batch: Microbatch) -> torch.Tensor:
-    """Loss sum, weight, elements whose class is right, elements that have a class."""
+    """Loss sum, weight, elements whose class is right, elements that have a class; zeros where outputs are not."""
     with state.precision.autocast():
-        outputs = without_ddp(state.model)(batch.inputs)
+        outputs = state.pipeline.outputs(batch.inputs) if state.pipeline else without_ddp(state.model)(batch.inputs)
+        if outputs is None:
+            return torch.zeros(4, dtype=torch.float64, device=batch.inputs.device)
         loss = state.loss.sum(outputs, batch.targets, batch.weights)
     right = judged = torch.zeros((), device=loss.device)
     if not batch.targets.is_floating_point():

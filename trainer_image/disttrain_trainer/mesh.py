@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from disttrain_api.mesh import AXES, Mesh
+from disttrain_api.pipeline import output_index
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
 from disttrain_trainer.errors import PeerLost, PortInUse, TrainerError, last_line
@@ -35,6 +36,11 @@ class World:
     device_mesh: DeviceMesh
     """One dimension per axis of the mesh whose degree is above 1, and `shard` (parallel/sharded.py needs it)."""
     store: dist.Store
+    output_index: int = 0
+    """Pipeline index that has outputs and loss."""
+    background: dist.ProcessGroup | None = None
+    """All ranks once more, on gloo, for a thread beside the training loop: collectives of two threads must not meet in
+    one group. None where nothing is saved in the background."""
 
     @property
     def first(self) -> bool:
@@ -54,9 +60,9 @@ class World:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank counts where each replica counts once: it is the first of those that share its samples."""
+        """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
         at = self.mesh.coordinates(self.rank)
-        return not (at["pipeline"] or at["context"] or at["tensor"])
+        return at["pipeline"] == self.output_index and not (at["context"] or at["tensor"])
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
@@ -76,7 +82,7 @@ class World:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def from_first(self, work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         """The result of `work` on rank 0, on every rank; a TrainerError it raises is raised on every rank."""
         outcome: list[object] = [None]
         if self.first:
@@ -85,10 +91,22 @@ class World:
             except TrainerError as error:
                 error.on_every_rank = True
                 outcome = [error]
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0, group=group)
         if isinstance(outcome[0], TrainerError):
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
+
+    def all_or_none(self, work: Callable[[], None]) -> None:
+        """`work` on every rank; a TrainerError that some rank raises is raised on every rank."""
+        failure: TrainerError | None = None
+        try:
+            work()
+        except TrainerError as error:
+            error.on_every_rank = True
+            failure = error
+        for found in self.gather(failure):
+            if found is not None:
+                raise found
 
     def part(self) -> None:
         """Wait, but not for ever, until every rank is past its last collective. Rank 0, the store's host, goes last.
@@ -120,7 +138,10 @@ def join_world(config: Config, device: Device) -> World:
         )
     except (dist.DistError, RuntimeError) as error:
         raise _translate(config, error) from error
-    return World(config.rank, config.world_size, device, config.mesh, device_mesh_of(config.mesh, device), store)
+    background = dist.new_group(backend="gloo", timeout=config.timeout) if config.saves_in_background else None
+    mesh = device_mesh_of(config.mesh, device)
+    output = output_index(config.job.parallelism)
+    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background)
 
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:

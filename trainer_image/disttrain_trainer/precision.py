@@ -31,6 +31,10 @@ class MixedPrecision:
         """Backward pass of the loss, scaled up for FP16, whose small gradients would vanish."""
         self.scaler.scale(loss).backward()
 
+    def scaled_one(self) -> Tensor:
+        """What `backward` multiplies the loss by: 1, except with FP16."""
+        return self.scaler.scale(torch.ones((), device=self.device))
+
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the gradients their true size."""
         self.scaler.unscale_(optimizer)

@@ -3,22 +3,22 @@
 The order and its reasons:
 1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
 2. model to its device: the optimizer must hold the parameters that the device computes with;
-3. tensor parallelism first: it replaces parameters, and what follows wraps those that compute;
-4. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
-5. data parallelism outermost: it must see the gradients that everything inside it has produced;
-6. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
+3. a pipeline's stages before anything else, on the whole model; what follows then happens to this rank's layers;
+4. tensor and expert parallelism first: they replace parameters, and what follows wraps those that compute;
+5. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
+6. data parallelism outermost: it must see the gradients that everything inside it has produced;
+7. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
 """
 
 from importlib import import_module
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from disttrain_api.builtin import data_config, model_config
 from disttrain_api.training import Training
 from disttrain_trainer.config import Config
-from disttrain_trainer.data.batches import Datasets
-from disttrain_trainer.data.sampler import Sampler
+from disttrain_trainer.data.batches import Datasets, load_microbatch
+from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.entrypoint import call_entrypoint
 from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfiguration
 from disttrain_trainer.flops import work_of
@@ -28,11 +28,15 @@ from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
-from disttrain_trainer.parallel.meta import build_on_meta, materialise
+from disttrain_trainer.parallel.expert import spread_experts, watch_routing
+from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.local_sgd.build import build_replicas
+from disttrain_trainer.parallel.meta import build_on_meta, give_values
+from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
-from disttrain_trainer.parallel.units import layers_of
+from disttrain_trainer.parallel.units import composes, layers_of
 from disttrain_trainer.precision import build_precision
 from disttrain_trainer.randomness import seed_everything
 from disttrain_trainer.state import State
@@ -54,20 +58,30 @@ def build_state(config: Config, world: World) -> State:
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
-    model = parallelise(module, config, world)
+    precision, loss = build_precision(training, world), build_loss(training.loss)
+    sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
+    model, pipeline = module, None
+    if world.mesh.pipeline > 1:
+        pipeline = build_pipeline(module, config, world, loss, precision, lambda: _first_inputs(data, sampler, world))
+    else:
+        model = parallelise(module, config, world)
     optimizer = build_optimizer(training.optimizer, module.parameters())
-    # From here on each replica draws its own dropout.
-    seed_everything(training.seed, 1 + world.replica)
+    # From here on each replica draws its own dropout, and each part of a pipeline.
+    seed_everything(training.seed, 1 + world.replica + world.replicas * world.mesh.coordinates(world.rank)["pipeline"])
     return State(
         module=module,
         model=model,
         optimizer=optimizer,
-        precision=build_precision(training, world),
-        loss=build_loss(training.loss),
+        precision=precision,
+        loss=loss,
         data=data,
-        sampler=Sampler(len(data.training), training.seed, config.batch, world.replicas),
+        routing=watch_routing(module),
+        sampler=sampler,
+        gradient_sum=attach_gradient_sum(model, config, world),
+        replicas=build_replicas(module, optimizer, config, world),
         work=work,
         offload_activations=training.offload.activations,
+        pipeline=pipeline,
     )
 
 
@@ -75,20 +89,27 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
     """The module as it is called in a step: cut, wrapped and copied as the manifest says."""
     training = config.training
     share_layers(module, config.job.parallelism, world)
+    experts = spread_experts(module, config.job.parallelism, world)
     layers = layers_of(module)
-    recompute(layers, training.activation_checkpointing)
+    # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.
+    recompute(layers[:-1] if composes(module) and len(layers) > 1 else layers, training.activation_checkpointing)
     if training.compile:
         for layer in layers or [module]:
             layer.compile()
     if is_sharded(training, world):
-        model = shard(module, layers, training, world)
-        if training.model.meta_device:
-            host = training.offload.parameters
-            materialise(module, torch.device("cpu") if host else world.device.torch, training.seed)
+        model = shard(module, layers, training, world, experts)
+        give_values(module, training, world)
         return model
-    if training.model.meta_device:
-        materialise(module, world.device.torch, training.seed)
-    return replicate(spread_over_devices(module, config.job.parallelism, world), world)
+    give_values(module, training, world)
+    spread = spread_over_devices(module, config.job.parallelism, world)
+    # Replicas that train alone send no gradients.
+    return replicate(spread, world) if config.job.parallelism.data_parallel.relaxed is None else spread
+
+
+def _first_inputs(data: Datasets, sampler: Sampler, world: World) -> Tensor:
+    """Inputs of the first microbatch."""
+    slots = sampler.microbatches(Cursor(), world.replica)[0]
+    return load_microbatch(data.training, slots, world.device.torch).inputs
 
 
 def build_model(training: Training) -> nn.Module:

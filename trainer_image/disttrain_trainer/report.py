@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from disttrain_trainer.errors import NonFiniteLoss
 from disttrain_trainer.files import write_atomically
 from disttrain_trainer.flops import Work, utilisation
 from disttrain_trainer.mesh import World
+from disttrain_trainer.moe.step import RoutingFigures
 from disttrain_trainer.sinks.sink import Sink
 
 METRICS_FILE = "metrics.jsonl"
@@ -62,6 +64,9 @@ class _Step:
     """Samples of all ranks."""
     rate: float
     loading_seconds: float
+    gradient_bytes: int | None
+    """What this rank has sent for gradients; None where nobody counts it."""
+    routing: RoutingFigures | None = None
 
 
 @dataclass
@@ -81,6 +86,10 @@ class Metrics:
     """FLOP/s of a device, where it is known."""
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
+    own_norms: bool = False
+    """Whether each rank clips a gradient of its own; the mean of their norms is reported."""
+    figures: Callable[[], dict[str, float]] = dict
+    """What else is to be told of the steps since it was last asked; called by all ranks together."""
     steps: list[_Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
@@ -93,26 +102,29 @@ class Metrics:
 
     def log(self, step: int) -> None:
         """Report the last of the recorded steps. Raises NonFiniteLoss, see `settle`."""
-        losses = self.settle(step)
+        loss, norm = self.settle(step)[-1]
         self.world.device.synchronize()
         now = time.monotonic()
-        values = self._values(step, losses[-1], now - self.logged)
-        self.reporter.update(step=step, loss=losses[-1], samples_per_second=self.samples / (now - self.started))
+        values = self._values(step, loss, norm, now - self.logged)
+        self.reporter.update(step=step, loss=loss, samples_per_second=self.samples / (now - self.started))
         self.logged = now
         self.steps.clear()
         if self.world.first:
             print(_line(values), flush=True)
             self._append(values)
 
-    def settle(self, step: int) -> list[float]:
-        """Mean loss over all ranks of each step recorded since the last log; `step` is the last of them.
+    def settle(self, step: int) -> list[tuple[float, float]]:
+        """Mean loss over all ranks, and gradient norm, of each step recorded since the last log; `step` is the last.
 
         Raises NonFiniteLoss on every rank, naming the first step whose loss or gradient is not finite.
         """
         if not self.steps:
             return []
         losses = self.world.sum_tensor(torch.stack([one.loss for one in self.steps])).tolist()
-        norms = torch.stack([one.gradient_norm for one in self.steps]).tolist()
+        norms_of_rank = torch.stack([one.gradient_norm for one in self.steps])
+        # All ranks must find the same.
+        mean = self.world.sum_tensor(norms_of_rank) / self.world.size if self.own_norms else norms_of_rank
+        norms = mean.tolist()
         for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=step - len(losses) + 1):
             wrong = "loss" if not math.isfinite(loss) else "gradient norm"
             if wrong == "loss" or (self.check_gradients and not math.isfinite(norm)):
@@ -120,7 +132,7 @@ class Metrics:
                     f"the {wrong} of step {number} is {loss if wrong == 'loss' else norm}; lower "
                     "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32"
                 )
-        return losses
+        return list(zip(losses, norms, strict=True))
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation. JSON knows no inf and nan: the report leaves such a figure out."""
@@ -134,7 +146,7 @@ class Metrics:
             values = {f"validation_metrics/{names.get(name, name)}": value for name, value in metrics.items()}
             self._append({"step": step, **values})
 
-    def _values(self, step: int, loss: float, seconds: float) -> dict[str, Any]:
+    def _values(self, step: int, loss: float, norm: float, seconds: float) -> dict[str, Any]:
         last = self.steps[-1]
         own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
         memory, gib = self.world.device.memory()
@@ -146,14 +158,25 @@ class Metrics:
             "step": step,
             "loss_metrics/global_avg_loss": loss,
             "loss_metrics/global_max_loss": float(self.world.max_tensor(own)),
-            "grad_norm": float(last.gradient_norm),
+            "grad_norm": norm,
             "lr": last.rate,
             f"throughput({unit})": counted / seconds / self.world.size,
             **utilisation(flops, seconds, self.devices, self.peak_flops),
             "time_metrics/end_to_end(s)": seconds / len(self.steps),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.steps) / len(self.steps),
             memory: gib,
+            **(last.routing.metrics(self.world) if last.routing else {}),
+            **self.figures(),
+            **self._sent(),
         }
+
+    def _sent(self) -> dict[str, float]:
+        """Bytes per step that the rank that sends most has sent for gradients, or for averages of parameters."""
+        counts = [one.gradient_bytes for one in self.steps if one.gradient_bytes is not None]
+        if not counts:
+            return {}
+        own = torch.tensor(sum(counts) / len(counts), dtype=torch.float64)
+        return {"comm/gradient_bytes": float(self.world.max_tensor(own))}
 
     def _append(self, values: dict[str, Any]) -> None:
         self.sink.write(_without_inf_and_nan(values))

@@ -9,6 +9,10 @@ from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.flops import Work
 from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.local_sgd.replicas import Replicas
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.precision import MixedPrecision
 
 
@@ -25,9 +29,17 @@ class State:
     loss: WeightedLoss
     data: Datasets
     sampler: Sampler
+    routing: RoutingOfStep
+    """What the layers with experts, if there are any, are told of each microbatch."""
+    gradient_sum: GradientSum | None = None
+    """How the replicas' gradients are summed; None where DDP does not sum them."""
+    replicas: Replicas | None = None
+    """How replicas that train alone meet; None where gradients are summed in every step."""
     work: Work = field(default_factory=Work)
     """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False
+    pipeline: Pipeline | None = None
+    """This rank's part of a pipeline, which then takes the place of `model`."""
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0
     """Optimizer steps done."""
@@ -36,3 +48,8 @@ class State:
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that are trained."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether this rank uses the samples of its replica: their inputs, or their targets."""
+        return self.pipeline is None or self.pipeline.first or self.pipeline.last

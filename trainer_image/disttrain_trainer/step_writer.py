@@ -1,19 +1,38 @@
-"""torch's checkpoint writer, but with the true cause where a file system takes no more bytes."""
+"""torch's checkpoint writer, with a manifest of what was written, and the true cause where a file system is full."""
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from disttrain_trainer.errors import no_room
+from disttrain_trainer.step_manifest import FileDigest, StepManifest, digest_of, write_manifest
 
+METADATA_FILE = ".metadata"
+"""torch's own list of what stands where."""
 _PROBE_BYTES = 2**20
 
 
+@dataclass(frozen=True)
+class _Written(WriteResult):
+    """What torch gathers from every rank, and the digest of the file that the item stands in."""
+
+    digest: FileDigest
+
+
 class StepWriter(FileSystemWriter):
-    """Writes a rank's file of a checkpoint."""
+    """Writes a rank's file of a checkpoint; on rank 0 also what describes all of them."""
+
+    def __init__(self, folder: Path, manifest: StepManifest) -> None:
+        """`manifest`: what is known before anything is written."""
+        super().__init__(folder)
+        self._folder = folder
+        self._manifest = manifest
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """As torch does. Raises OSError with the file system's errno where that is what stopped it.
@@ -22,12 +41,30 @@ class StepWriter(FileSystemWriter):
         it what to tell the user.
         """
         try:
-            return super().write_data(plan, planner)
+            results = super().write_data(plan, planner).wait()
         except Exception as error:
-            refusal = refusal_of(Path(self.path))
+            refusal = refusal_of(self._folder)
             if refusal is None:
                 raise
             raise refusal from error
+        files = {result.storage_data.relative_path for result in results}
+        digests = {file: digest_of(self._folder / file) for file in files}
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(
+            [
+                _Written(one.index, one.size_in_bytes, one.storage_data, digests[one.storage_data.relative_path])
+                for one in results
+            ]
+        )
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, after all ranks have written: torch's metadata, then the manifest."""
+        super().finish(metadata, results)
+        files = {one.storage_data.relative_path: one.digest for rank in results for one in rank}  # type: ignore[attr-defined]
+        files[METADATA_FILE] = digest_of(self._folder / METADATA_FILE)
+        time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        write_manifest(self._folder, self._manifest.model_copy(update={"files": files, "time": time}))
 
 
 def refusal_of(folder: Path) -> OSError | None:

@@ -3,6 +3,7 @@
 <folder>/fence.json          owner, see fence.py
 <folder>/metrics.jsonl       one line per logged step
 <folder>/step-20/            complete: it got this name by one rename after everything in it was written
+<folder>/step-40.broken/     was complete, is damaged: not as its manifest says; goes when step 40 is reached again
 <folder>/step-30.partial-2   being written by attempt 2, or left over
 <folder>/step-10.deleting    on its way out, or left over
 """
@@ -19,11 +20,11 @@ from pathlib import Path
 from disttrain_trainer.errors import InvalidConfiguration, StorageFull, StorageNotShared, no_room
 from disttrain_trainer.files import sync_folder
 from disttrain_trainer.mesh import World
+from disttrain_trainer.step_writer import METADATA_FILE
 
 _STEP = re.compile(r"step-(\d+)")
 _LEFT_OVER = re.compile(r"step-\d+\.(partial-\d+|deleting)")
-# torch.distributed.checkpoint writes it last.
-_METADATA = ".metadata"
+_BROKEN = re.compile(r"step-(\d+)\.broken")
 
 SHARED_WITHIN_SECONDS = 15.0
 """How long a file of rank 0 may take to be seen by another rank."""
@@ -39,7 +40,7 @@ class StepFolders:
     def complete(self) -> list[int]:
         """Steps with a complete checkpoint, in order."""
         found = ((entry, _STEP.fullmatch(entry.name)) for entry in self.folder.iterdir())
-        return sorted(int(match[1]) for entry, match in found if match and (entry / _METADATA).is_file())
+        return sorted(int(match[1]) for entry, match in found if match and (entry / METADATA_FILE).is_file())
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step}"
@@ -53,14 +54,32 @@ class StepFolders:
         path = self.path(step)
         if path.exists():
             self.remove(path)
+        sync_folder(partial)
         partial.rename(path)
         sync_folder(self.folder)
+        self._forget_broken(step)
         return path
 
-    def keep_latest(self, count: int) -> None:
-        """Delete all complete checkpoints but the latest `count`."""
-        for step in self.complete()[:-count]:
-            self.remove(self.path(step))
+    def set_aside(self, step: int) -> Path:
+        """Give a damaged checkpoint another name: it counts no more, and a person can still look at it."""
+        path = self.path(step)
+        aside = path.with_name(f"{path.name}.broken")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        return aside
+
+    def _forget_broken(self, step: int) -> None:
+        """Delete the damaged checkpoints up to this step, which has been reached again."""
+        for entry in self.folder.iterdir():
+            match = _BROKEN.fullmatch(entry.name)
+            if match and int(match[1]) <= step:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def keep(self, steps: set[int]) -> None:
+        """Delete all complete checkpoints but those of `steps`."""
+        for step in self.complete():
+            if step not in steps:
+                self.remove(self.path(step))
 
     def remove(self, path: Path) -> None:
         """Delete a checkpoint; renamed first, so that a half deleted one is never taken for complete."""
@@ -72,7 +91,7 @@ class StepFolders:
     def clean(self) -> None:
         """Delete what earlier attempts left unfinished."""
         for entry in self.folder.iterdir():
-            unfinished = _STEP.fullmatch(entry.name) and not (entry / _METADATA).is_file()
+            unfinished = _STEP.fullmatch(entry.name) and not (entry / METADATA_FILE).is_file()
             if unfinished or _LEFT_OVER.fullmatch(entry.name):
                 shutil.rmtree(entry, ignore_errors=True)
 

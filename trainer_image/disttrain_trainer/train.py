@@ -17,17 +17,20 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
+from disttrain_trainer.kept_replicas import agreed
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
@@ -37,10 +40,12 @@ from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.rotation import require_figure
 from disttrain_trainer.schedules import rate_factor
 from disttrain_trainer.sinks.open import open_sinks
 from disttrain_trainer.sinks.sink import Sinks
 from disttrain_trainer.state import State
+from disttrain_trainer.weights import load_weights
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -52,7 +57,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints = open_checkpoints(config, world, state, reporter)
     metrics = start_metrics(config, world, state, reporter)
     stop.loop_started(config.grace_seconds)
-    with closing(metrics.sink), profiling(training.profiling, world, config.metrics_folder, state.step) as profiler:
+    profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
+    with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler:
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -72,44 +78,72 @@ def run_step(
     own_weight = sum(microbatch.weight for microbatch in microbatches)
     own_samples = sum(microbatch.samples for microbatch in microbatches)
     counts = world.speaks
-    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, stop.requested)
+    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, must_end(stop, checkpoints))
     if stopping:
         raise stopped(state, checkpoints, metrics, reporter)
 
     rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
-    loss = accumulate_gradients(state, microbatches, weight or 1.0, world.replicas)
+    if state.gradient_sum is not None:
+        state.gradient_sum.begin(state.step)
+    if state.replicas is not None and state.replicas.alone(state.step):
+        # The gradient is that of the mean over this replica's own samples; the loss is its part of the mean over all.
+        loss = accumulate_gradients(state, microbatches, own_weight or 1.0, own_samples or 1.0, 1)
+        loss = loss * (own_weight / (weight or 1.0))
+    else:
+        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+    if state.replicas is not None:
+        state.replicas.settle_gradients(state.step)
     norm = clip_gradients(state, training.max_gradient_norm, world)
     update_parameters(state, rate)
+    if state.replicas is not None:
+        state.replicas.meet(state.step)
+    exchange = state.gradient_sum or state.replicas
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading,
+        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0),
+        gradient_bytes=exchange and exchange.bytes,
     )  # fmt: skip
 
     last = state.step == training.steps
+    if checkpoints is not None and checkpoints.collect():
+        reporter.update(checkpoint=checkpoints.latest)
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
+    figures: dict[str, float] = {}
     if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
-        run_evaluation(state, config, world, metrics)
+        figures = run_evaluation(state, config, world, metrics)
     if checkpoints is not None and (last or checkpoints.due(state.step)):
-        save(state, checkpoints, metrics, reporter)
+        save(state, checkpoints, metrics, reporter, figures, wait=last)
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
-    """This rank's microbatches of the next global batch."""
+    """This rank's microbatches of the next global batch; none in the middle of a pipeline."""
+    if not state.takes_samples:
+        return []
     slots = state.sampler.microbatches(state.cursor, world.replica)
     return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
 
 
-def accumulate_gradients(state: State, microbatches: list[Microbatch], weight: float, replicas: int) -> torch.Tensor:
+def accumulate_gradients(
+    state: State, microbatches: list[Microbatch], weight: float, samples: float, replicas: int
+) -> torch.Tensor:
     """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
 
-    `weight` is the number of those samples. Replicas are averaged where the losses are summed, hence x replicas.
+    `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
+    over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
+    if state.pipeline is not None:
+        return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
+    auxiliary = state.precision.scaled_one() * (replicas / samples)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
         with synchronize_gradients(state.model, now=last):
-            with state.precision.autocast(), offload(state.precision.device, state.offload_activations):
+            with (
+                state.precision.autocast(),
+                offload(state.precision.device, state.offload_activations),
+                state.routing.microbatch(batch.weights, auxiliary),
+            ):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
             state.precision.backward(loss * replicas)
         total = total + loss.detach()
@@ -120,7 +154,7 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
     settle_gradients(state.parameters)
     state.precision.unscale(state.optimizer)
-    norm = total_norm(state.parameters, world)
+    norm = total_norm(state.parameters, world, state.pipeline.copies if state.pipeline is not None else None)
     if maximum is not None:
         clip(state.parameters, norm, maximum)
     return norm
@@ -136,24 +170,48 @@ def update_parameters(state: State, rate: float) -> None:
     state.step += 1
 
 
-def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> None:
-    """Evaluate on held-out data, where there is some, and report it."""
-    figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
+def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> dict[str, float]:
+    """Evaluate on held-out data, where there is some, report and return what was found."""
+    with agreed(state):
+        figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
     if figures:
         metrics.evaluated(state.step, figures)
+    return figures
 
 
-def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter) -> None:
+def save(
+    state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, figures: dict[str, float], *,
+    wait: bool,
+) -> None:  # fmt: skip
     """Write a checkpoint, but never one of parameters that are not finite."""
     metrics.settle(state.step)
-    reporter.update(step=state.step, checkpoint=checkpoints.save(state))
+    checkpoints.save(state, wait, figures)
+    reporter.update(step=state.step, checkpoint=checkpoints.latest)
+
+
+def must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
+    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save in `stopped` raises why."""
+    return stop.requested or (checkpoints is not None and checkpoints.failed)
+
+
+@contextmanager
+def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[None]:
+    """What ends all ranks together, such as a loss that is not finite, waits for the checkpoint being written."""
+    try:
+        yield
+    except TrainerError as error:
+        if error.on_every_rank and checkpoints is not None:
+            with suppress(TrainerError, CheckpointException):
+                checkpoints.settle()
+                reporter.update(checkpoint=checkpoints.latest)
+        raise
 
 
 def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
     """Save where there is storage; what to raise after SIGTERM."""
     if checkpoints is None:
         return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    save(state, checkpoints, metrics, reporter)
+    save(state, checkpoints, metrics, reporter, {}, wait=True)
     return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
 
 
@@ -163,9 +221,15 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
         say(world, "no storage: no checkpoints are written, a restart begins at step 0")
         reporter.update(total_steps=config.training.steps)
         return None
+    settings = config.training.checkpoint or Checkpoint()
+    require_figure(settings, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    if latest is None and settings.initial_from is not None:
+        # A relative path counts from the storage, in which the job's folder lies.
+        source = load_weights(state.module, config.checkpoint_folder.parent / settings.initial_from, world)
+        say(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
     return checkpoints
 
@@ -186,6 +250,8 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         devices=world.size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
+        own_norms=state.replicas is not None,
+        figures=state.pipeline.figures if state.pipeline is not None else dict,
     )
 
 

@@ -4,12 +4,16 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
+from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.models import MODEL_RULES
+from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
+from disttrain_api.rules.relaxed import RELAXED_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
@@ -19,10 +23,14 @@ __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rul
 
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
+    *PIPELINE_RULES,
     *COMBINATION_RULES,
     *MODEL_RULES,
+    *GRADIENT_SUM_RULES,
+    *RELAXED_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
+    *CHECKPOINT_RULES,
     *FAILURE_RULES,
     *SCHEDULING_RULES,
     *POD_RULES,

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from disttrain_api.batch import ALL_SIZES, NO_ACCUMULATION, NO_MICRO, NO_SIZE, find_misfit
+from disttrain_api.pipeline import microbatches_of
 from disttrain_api.rules.layout import (
+    MICROBATCHES,
     MISFIT,
     OTHERS,
     READS_LAYOUT,
@@ -26,7 +28,14 @@ _READS = (
     "spec.training.globalBatchSize",
     "spec.training.gradientAccumulationSteps",
 )
-_VALUES = {"world": _WORLD, "micro": _MICRO, "accumulation": _STEPS, "replicas": _REPLICAS}
+_VALUES = {
+    "world": _WORLD,
+    "micro": _MICRO,
+    "accumulation": _STEPS,
+    "replicas": _REPLICAS,
+    "pipeline": MICROBATCHES,
+}
+_REST = f"{_REPLICAS} * {MICROBATCHES}"
 
 
 def _says(sentence: str) -> Callable[[JobSpec], Values | None]:
@@ -36,7 +45,8 @@ def _says(sentence: str) -> Callable[[JobSpec], Values | None]:
         if spec.training is None or not layout_fits(spec):
             return None
         shard = spec.parallelism.data_parallel_shard_degree or 1
-        misfit = find_misfit(spec.training, spec.world_size // product_of_others(spec.parallelism) * shard)
+        replicas = spec.world_size // product_of_others(spec.parallelism) * shard
+        misfit = find_misfit(spec.training, replicas, microbatches_of(spec.parallelism))
         return misfit.values if misfit is not None and misfit.sentence == sentence else None
 
     return check
@@ -68,22 +78,22 @@ BATCH_RULES = (
         "GlobalBatchMultipleOfAccumulation",
         NO_MICRO,
         applies=f"has({_WORLD}) && !has({_MICRO})",
-        fits=f"{_WORLD} % ({_STEPS_OR_1} * {_REPLICAS}) == 0",
+        fits=f"{_WORLD} % ({_STEPS_OR_1} * {_REST}) == 0",
         accumulation=_STEPS_OR_1,
-        product=f"{_STEPS_OR_1} * {_REPLICAS}",
+        product=f"{_STEPS_OR_1} * {_REST}",
     ),
     _rule(
         "GlobalBatchMultipleOfMicroBatch",
         NO_ACCUMULATION,
         applies=f"has({_WORLD}) && has({_MICRO}) && !has({_STEPS})",
-        fits=f"{_WORLD} % ({_MICRO} * {_REPLICAS}) == 0",
-        product=f"{_MICRO} * {_REPLICAS}",
+        fits=f"{_WORLD} % ({_MICRO} * {_REST}) == 0",
+        product=f"{_MICRO} * {_REST}",
     ),
     _rule(
         "GlobalBatchEqualsProduct",
         ALL_SIZES,
         applies=f"has({_WORLD}) && has({_MICRO}) && has({_STEPS})",
-        fits=f"{_WORLD} == {_MICRO} * {_STEPS} * {_REPLICAS}",
-        product=f"{_MICRO} * {_STEPS} * {_REPLICAS}",
+        fits=f"{_WORLD} == {_MICRO} * {_STEPS} * {_REST}",
+        product=f"{_MICRO} * {_STEPS} * {_REST}",
     ),
 )

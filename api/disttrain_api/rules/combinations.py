@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
-from disttrain_api.rules.layout import PROCESSES, SHARD
+from disttrain_api.rules.layout import PIPELINE, PROCESSES, SHARD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ModelName, Precision
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
+_EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
+_WITHOUT_EXPERTS = [name.value for name in ModelName if name is not ModelName.GPT]
 _MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
 _DEVICES = "(has(self.devicesPerProcess) ? self.devicesPerProcess : 1)"
 _FP16 = "(has(self.training) && self.training.precision == 'FP16')"
@@ -17,8 +19,16 @@ def _tensor(spec: JobSpec) -> int:
     return spec.parallelism.tensor_parallel_degree or 1
 
 
+def _expert(spec: JobSpec) -> int:
+    return spec.parallelism.expert_parallel_degree or 1
+
+
 def _shard(spec: JobSpec) -> int:
     return spec.parallelism.data_parallel_shard_degree or 1
+
+
+def _pipeline(spec: JobSpec) -> int:
+    return spec.parallelism.pipeline_parallel_degree or 1
 
 
 def _model(spec: JobSpec) -> str:
@@ -107,14 +117,40 @@ COMBINATION_RULES = (
         values={"degree": _TENSOR},
         reads=("spec.parallelism.tensorParallelDegree", "spec.training.model.name"),
     ),
+    Rule(
+        id="ExpertsNeedExperts",
+        path="spec.parallelism.expertParallelDegree",
+        sentence="the model '{model}' has no experts: `expertParallelDegree` must be 1, found {degree:d}; use"
+        " `dataParallelShardDegree`",
+        check=lambda spec: when(
+            _expert(spec) > 1 and _model(spec) in _WITHOUT_EXPERTS, model=_model(spec), degree=_expert(spec)
+        ),
+        cel=f"{_EXPERT} == 1 || !({_MODEL} in {_WITHOUT_EXPERTS})",
+        values={"model": _MODEL, "degree": _EXPERT},
+        reads=("spec.parallelism.expertParallelDegree", "spec.training.model.name"),
+    ),
+    Rule(
+        id="ExpertsWithPipeline",
+        path="spec.parallelism.expertParallelDegree",
+        sentence="`expertParallelDegree` {degree:d} does not go with `pipelineParallelDegree` {stages:d}: experts in"
+        " the stages of a pipeline are not built yet",
+        check=lambda spec: when(
+            _expert(spec) > 1 and _pipeline(spec) > 1, degree=_expert(spec), stages=_pipeline(spec)
+        ),
+        cel=f"{_EXPERT} == 1 || {PIPELINE} == 1",
+        values={"degree": _EXPERT, "stages": PIPELINE},
+        reads=("spec.parallelism.expertParallelDegree", "spec.parallelism.pipelineParallelDegree"),
+    ),
     _needs_tensor("sequenceParallel", "sequence_parallel"),
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
     _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
     _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
+    _fp16_with("Pipeline", "pipelineParallelDegree", _pipeline, PIPELINE),
     _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
     _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
+    _device_rule("Pipeline", "pipelineParallelDegree", "pipeline_parallel_degree"),
     Rule(
         id="DeviceModeNeedsDevices",
         path="spec.parallelism.deviceMode",

@@ -4,6 +4,7 @@ from math import prod
 
 from disttrain_api.names import DEFAULT_GPU_RESOURCE
 from disttrain_api.parallelism import DataParallelMode, Parallelism
+from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
@@ -25,6 +26,24 @@ SHARD = _degree("dataParallelShardDegree")
 # Product of every degree that is a factor of the world size, but the replicate degree.
 OTHERS = " * ".join(
     [SHARD, *(_degree(name) for name in ("contextParallelDegree", "tensorParallelDegree", "pipelineParallelDegree"))]
+)
+PIPELINE = _degree("pipelineParallelDegree")
+_SETTINGS = "self.parallelism.pipeline"
+SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
+STAGES_PER_RANK = (
+    f"(has({_SETTINGS}) && has({_SETTINGS}.stagesPerRank) ? {_SETTINGS}.stagesPerRank"
+    f" : {SCHEDULE} in {[str(name) for name in SINGLE_STAGE_SCHEDULES]} ? 1 : 2)"
+)
+STAGES = f"({PIPELINE} * {STAGES_PER_RANK})"
+# As in disttrain_api.pipeline: 1 without a pipeline, as many as stages where not given.
+MICROBATCHES = (
+    f"({PIPELINE} == 1 ? 1 : has({_SETTINGS}) && has({_SETTINGS}.microbatches) ? {_SETTINGS}.microbatches : {STAGES})"
+)
+# With `self` = spec.parallelism.
+EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
+EXPERT_RANKS = " * ".join(
+    _degree(name).replace("self.parallelism", "self")
+    for name in ("dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree")
 )
 # True where the degrees do not fit the world size.
 MISFIT = f"(has({_REPLICATE}) ? {WORLD} != {_REPLICATE} * {OTHERS} : ({WORLD}) % ({OTHERS}) != 0)"
@@ -95,6 +114,13 @@ def _unbuilt(field: str, alias: str) -> Rule:
     )
 
 
+def _experts_do_not_divide(spec: JobSpec) -> Values | None:
+    at = spec.parallelism
+    degree = at.expert_parallel_degree or 1
+    ranks = (at.data_parallel_shard_degree or 1) * (at.context_parallel_degree or 1) * (at.tensor_parallel_degree or 1)
+    return when(ranks % degree != 0, degree=degree, product=ranks)
+
+
 def _gpus_do_not_divide(spec: JobSpec) -> Values | None:
     gpus, processes = spec.workers.gpus_per_pod, spec.workers.processes_per_pod
     if gpus is None or processes is None or gpus % processes == 0:
@@ -124,8 +150,17 @@ LAYOUT_RULES = (
         reads=READS_LAYOUT,
     ),
     _unbuilt("context_parallel_degree", "contextParallelDegree"),
-    _unbuilt("pipeline_parallel_degree", "pipelineParallelDegree"),
-    _unbuilt("expert_parallel_degree", "expertParallelDegree"),
+    Rule(
+        id="ExpertsDivideRanks",
+        path="spec.parallelism.expertParallelDegree",
+        scope="spec.parallelism",
+        sentence="`expertParallelDegree` {degree:d} must divide the product of the shard, context and tensor degrees,"
+        " which is {product:d}: experts are spread over those ranks; raise `dataParallelShardDegree`",
+        check=_experts_do_not_divide,
+        cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",
+        values={"degree": EXPERT, "product": EXPERT_RANKS},
+        reads=("spec.parallelism",),
+    ),
     Rule(
         id="ParameterServerMode",
         path="spec.parallelism.dataParallel.mode",

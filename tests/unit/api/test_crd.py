@@ -136,10 +136,17 @@ def test_batch_sizes_that_are_left_out_follow_from_the_others(
     assert (batch.micro, batch.accumulation, batch.world) == sizes
 
 
+def test_a_pipeline_multiplies_the_batch() -> None:
+    spec = JobSpec.model_validate(a_manifest(training={"microBatchSize": 8, "gradientAccumulationSteps": 3})["spec"])
+    assert spec.training is not None
+    batch = resolve_batch(spec.training, 2, pipeline=4)
+    assert (batch.world, batch.passes) == (8 * 3 * 4 * 2, 12)
+
+
 def test_layouts_that_do_not_fit_raise_with_their_numbers() -> None:
     spec = JobSpec.model_validate(a_manifest(training={"globalBatchSize": 24})["spec"])
     assert spec.training is not None
-    with pytest.raises(LayoutError, match="which is 16 x 2 = 32"):
+    with pytest.raises(LayoutError, match="which is 16 x 2 x 1 = 32"):
         resolve_batch(spec.training, 2)
     with pytest.raises(LayoutError, match="world size 8 must equal the product of the degrees, which is 6"):
         Mesh.of(spec.parallelism.model_copy(update={"data_parallel_replicate_degree": 6}), 8)

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.mesh import Mesh
+from disttrain_api.pipeline import output_index
 from disttrain_trainer.config import Config, resolve
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
@@ -39,13 +39,15 @@ class StopAfter(StopRequest):
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     parsed = JobConfig.model_validate(job(run["training"], parallelism=run.get("parallelism")))
-    mesh, batch = resolve(parsed, size)
+    in_pod = run.get("ranks_per_pod", 1)
+    mesh, batch = resolve(parsed, size, in_pod)
     return Config(
         job=parsed,
         mesh=mesh,
         batch=batch,
         rank=rank,
         world_size=size,
+        local_world_size=in_pod,
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         attempt=attempt,
         checkpoint_folder=folder / "test",
@@ -53,9 +55,10 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     )
 
 
-def in_layout(world: World, mesh: Mesh) -> World:
-    """The same ranks in another layout."""
-    return replace(world, mesh=mesh, device_mesh=device_mesh_of(mesh, world.device))
+def in_layout(world: World, config: Config) -> World:
+    """The same ranks in the layout of the config."""
+    output = output_index(config.job.parallelism)
+    return replace(world, mesh=config.mesh, device_mesh=device_mesh_of(config.mesh, world.device), output_index=output)
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -71,12 +74,15 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
         reporter = Reporter(world.rank, None)
         try:
             config = config_of(folder, run, attempt)
-            state = train(config, in_layout(world, config.mesh), reporter, stop)
+            state = train(config, in_layout(world, config), reporter, stop)
         except TrainerError as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
-            parameters = {name: whole(value) for name, value in state.module.state_dict().items()}
+            own = {name: whole(value) for name, value in state.module.state_dict().items()}
+            # Ranks of a pipeline hold different ones.
+            parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
+            parameters = {name: value for part in parts for name, value in part.items()}
     if world.first:
         folder.mkdir(exist_ok=True)
         torch.save({"errors": errors, "parameters": parameters, "report": reporter.report}, folder / "result.pt")

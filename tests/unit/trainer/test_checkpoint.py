@@ -234,9 +234,9 @@ class TestFolders:
         folders.clean()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "step-10", "step-20"]
 
-    def test_the_latest_are_kept(self, tmp_path):
+    def test_what_is_not_kept_is_deleted(self, tmp_path):
         for step in (5, 10, 100, 20):
             (tmp_path / f"step-{step}").mkdir()
             (tmp_path / f"step-{step}" / ".metadata").touch()
-        StepFolders(tmp_path).keep_latest(2)
+        StepFolders(tmp_path).keep({20, 100})
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-100", "step-20"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttrain_trainer.parallel.devices import place
+from disttrain_trainer.parallel.units import place
 from tests.unit.trainer.worlds import run_cases, small, user
 
 

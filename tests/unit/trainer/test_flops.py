@@ -39,6 +39,18 @@ def test_the_estimate_is_what_torch_counts(tied: bool) -> None:
     assert model.flops_per_token() == pytest.approx(counter.get_total_flops() / tokens.numel() + attention, rel=0.015)
 
 
+@pytest.mark.parametrize("per_token", [1, 2])
+def test_experts_that_do_not_compute_a_token_cost_it_nothing(per_token: int) -> None:
+    config = GptConfig(layers=2, heads=4, width=64, sequence_length=32, experts=4, experts_per_token=per_token)
+    # In float64 the experts are a product each, which the counter knows.
+    model, tokens = Gpt(config).double(), torch.zeros(3, 32, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    names = {str(operator) for operator in counter.get_flop_counts()["Global"]}
+    attention = 0 if any("attention" in name for name in names) else 3 * 4 * 2 * 32 * 64
+    assert model.flops_per_token() == pytest.approx(counter.get_total_flops() / tokens.numel() + attention, rel=0.015)
+
+
 @pytest.mark.parametrize(
     ("name", "peak"),
     [

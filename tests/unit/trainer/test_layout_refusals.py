@@ -6,6 +6,7 @@ import torch
 from tests.unit.trainer.worlds import run_cases, small, user
 
 TENSOR = {"tensorParallelDegree": 2}
+PIPELINE = {"pipelineParallelDegree": 2}
 GPT = {"data": user("double_tokens")}
 CASES = {
     "no plan": (small(), TENSOR, "the model Sequential has no method `tensor_plan`"),
@@ -29,6 +30,21 @@ CASES = {
         TENSOR,
         "spec.training.model.config.heads: 3 must be a multiple of `tensorParallelDegree`, which is 2",
     ),
+    "a pipeline of a model that does not say what its layers are": (
+        small(model=user("wide_mlp"), data=user("float_samples")),
+        PIPELINE,
+        "Wide does not say what its layers are",
+    ),
+    "a pipeline with more stages than layers": (
+        small(model=user("double_mlp")),
+        PIPELINE | {"pipeline": {"schedule": "DualPipeV", "microbatches": 4}},
+        "Sequential has 3 layers with parameters, there are 4 stages: use fewer stages",
+    ),
+    "a pipeline whose layers are counted wrongly": (
+        small(model=user("double_mlp")),
+        PIPELINE | {"pipeline": {"layersPerStage": [2, 2]}},
+        "2 + 2 = 4, but the model has 5 layers",
+    ),
 }
 
 
@@ -51,12 +67,12 @@ def test_what_does_not_fit_is_refused_by_name(refused, case):
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
     training = small(model=user("double_gpt", double=False), steps=3, precision="BF16", logging={"interval": 1}, **GPT)
-    layouts = {"fsdp": {"dataParallelShardDegree": 2}, "tp": TENSOR, "dp": {}}
+    layouts = {"fsdp": {"dataParallelShardDegree": 2}, "tp": TENSOR, "pp": PIPELINE, "dp": {}}
     cases = {name: [{"training": training, "parallelism": layout}] for name, layout in layouts.items()}
     return run_cases(tmp_path_factory.mktemp("halves"), 2, cases)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tp"])
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "pp"])
 def test_half_precision_computes_alike_and_keeps_whole_parameters(halves, layout):
     def losses(name):
         return [line["loss_metrics/global_avg_loss"] for line in halves[name]["metrics"] if "lr" in line]

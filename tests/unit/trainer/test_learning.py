@@ -54,6 +54,7 @@ def test_metrics_have_torchtitans_names(digits):
         "time_metrics/end_to_end(s)",
         "time_metrics/data_loading(s)",
         "memory/max_resident(GiB)",
+        "comm/gradient_bytes",
     }
     assert all(line.keys() == keys for line in steps)
     assert steps[-1]["loss_metrics/global_avg_loss"] == ranks[0].report.loss

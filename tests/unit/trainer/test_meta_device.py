@@ -38,6 +38,8 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
         {"offload": {"parameters": True}, "activationCheckpointing": "Full"},
     ),
     "tp2": (2, "tied", {TENSOR: 2}, {}),
+    "pp2": (2, "tied", {"pipelineParallelDegree": 2}, {}),
+    "pp2 x fsdp2": (4, "untied", {"pipelineParallelDegree": 2, SHARD: 2}, {}),
     "tp2, vocabulary": (2, "untied", {TENSOR: 2, "vocabularyParallel": True}, {}),
     "fsdp2 x tp2": (4, "tied", {SHARD: 2, TENSOR: 2}, {}),
     "dp2 x tp2": (4, "untied", {"dataParallelReplicateDegree": 2, TENSOR: 2}, {}),

@@ -34,6 +34,11 @@ def double_samples(size: int = 50) -> tuple[Dataset, Dataset]:
     return TensorDataset(inputs[:size], targets[:size]), TensorDataset(inputs[size:], targets[size:])
 
 
+def double_targets() -> tuple[Dataset, Dataset]:
+    """The inputs of `double_samples` with five numbers each as targets."""
+    return tuple(TensorDataset(part.tensors[0], part.tensors[0][:, :5]) for part in double_samples())
+
+
 class DoubleTagger(nn.Module):
     """Tokens [B, T] -> logits [B, T, 7] in float64."""
 
@@ -122,6 +127,27 @@ class Deadly(Dataset):
         if self.calls > 30 and os.environ["RANK"] == str(self.rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return self.inner[index]
+
+
+class Poisoned(Dataset):
+    """Inputs that are not finite once `poison` is in the folder; says so by a file `go`."""
+
+    def __init__(self, inner: Dataset, folder: Path) -> None:
+        self.inner, self.folder = inner, folder
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.inner[index]
+        if not (self.folder / "poison").exists():
+            return inputs, target
+        (self.folder / "go").touch()
+        return inputs * torch.inf, target
+
+
+def poisoned_samples(folder: str) -> tuple[Dataset, None]:
+    return Poisoned(double_samples()[0], Path(folder)), None
 
 
 def deadly_samples(rank: int) -> tuple[Dataset, None]:
@@ -214,9 +240,22 @@ def double_gpt(double: bool = True, **config: Any) -> nn.Module:
     return module if double else module.float()
 
 
-def double_builtin_mlp() -> nn.Module:
+def double_moe_gpt(uneven: bool = False, **config: Any) -> nn.Module:
+    """The built-in Gpt with 4 experts, small, in float64. `uneven`: every token goes to the first, none to the last."""
+    module = double_gpt(**{"experts": 4, **config})
+    with torch.no_grad():
+        for block in module.blocks if uneven else ():
+            # The first feature is positive for every token, and the router looks at it.
+            block.norm2.bias[0] = 6.0
+            block.feed_forward.router.weight[:, 0] = torch.tensor([1.0, 0.0, 0.0, -1.0])
+            # Without tokens it stays what it is.
+            block.feed_forward.experts.contract[-1] = 0.0
+    return module
+
+
+def double_builtin_mlp(depth: int = 2) -> nn.Module:
     """The built-in Mlp in float64, for `double_samples`."""
-    return _moved(mlp.build(MlpConfig(hidden_sizes=[8, 8], input_size=6, output_size=5)))
+    return _moved(mlp.build(MlpConfig(hidden_sizes=[8] * depth, input_size=6, output_size=5)))
 
 
 def _moved(module: nn.Module) -> nn.Module:
@@ -235,3 +274,34 @@ def double_tokens() -> tuple[Dataset, Dataset]:
     )
     pairs = [(sequence[:-1] % 16, sequence[1:] % 16) for sequence in sequences]
     return pairs[:50], pairs[50:]
+
+
+def fixed_gradient() -> nn.Module:
+    """6 numbers -> 5 logits that do not depend on the only parameter; its gradient is that of a linear layer."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(24, 6, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = (x @ self.weight.T).view(len(x), 6, 4).sum(2)[:, :5]
+            return out - out.detach()
+
+    return Fixed()
+
+
+def steep_on_one_rank() -> nn.Module:
+    """On rank 1 a gradient that is not finite, of a loss that is."""
+
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = double_mlp()
+            self.root = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs = self.inner(x)
+            return outputs + self.root.sqrt() * outputs if os.environ["RANK"] == "1" else outputs
+
+    return Steep()

@@ -46,7 +46,7 @@ class Sampler:
 
         The global batch is cut into slots of the micro batch size; slot m x replicas + r is microbatch m of replica r.
         """
-        slots = range(replica, self.batch.accumulation * self.replicas, self.replicas)
+        slots = range(replica, self.batch.passes * self.replicas, self.replicas)
         return [self._slot(cursor, cursor.position + slot * self.batch.micro) for slot in slots]
 
     def advance(self, cursor: Cursor) -> Cursor:

@@ -5,12 +5,18 @@ products and attention) are kept, the cheap ones computed anew (Korthikanti et a
 """
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from disttrain_api.training import ActivationCheckpointing
 
@@ -18,15 +24,23 @@ _KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
+    torch.ops.aten._grouped_mm.default,
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
+# FSDP2's hooks mark themselves for the profiler, more often in the backward pass; torch takes that for another model.
+SAC_IGNORED_OPS.update(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)
 
 
-def recompute(layers: list[nn.Module], what: ActivationCheckpointing) -> None:
+def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> None:
     """Have each layer's activations computed anew in the backward pass, in place. Names of parameters stay."""
     if what is ActivationCheckpointing.NONE:
         return

@@ -1,13 +1,16 @@
 """Data parallelism: every rank holds the model and a part of the batch; gradients are averaged over the replicas."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
 
@@ -39,6 +42,21 @@ def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager
     if now or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> int:
+    """Average over the replicas what is already there, for backward passes that DDP does not see (pipelines).
+
+    Returns the bytes that this rank sends for it, see `average`.
+    """
+    if world.mesh.replicate == 1:
+        return 0
+    group = world.device_mesh.get_group("replicate")
+    return average([_local(parameter.grad) for parameter in parameters if parameter.grad is not None], group)
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from disttrain_api.parallelism import DeviceMode, Parallelism
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
-from disttrain_trainer.parallel.units import layers_of
+from disttrain_trainer.parallel.units import composes, layers_of, place
 
 
 def spread_over_devices(module: nn.Module, parallelism: Parallelism, world: World) -> nn.Module:
@@ -87,36 +87,3 @@ class Placed(nn.Module):
         for layer, device in self._steps:
             x = layer(x.to(device))
         return x.to(inputs.device)
-
-
-def composes(module: nn.Module) -> bool:
-    """Whether the model's forward pass is that of its layers in turn."""
-    offered = getattr(module, "layers", None)
-    return isinstance(module, nn.Sequential) or (callable(offered) and not isinstance(offered, nn.Module))
-
-
-def place(sizes: Sequence[int], devices: int) -> list[int]:
-    """The device of each layer: ascending, every device at least once, the largest sum of sizes as small as possible.
-
-    sizes: of each layer, at least as many as `devices`. Dynamic programming over (layers left, devices left).
-    """
-    count = len(sizes)
-    prefix = [0]
-    for size in sizes:
-        prefix.append(prefix[-1] + size)
-    # best[d][n]: the smallest largest part of the first n layers on d devices, and where the last part begins.
-    best = [[(float("inf"), 0)] * (count + 1) for _ in range(devices + 1)]
-    best[0][0] = (0.0, 0)
-    for device in range(1, devices + 1):
-        for end in range(device, count + 1):
-            best[device][end] = min(
-                (max(best[device - 1][begin][0], float(prefix[end] - prefix[begin])), begin)
-                for begin in range(device - 1, end)
-            )
-    places = [0] * count
-    end = count
-    for device in range(devices, 0, -1):
-        begin = best[device][end][1]
-        places[begin:end] = [device - 1] * (end - begin)
-        end = begin
-    return places

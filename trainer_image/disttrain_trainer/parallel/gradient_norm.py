@@ -1,6 +1,6 @@
 """The 2-norm of a gradient that lies in pieces on many ranks, and clipping by it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -10,21 +10,28 @@ from torch.distributed.tensor import DTensor, Replicate
 from disttrain_trainer.mesh import World
 
 
-def total_norm(parameters: Iterable[nn.Parameter], world: World) -> Tensor:
+def total_norm(
+    parameters: Iterable[nn.Parameter], world: World, copies: Mapping[nn.Parameter, int] | None = None
+) -> Tensor:
     """2-norm over all elements of all gradients, each counted once, alike on every rank.
 
     Where no gradient is cut, every rank has all of it and nothing is sent.
+    copies: how many pipeline indices hold a parameter, where it is not one.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+    held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient for _, gradient in held]
+    pipeline = world.mesh.pipeline
+    if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients)
     device = world.device.torch
     total = torch.zeros((), dtype=_widest(gradients), device=device)
-    for gradient in gradients:
+    for parameter, gradient in held:
         own = _local(gradient)
         if own.numel():
             square = torch.linalg.vector_norm(own, dtype=total.dtype).square()
-            total += square.to(device) * (_parts(gradient) / world.size)
+            # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
+            holders = world.size / pipeline / _parts(gradient) * (copies or {}).get(parameter, 1)
+            total += square.to(device) / holders
     # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
     dist.all_reduce(total)
     return total.sqrt()

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from disttrain_api.training import Training
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.tensor import replace_parameter, shared_parameters
 from disttrain_trainer.randomness import seed_everything
 
@@ -30,6 +32,13 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
+def give_values(module: nn.Module, training: Training, world: World) -> None:
+    """Materialise a model that was built on the meta device; nothing otherwise."""
+    if training.model.meta_device:
+        in_host = training.offload.parameters
+        materialise(module, torch.device("cpu") if in_host else world.device.torch, training.seed)
+
+
 def materialise(module: nn.Module, device: torch.device, seed: int) -> None:
     """Give memory on `device` to the parts that this rank keeps, and values; in place, without communication.
 
@@ -40,9 +49,10 @@ def materialise(module: nn.Module, device: torch.device, seed: int) -> None:
     for first, *others in tied:
         for name in others:
             replace_parameter(module, name, module.get_parameter(first))
-    seed_everything(seed)
     filled: set[int] = set()
-    for name, layer in module.named_modules():
+    for number, (name, layer) in enumerate(module.named_modules()):
+        # Ranks of a pipeline skip layers: each has random numbers of its own.
+        seed_everything(seed, number)
         own = [parameter for parameter in layer.parameters(recurse=False) if id(parameter) not in filled]
         if own or list(layer.buffers(recurse=False)):
             _fill(module, name, layer, filled)

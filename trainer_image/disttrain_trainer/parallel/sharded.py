@@ -11,22 +11,27 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from disttrain_api.training import Precision, Training
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.expert import shard_experts
 
 
 def is_sharded(training: Training, world: World) -> bool:
     """Whether gradients are reduced by FSDP2 rather than by DDP.
 
-    Also where nothing is cut: layers that are shared by a tensor group are DTensors, which DDP does not take, and
-    offloading is FSDP2's.
+    Also where nothing is cut: layers that are shared by a tensor group are DTensors, which DDP does not take (a
+    pipeline averages gradients itself), and offloading is FSDP2's.
     """
     mesh = world.mesh
-    return mesh.shard > 1 or (mesh.replicate > 1 and mesh.tensor > 1) or training.offload.parameters
+    tensor = mesh.replicate > 1 and mesh.tensor > 1 and mesh.pipeline == 1
+    return mesh.shard > 1 or mesh.expert > 1 or tensor or training.offload.parameters
 
 
-def shard(module: nn.Module, units: list[nn.Module], training: Training, world: World) -> nn.Module:
+def shard(
+    module: nn.Module, units: list[nn.Module], training: Training, world: World, experts: DeviceMesh | None = None
+) -> nn.Module:
     """The module, its parameters cut over the shard group (in place).
 
-    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root.
+    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. `experts` is the
+    mesh that experts are spread over, if they are.
     """
     half = training.precision is Precision.BF16
     precision = MixedPrecisionPolicy(
@@ -35,6 +40,8 @@ def shard(module: nn.Module, units: list[nn.Module], training: Training, world: 
     pinned = world.device.kind == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = _mesh(world)
+    if experts is not None:
+        shard_experts(module, experts, precision, offload, world)
     for unit in _without_tied(units):
         fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=offload)
     fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)

@@ -1,13 +1,14 @@
 """Tensor parallelism: the ranks of a tensor group share each layer (Megatron-LM, Shoeybi et al. 2019, section 3).
 
 How a model is cut is the model's to say: it offers `tensor_plan(*, sequence, vocabulary)`, which returns a
-torch.distributed.tensor.parallel style for each submodule (by name, `*` for any one part of it). With `sequence` what
+torch.distributed.tensor.parallel style for each submodule (by name, with shell wildcards). With `sequence` what
 lies between the shared layers is cut along the sequence (Korthikanti et al. 2022); with `vocabulary` the logits come as
 a DTensor that is cut along the vocabulary (parallel/vocabulary_loss.py). A model that cannot do one of the two raises
 ValueError with the reason.
 """
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
 
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -60,7 +61,7 @@ def _require_targets(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> No
 
     def found(pattern: list[str]) -> bool:
         return any(
-            len(name) == len(pattern) and all(want in ("*", part) for want, part in zip(pattern, name, strict=True))
+            len(name) == len(pattern) and all(fnmatch(part, want) for want, part in zip(pattern, name, strict=True))
             for name in names
         )
 

@@ -3,13 +3,18 @@
 Shapes: B batch, T tokens, D width, H heads, V vocabulary.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from disttrain_api.builtin import GptConfig
+from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_layer
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
+from disttrain_trainer.moe.experts import FeedForwardExperts
+from disttrain_trainer.moe.layer import MixtureOfExperts
 
 _STD = 0.02
 
@@ -46,11 +51,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * config.width, config.width),
-        )
+        self.feed_forward = feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,8 +59,8 @@ class Block(nn.Module):
         return x + self.dropout(self.feed_forward(self.norm2(x)))
 
 
-class Gpt(nn.Module):
-    """Tokens [B, T] -> logits [B, T, V]."""
+class Embeddings(nn.Module):
+    """Tokens [B, T] -> [B, T, D]: what each is, and where."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -67,60 +68,90 @@ class Gpt(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary_size, config.width)
         self.positions = nn.Embedding(config.sequence_length, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        self.apply(_initialise)
-        for layer in self._onto_residual():
-            nn.init.normal_(layer.weight, std=self._residual_std)
-        if config.tie_weights:
-            self.head.weight = self.tokens.weight
-
-    def _onto_residual(self) -> list[nn.Module]:
-        """Layers whose output is added to the residual stream."""
-        return [layer for block in self.blocks for layer in (block.attention.out, block.feed_forward[2])]
-
-    @property
-    def _residual_std(self) -> float:
-        """Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3)."""
-        return _STD / (2 * len(self.blocks)) ** 0.5
-
-    def initialise_layer(self, layer: nn.Module) -> None:
-        """Values for what the layer holds itself (parallel/meta.py)."""
-        if isinstance(layer, nn.LayerNorm):
-            layer.reset_parameters()
-        _initialise(layer)
-        if any(layer is onto for onto in self._onto_residual()):
-            nn.init.normal_(layer.weight, std=self._residual_std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        return self.dropout(self.tokens(tokens) + self.positions(positions))
+
+
+class Head(nn.Module):
+    """[B, T, D] -> logits [B, T, V]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.logits = nn.Linear(config.width, config.vocabulary_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.norm(x))
+
+
+class Gpt(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = Head(config)
+        self.has_experts = config.experts is not None
+        for layer in self.modules():
+            # Not a subclass's own, which is not there yet.
+            Gpt.initialise_layer(self, layer)
+        if config.tie_weights:
+            self.head.logits.weight = self.embeddings.tokens.weight
+
+    def initialise_layer(self, layer: nn.Module) -> None:
+        """Give values to what the layer holds itself, from torch's random state."""
+        if isinstance(layer, nn.LayerNorm | FeedForwardExperts):
+            layer.reset_parameters()
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=_STD)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+        for owner, name in self._onto_residual():
+            if layer is owner:
+                # Each block adds to the residual stream twice; the sum keeps its size (GPT-2, section 2.3).
+                nn.init.normal_(layer.get_parameter(name), std=_STD / (2 * len(self.blocks)) ** 0.5)
+
+    def _onto_residual(self) -> Iterator[tuple[nn.Module, str]]:
+        """The weights whose products are added to the residual stream."""
         for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+            yield block.attention.out, "weight"
+            yield last_layer(block.feed_forward)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens
+        for layer in self.layers():
+            x = layer(x)
+        return x
+
+    def layers(self) -> list[nn.Module]:
+        """The modules whose composition this is."""
+        return [self.embeddings, *self.blocks, self.head]
 
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
-        return tensor_plan(sequence, vocabulary)
+        return tensor_plan(sequence, vocabulary, experts=self.has_experts)
 
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
 
-        N: parameters that a token is multiplied with, so not those of the tables of embeddings.
+        N: parameters that a token is multiplied with, so not those of the tables of embeddings, nor those of experts
+        that do not compute it.
         """
-        tables = [self.positions] if self.head.weight is self.tokens.weight else [self.positions, self.tokens]
-        multiplied = sum(p.numel() for p in self.parameters()) - sum(table.weight.numel() for table in tables)
-        return 6 * multiplied + 12 * len(self.blocks) * self.tokens.embedding_dim * self.positions.num_embeddings
+        tokens, positions = self.embeddings.tokens, self.embeddings.positions
+        tables = [positions] if self.head.logits.weight is tokens.weight else [positions, tokens]
+        unused = sum(table.weight.numel() for table in tables) + sum(
+            layer.idle_parameters for layer in self._mixtures()
+        )
+        multiplied = sum(p.numel() for p in self.parameters()) - unused
+        return 6 * multiplied + 12 * len(self.blocks) * tokens.embedding_dim * positions.num_embeddings
+
+    def _mixtures(self) -> list[MixtureOfExperts]:
+        return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
 
 def build(config: GptConfig) -> nn.Module:
     """A Gpt of this shape, initialised from torch's random state."""
     return Gpt(config)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=_STD)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

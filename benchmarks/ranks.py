@@ -1,0 +1,67 @@
+"""Ranks of the trainer for benchmarks: processes on the loopback that end with this one."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.ports import free_port
+from tests.cluster.processes import dying_with_parent
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LIMIT_SECONDS = 600
+
+
+def job(training: dict[str, Any], parallelism: dict[str, Any] | None = None) -> dict[str, Any]:
+    """job.json around the `training` of a manifest; its checkpoints and metrics lie in the folder `benchmark`."""
+    return {
+        "name": "benchmark",
+        "namespace": "default",
+        "uid": "1",
+        "parallelism": parallelism or {},
+        "training": training,
+        "checkpointFolder": "benchmark",
+    }
+
+
+def run(folder: Path, module: str, ranks: int, *arguments: str) -> str:
+    """Run `module` for the job.json in the folder, which is its storage, too; what rank 0 prints.
+
+    Ends this process where a rank fails.
+    """
+    port = str(free_port())
+    paths = os.pathsep.join(str(REPOSITORY / part) for part in (".", "api", "trainer_image"))
+    processes = []
+    for rank in range(ranks):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": paths,
+            "DISTTRAIN_CONFIG": str(folder / "job.json"),
+            "DISTTRAIN_STORAGE": str(folder),
+        }
+        command = dying_with_parent([sys.executable, "-m", module, *arguments])
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    if any(codes):
+        raise SystemExit(f"{module} ended with {codes}")
+    return outputs[0]
+
+
+def train(described: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """Run the trainer; its logged steps, as metrics.jsonl has them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps(described))
+        run(folder, "disttrain_trainer.train", ranks)
+        lines = [json.loads(line) for line in (folder / "benchmark" / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if "lr" in line]

@@ -1,0 +1,44 @@
+"""Refusals of checkpoint settings that need others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import Refusal
+
+CHECKPOINT = "spec.training.checkpoint"
+
+
+def saving(evaluation: int | None = None, **settings: Any) -> dict[str, Any]:
+    """Changes of the checkpoints, and of the steps between two evaluations."""
+    return {
+        "storage": {"claimName": "a-claim"},
+        "training": {"checkpoint": settings, "evaluation": {"interval": evaluation} if evaluation else {}},
+    }
+
+
+CHECKPOINT_REFUSALS = (
+    Refusal(
+        "KeepBestNeedsEvaluation",
+        f"{CHECKPOINT}.keepBest",
+        "`keepBest` goes by an evaluation at each checkpoint: give `evaluation.interval`, or remove it",
+        saving(keepBest=1),
+    ),
+    Refusal(
+        "KeepBestNeedsMultiple",
+        f"{CHECKPOINT}.keepBest",
+        "`keepBest` goes by an evaluation at each checkpoint: `checkpoint.interval` 10 must be a multiple of"
+        " `evaluation.interval`, which is 4",
+        saving(evaluation=4, interval=10, keepBest=1),
+    ),
+    Refusal(
+        "BestMetricNeedsKeepBest",
+        f"{CHECKPOINT}.bestMetric",
+        "`bestMetric` says what `keepBest` goes by: give `keepBest`, or remove it",
+        saving(evaluation=5, interval=10, bestMetric="Accuracy"),
+    ),
+)
+
+CHECKPOINTS_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "the best of the judged checkpoints": saving(evaluation=5, interval=10, keepBest=2, bestMetric="Loss"),
+    "checkpoints that training waits for": saving(asynchronous=False),
+}

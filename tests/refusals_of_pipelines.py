@@ -1,0 +1,119 @@
+"""Pipelines that cannot be, and some that can."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.builders import merge
+from tests.refusal import Refusal
+
+PIPELINE = "spec.parallelism.pipeline"
+
+
+def piped(training: Mapping[str, Any] | None = None, **pipeline: Any) -> Mapping[str, Any]:
+    """A pipeline over two ranks of a model with layers enough."""
+    model = {"model": {"config": {"hiddenSizes": [8] * 7}}}
+    return {
+        "parallelism": {"pipelineParallelDegree": 2, "pipeline": pipeline},
+        "training": {**model, **(training or {})},
+    }
+
+
+PIPELINE_REFUSALS = (
+    Refusal(
+        "PipelineNeedsDegree",
+        PIPELINE,
+        "`pipeline` needs `pipelineParallelDegree` greater than 1: it says how a pipeline works",
+        {"parallelism": {"pipeline": {"microbatches": 4}}},
+    ),
+    Refusal(
+        "OneStagePerRank",
+        PIPELINE,
+        "schedule 'GPipe' has 1 per rank, `stagesPerRank` is 2: leave it out, or use Interleaved1F1B or LoopedBFS",
+        piped(schedule="GPipe", stagesPerRank=2),
+    ),
+    Refusal(
+        "TwoStagesPerRank",
+        PIPELINE,
+        "schedule 'ZBVZeroBubble' has 2 per rank, `stagesPerRank` is 3: leave it out, or use InterleavedZeroBubble",
+        piped(schedule="ZBVZeroBubble", stagesPerRank=3),
+    ),
+    *(
+        Refusal(
+            "MicrobatchesFillStages",
+            PIPELINE,
+            f"schedule '{schedule}' needs at least as many `microbatches` as stages: {microbatches} are fewer than"
+            f" {stages}",
+            piped(schedule=schedule, microbatches=microbatches),
+        )
+        for schedule, microbatches, stages in (("1F1B", 1, 2), ("DualPipeV", 3, 4))
+    ),
+    *(
+        Refusal(
+            "MicrobatchesInRounds",
+            PIPELINE,
+            f"schedule '{schedule}' takes microbatches in rounds: 7 `microbatches` must be a multiple of microbatches /"
+            " pipelineParallelDegree, which is 3",
+            piped(schedule=schedule, microbatches=7),
+        )
+        for schedule in ("Interleaved1F1B", "InterleavedZeroBubble")
+    ),
+    Refusal(
+        "LayersOfEveryStage",
+        PIPELINE,
+        "`layersPerStage` has 3 numbers, there are 2 stages: give one for each",
+        piped(layersPerStage=[1, 2, 1]),
+    ),
+    Refusal(
+        "LayersOrSplit",
+        PIPELINE,
+        "`layersPerStage` says how the layers are split: remove `split`",
+        piped(layersPerStage=[1, 2], split="Even"),
+    ),
+    *(
+        Refusal(
+            f"{what}WithSplitBackward",
+            f"spec.training.{path}",
+            f"{name} does not go with schedule 'ZBVZeroBubble', which computes gradients of inputs and of parameters"
+            f" apart: {reason}; use Interleaved1F1B",
+            piped(training, schedule="ZBVZeroBubble"),
+        )
+        for what, path, name, reason, training in (
+            ("Compile", "compile", "`compile`", "compiled layers have one backward pass", {"compile": True}),
+            (
+                "Offload",
+                "offload.parameters",
+                "`offload.parameters`",
+                "FSDP2 does not see those of the parameters",
+                {"offload": {"parameters": True}},
+            ),
+            (
+                "Selective",
+                "activationCheckpointing",
+                "activationCheckpointing Selective",
+                "it computes a layer anew only once; Full goes",
+                {"activationCheckpointing": "Selective"},
+            ),
+        )
+    ),
+    Refusal(
+        "ShardsWithSplitBackward",
+        "spec.parallelism.dataParallelShardDegree",
+        "`dataParallelShardDegree` does not go with schedule 'InterleavedZeroBubble', which computes gradients of"
+        " inputs and of parameters apart: FSDP2 does not see those of the parameters; use Interleaved1F1B",
+        merge(
+            piped(schedule="InterleavedZeroBubble"),
+            {"parallelism": {"dataParallelShardDegree": 2}, "workers": {"replicas": 4}},
+        ),
+    ),
+)
+
+PIPELINES_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "a pipeline": {"parallelism": {"pipelineParallelDegree": 2}},
+    "GPipe with one microbatch": piped(schedule="GPipe", microbatches=1),
+    "a pipeline of four stages on two ranks": piped(schedule="Interleaved1F1B", microbatches=6, split="Parameters"),
+    "a pipeline like a V": piped(schedule="DualPipeV", microbatches=4),
+    "a pipeline whose layers are given": piped(layersPerStage=[5, 3]),
+    "a batch of two microbatches for each stage": piped(
+        {"microBatchSize": None, "globalBatchSize": 16}, microbatches=4
+    ),
+}

@@ -1,0 +1,137 @@
+"""Layouts of the mesh, and what is trained in each of them: the cases of test_layouts.py."""
+
+from tests.unit.trainer.worlds import small, user
+
+ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
+COMMON = {"steps": 5, "logging": {"interval": 1}, "maxGradientNorm": 0.3}
+TOKENS = user("double_tokens")
+GPT = {"model": user("double_gpt"), "data": TOKENS}
+
+# 50 samples in batches of 24: the third batch is one of 2, so most ranks have nothing but padding in it.
+TRAININGS = {
+    "gpt, SGD": small(**COMMON, **GPT, optimizer=SGD),
+    "gpt, FP32, 20 steps": small(
+        **COMMON | {"steps": 20}, data=TOKENS, model=user("double_gpt", double=False), optimizer=SGD
+    ),
+    "gpt, AdamW": small(**COMMON, **GPT, optimizer=ADAMW),
+    "gpt, untied, smoothed": small(
+        **COMMON, optimizer=SGD, loss={"labelSmoothing": 0.1}, data=TOKENS, model=user("double_gpt", tieWeights=False)
+    ),
+    "deep gpt, AdamW": small(**COMMON, data=TOKENS, model=user("double_gpt", layers=6), optimizer=ADAMW),
+    "mlp, deep": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp", depth=5)),
+    "mlp, SGD": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp")),
+}
+SHARD = "dataParallelShardDegree"
+TENSOR = "tensorParallelDegree"
+PIPELINE = "pipelineParallelDegree"
+REPLICATE = "dataParallelReplicateDegree"
+FULL = {"activationCheckpointing": "Full"}
+SELECTIVE = {"activationCheckpointing": "Selective"}
+OFFLOAD = {"offload": {"parameters": True, "activations": True}}
+ACCUMULATE = {"gradientAccumulationSteps": 4}
+ACCUMULATE_2 = {"gradientAccumulationSteps": 2}
+
+# ranks, training, parallelism, changes of the training
+LAYOUTS = {
+    "fsdp2": (2, "gpt, SGD", {SHARD: 2}, {}),
+    "fsdp2, AdamW, accumulated": (2, "gpt, AdamW", {SHARD: 2}, ACCUMULATE),
+    "fsdp2, recomputed": (2, "gpt, AdamW", {SHARD: 2}, FULL),
+    "fsdp2, offloaded": (2, "gpt, AdamW", {SHARD: 2}, OFFLOAD),
+    "fsdp2 of an mlp": (2, "mlp, SGD", {SHARD: 2}, ACCUMULATE),
+    "dp2, offloaded": (2, "gpt, SGD", {}, OFFLOAD | ACCUMULATE),
+    "dp2, recomputed": (2, "gpt, SGD", {}, SELECTIVE | {"offload": {"activations": True}}),
+    "fsdp2, compiled": (2, "mlp, SGD", {SHARD: 2}, {"compile": True}),
+    "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
+    "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),
+    "tp2, sequence": (2, "gpt, AdamW", {TENSOR: 2, "sequenceParallel": True}, {}),
+    "tp2, vocabulary": (2, "gpt, untied, smoothed", {TENSOR: 2, "vocabularyParallel": True}, {}),
+    "tp2 of an mlp": (2, "mlp, SGD", {TENSOR: 2}, {}),
+    "one process, two devices": (1, "mlp, SGD", {"devicesPerProcess": 2}, ACCUMULATE),
+    "one process, five devices": (1, "gpt, SGD", {"devicesPerProcess": 5}, {"microBatchSize": 3}),
+    "one process, placed layers": (1, "mlp, SGD", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
+    "dp2, two devices each": (2, "mlp, SGD", {"devicesPerProcess": 2}, ACCUMULATE),
+    "dp2, placed layers": (2, "mlp, SGD", {"devicesPerProcess": 2, "deviceMode": "Place"}, {}),
+    "dp2 x fsdp2": (4, "gpt, SGD", {REPLICATE: 2, SHARD: 2}, {"gradientAccumulationSteps": 2}),
+    "dp2 x tp2": (4, "gpt, AdamW", {REPLICATE: 2, TENSOR: 2}, ACCUMULATE),
+    "fsdp2 x tp2": (4, "gpt, AdamW", {SHARD: 2, TENSOR: 2}, {}),
+    "fsdp2 x tp2, everything": (
+        4,
+        "gpt, untied, smoothed",
+        {SHARD: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True},
+        ACCUMULATE | FULL | OFFLOAD,
+    ),
+    **{
+        f"pp2, {schedule}": (2, "gpt, AdamW", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, changes)
+        for schedule, changes in {
+            "GPipe": {},
+            "1F1B": ACCUMULATE | SELECTIVE,
+            "Interleaved1F1B": FULL | {"offload": {"activations": True}},
+            "LoopedBFS": {"gradientAccumulationSteps": 3},
+            "InterleavedZeroBubble": FULL,
+            "ZBVZeroBubble": {},
+            "DualPipeV": {"gradientAccumulationSteps": 2},
+        }.items()
+    },
+    **{
+        f"{name}, FP32, 20 steps": (2, "gpt, FP32, 20 steps", parallelism, {})
+        for name, parallelism in {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}.items()
+    },
+    "pp2, split by time": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"split": "Time", "microbatches": 4}}, {}),
+    "pp2 of an mlp, GPipe with one microbatch": (
+        2,
+        "mlp, SGD",
+        {PIPELINE: 2, "pipeline": {"schedule": "GPipe", "microbatches": 1, "layersPerStage": [3, 5]}},
+        {},
+    ),
+    "pp2 x dp2": (4, "gpt, SGD", {PIPELINE: 2, REPLICATE: 2}, {"gradientAccumulationSteps": 2}),
+    "pp2 x dp2, ZBVZeroBubble": (
+        4,
+        "mlp, deep",
+        {
+            PIPELINE: 2,
+            REPLICATE: 2,
+            "pipeline": {"schedule": "ZBVZeroBubble", "split": "Parameters", "microbatches": 3},
+        },
+        {},
+    ),
+    "pp2 x fsdp2": (4, "gpt, AdamW", {PIPELINE: 2, SHARD: 2}, ACCUMULATE_2 | FULL | OFFLOAD),
+    "pp2 x fsdp2, Interleaved1F1B": (
+        4,
+        "gpt, untied, smoothed",
+        {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "Interleaved1F1B"}},
+        {},
+    ),
+    "pp2 x tp2": (4, "gpt, SGD", {PIPELINE: 2, TENSOR: 2}, ACCUMULATE_2),
+    "pp2 x tp2, everything": (
+        4,
+        "gpt, AdamW",
+        {
+            PIPELINE: 2,
+            TENSOR: 2,
+            "sequenceParallel": True,
+            "vocabularyParallel": True,
+            "pipeline": {"schedule": "InterleavedZeroBubble"},
+        },
+        FULL,
+    ),
+    "pp4": (4, "gpt, SGD", {PIPELINE: 4, "pipeline": {"microbatches": 6}}, {}),
+    **{
+        f"pp4, {schedule}": (
+            4,
+            "deep gpt, AdamW",
+            {PIPELINE: 4, "pipeline": {"schedule": schedule, "microbatches": 8}},
+            {},
+        )
+        for schedule in ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+    },
+    "pp2 x dp2 x tp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, TENSOR: 2}, {}),
+    "pp2 x fsdp2 x tp2": (
+        8,
+        "gpt, untied, smoothed",
+        {PIPELINE: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True},
+        ACCUMULATE_2,
+    ),
+    "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
+    "fsdp4": (4, "gpt, untied, smoothed", {SHARD: 4}, {}),
+}

@@ -1,0 +1,166 @@
+"""Saves in the background: training goes on, the content is that of the step, and every end waits for them."""
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from disttrain_api.names import ExitCode
+from disttrain_trainer.storage import StepFolders
+from tests.unit.trainer.test_checkpoint import run
+from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+
+GATED = "tests.unit.trainer.gated_writer"
+TRAINING = small(
+    steps=6,
+    model=user("wide_mlp"),
+    optimizer={"name": "AdamW"},
+    checkpoint={"interval": 3},
+    logging={"interval": 1},
+)
+IN_TURN = {"interval": 3, "asynchronous": False}
+LAYOUTS = {
+    "dp2": {},
+    "fsdp2": {"dataParallelShardDegree": 2},
+    "tp2": {"tensorParallelDegree": 2},
+}
+
+
+def content(step_folder):
+    """All of a checkpoint, flat."""
+    target = step_folder.with_suffix(".pt")
+    dcp_to_torch_save(step_folder, target)
+    return dict(_flat("", torch.load(target, weights_only=False)))
+
+
+def _flat(path, value):
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(f"{path}/{name}", inner)
+    elif isinstance(value, tuple | list):
+        for number, inner in enumerate(value):
+            yield from _flat(f"{path}/{number}", inner)
+    else:
+        yield path, value
+
+
+def different(ours, theirs):
+    """Names of what is not bit for bit the same."""
+    assert ours.keys() == theirs.keys()
+    return [name for name, value in theirs.items() if not _same(ours[name], value)]
+
+
+def _same(one, other):
+    if isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other))
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory):
+    """Checkpoints of two ranks whose training waited for each."""
+    storage = tmp_path_factory.mktemp("in-turn")
+    ranks = run(storage / "run", {**TRAINING, "checkpoint": IN_TURN}, storage, ranks=2)
+    assert [rank.code for rank in ranks] == [ExitCode.DONE] * 2
+    return storage / "test"
+
+
+class TestContent:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def behind(cls, tmp_path_factory):
+        """Checkpoints of a run that had done two more steps before the first byte was written."""
+        storage = tmp_path_factory.mktemp("behind")
+        with launch(storage / "run", job(TRAINING), ranks=2, storage=storage, module=GATED, GATE=str(storage)) as world:
+            world.wait_until(lambda: world.reached(5, rank=0) and world.reached(5, rank=1))
+            assert StepFolders(storage / "test").complete() == []
+            assert (storage / "test" / "step-3.partial-1").is_dir()
+            assert world.report(0).checkpoint is None
+            (storage / "go").touch()
+            assert [rank.code for rank in world.ended()] == [ExitCode.DONE] * 2
+            assert world.report(1).checkpoint.step == 6
+        return storage / "test"
+
+    @pytest.mark.parametrize("step", [3, 6])
+    def test_is_that_of_the_step_and_not_later(self, behind, in_turn, step):
+        assert StepFolders(behind).complete() == [3, 6]
+        assert different(content(behind / f"step-{step}"), content(in_turn / f"step-{step}")) == []
+
+    def test_going_on_from_it_equals_the_run_that_never_stopped(self, behind, in_turn, tmp_path):
+        shutil.copytree(behind / "step-3", tmp_path / "test" / "step-3")
+        ranks = run(tmp_path / "run", TRAINING, tmp_path, ranks=2, attempt=2)
+        assert "resuming after step 3" in ranks[0].out
+        assert different(content(tmp_path / "test" / "step-6"), content(in_turn / "step-6")) == []
+
+
+class TestLayouts:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory):
+        """Every step of each layout, saved in the background and in turn."""
+        folder = tmp_path_factory.mktemp("layouts")
+        every = {"interval": 1, "keepLatest": 10}
+        cases = {}
+        for name, parallelism in LAYOUTS.items():
+            for how in (True, False):
+                training = small(
+                    model=user("double_gpt"),
+                    data=user("double_tokens"),
+                    optimizer={"name": "AdamW"},
+                    checkpoint={**every, "asynchronous": how},
+                )
+                cases[f"{name} {how}"] = [{"training": training, "parallelism": parallelism}]
+        results = run_cases(folder, 2, cases)
+        assert [result["errors"] for result in results.values()] == [[None]] * len(cases)
+        return folder
+
+    @pytest.mark.parametrize("name", LAYOUTS)
+    def test_both_ways_write_the_same(self, folder, name):
+        for step in range(1, 7):
+            ours, theirs = (content(folder / f"{name} {how}" / "test" / f"step-{step}") for how in (True, False))
+            assert different(ours, theirs) == [], step
+
+
+class TestEnds:
+    def test_sigterm_waits_for_it_and_saves_once_more(self, tmp_path):
+        training = {**TRAINING, "steps": 100_000, "data": user("slow_samples"), "checkpoint": {"interval": 4}}
+        with launch(
+            tmp_path / "run", job(training), ranks=2, storage=tmp_path, module=GATED, GATE=str(tmp_path)
+        ) as world:
+            world.wait_until(lambda: world.reached(5))
+            world.processes[0].send_signal(signal.SIGTERM)
+            (tmp_path / "go").touch()
+            stopped = world.ended()
+        assert [rank.code for rank in stopped] == [ExitCode.STOPPED] * 2
+        last = stopped[0].report.checkpoint.step
+        assert last > 4
+        complete = StepFolders(tmp_path / "test").complete()
+        assert (complete[0], complete[-1]) == (4, last)
+
+    def test_a_loss_that_is_not_finite_waits_for_it(self, tmp_path):
+        training = small(
+            steps=100_000, data=user("poisoned_samples", folder=str(tmp_path)), checkpoint={"interval": 500},
+            logging={"interval": 1},
+        )  # fmt: skip
+        with launch(tmp_path / "run", job(training), storage=tmp_path, module=GATED, GATE=str(tmp_path)) as world:
+            world.wait_until(lambda: world.reached(501))
+            (tmp_path / "poison").touch()
+            (rank,) = world.ended()
+        assert rank.code == ExitCode.NON_FINITE_LOSS
+        assert StepFolders(tmp_path / "test").complete() == [500]
+        assert rank.report.checkpoint.step == 500
+
+    def test_a_failed_one_ends_the_job_before_the_next_is_due(self, tmp_path):
+        training = small(steps=100_000, checkpoint={"interval": 1500}, logging={"interval": 1})
+        with launch(tmp_path / "run", job(training), storage=tmp_path, module=GATED, GATE=str(tmp_path)) as world:
+            world.wait_until(lambda: world.reached(1501))
+            (tmp_path / "test" / "fence.json").write_text('{"uid": "uid-1", "attempt": 2}')
+            (tmp_path / "go").touch()
+            (rank,) = world.ended()
+        assert rank.code == ExitCode.FENCED
+        assert rank.report.step < 3000
+        assert rank.report.checkpoint is None
+        assert not list((tmp_path / "test").glob("step-*"))

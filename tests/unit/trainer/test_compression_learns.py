@@ -1,0 +1,91 @@
+"""With compressed gradients jobs learn what they learn without, on real data, at ratios that are worth it."""
+
+import pytest
+
+from tests.unit.trainer.worlds import run_cases
+
+RANKS = 2
+
+
+def digits(**optimizer):
+    return {
+        "model": {"name": "mlp"},
+        "data": {"name": "digits"},
+        "optimizer": {"name": "SGD", **optimizer},
+        "lrSchedule": {"name": "Cosine", "warmupSteps": 10},
+        "steps": 500,
+        "globalBatchSize": 64,
+        "seed": 1,
+        "logging": {"interval": 100},
+        "checkpoint": {"interval": 1000},
+    }
+
+
+MOMENTUM = digits(learningRate=0.05, momentum=0.9)
+TEXT = {
+    "model": {"name": "gpt", "config": {"layers": 2, "heads": 4, "width": 32}},
+    "data": {"name": "text", "config": {"sequenceLength": 32, "heldOutFraction": 0.01}},
+    "optimizer": {"name": "SGD", "learningRate": 0.3, "momentum": 0.9},
+    "lrSchedule": {"name": "Cosine", "warmupSteps": 20},
+    "maxGradientNorm": 1.0,
+    "steps": 300,
+    "microBatchSize": 8,
+    "checkpoint": {"interval": 1000},
+}
+# Training, compression, and how many times fewer bytes are sent after the warm-up, at least.
+DIGITS = {
+    "Int8": (MOMENTUM, {}, 3.9),
+    "OneBit": (MOMENTUM, {"warmupSteps": 30}, 28),
+    "TopK": (MOMENTUM, {"ratio": 0.01, "warmupSteps": 30}, 49),
+    "TopK, momentum corrected": (
+        digits(learningRate=0.2),
+        {"ratio": 0.01, "warmupSteps": 30, "momentumCorrection": 0.9},
+        49,
+    ),
+    "RandomK": (MOMENTUM, {"ratio": 0.25, "warmupSteps": 30}, 3.9),
+    "PowerSGD": (MOMENTUM, {"rank": 2}, 12),
+}
+TEXTS = {
+    "TopK": (TEXT, {"ratio": 0.1, "warmupSteps": 50}, 4.9),
+    "PowerSGD": (TEXT, {"rank": 4}, 5),
+}
+
+
+def run(folder, plain, compressed):
+    """Results of the plain training and of all others, in one world."""
+    cases = {"plain": [{"training": plain}]}
+    for name, (training, settings, _) in compressed.items():
+        compression = {"name": name.split(",")[0], **settings}
+        cases[name] = [{"training": training, "parallelism": {"dataParallel": {"compression": compression}}}]
+    return run_cases(folder, RANKS, cases)
+
+
+def bytes_at_the_end(result):
+    return [line["comm/gradient_bytes"] for line in result["metrics"] if "lr" in line][-1]
+
+
+@pytest.fixture(scope="module")
+def digit_results(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("digits"), MOMENTUM, DIGITS)
+
+
+@pytest.fixture(scope="module")
+def text_results(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("text"), TEXT, TEXTS)
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_digits_are_recognised_as_well(digit_results, name):
+    plain, found = digit_results["plain"], digit_results[name]
+    assert plain["report"].metrics["accuracy"] >= 0.95
+    assert found["report"].metrics["accuracy"] >= plain["report"].metrics["accuracy"] - 0.01
+    assert bytes_at_the_end(plain) >= DIGITS[name][2] * bytes_at_the_end(found)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_is_predicted_as_well(text_results, name):
+    plain, found = text_results["plain"], text_results[name]
+    # Knowing nothing costs 5.5 nats.
+    assert plain["report"].metrics["loss"] < 2.8
+    assert found["report"].metrics["loss"] <= 1.01 * plain["report"].metrics["loss"]
+    assert bytes_at_the_end(plain) >= TEXTS[name][2] * bytes_at_the_end(found)

@@ -1,0 +1,329 @@
+"""Replicas that train alone: they meet as the papers' formulas say, send less, and are resumed exactly."""
+
+import math
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.unit.trainer import local_workers
+from tests.unit.trainer.local_workers import bmuf, diloco, hierarchical, local_sgd, named, simulate
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TOLERANCE = 1e-10
+STEPS = 10
+PLAIN_SGD = {"name": "SGD", "learningRate": 0.1}
+MOMENTUM = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
+ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+EVERY_STEP = {"logging": {"interval": 1}, "evaluation": {"interval": 1}}
+
+
+def of_local_sgd(**settings):
+    return {"dataParallel": {"mode": "LocalSGD", "localSGD": settings}}
+
+
+def of_bmuf(**settings):
+    return {"dataParallel": {"mode": "BMUF", "bmuf": settings}}
+
+
+def training(optimizer, **changes):
+    return small(steps=STEPS, optimizer=optimizer, **EVERY_STEP, **changes)
+
+
+def optimizer_of(settings):
+    rate = settings["learningRate"]
+    if settings["name"] == "SGD":
+        return partial(torch.optim.SGD, lr=rate, momentum=settings.get("momentum", 0.0))
+    return partial(torch.optim.AdamW, lr=rate, weight_decay=settings["weightDecay"])
+
+
+# What is run; what it must be equal to. The last block of each has one or two steps.
+SIMULATED = {
+    "local SGD": (of_local_sgd(period=4), MOMENTUM, {}, lambda ranks: local_sgd(4, STEPS)),
+    "optimizers averaged": (
+        of_local_sgd(period=4, optimizerState="Average"),
+        ADAMW,
+        {},
+        lambda ranks: local_sgd(4, STEPS, average_optimizers=True),
+    ),
+    "each clips its own gradient": (
+        of_local_sgd(period=3),
+        PLAIN_SGD,
+        {"clip": 0.2},
+        lambda ranks: local_sgd(3, STEPS),
+    ),
+    "post-local SGD": (
+        of_local_sgd(period=3, warmupSteps=4),
+        MOMENTUM,
+        {"summed_steps": 4},
+        lambda ranks: local_sgd(3, STEPS, begin=4),
+    ),
+    "DiLoCo": (of_local_sgd(period=3, outerOptimizer={}), ADAMW, {}, lambda ranks: diloco(3, STEPS, 0.7, 0.9)),
+    "BMUF, classic": (
+        of_bmuf(period=3, blockMomentum=0.6, blockLearningRate=1.2, nesterov=False),
+        MOMENTUM,
+        {},
+        lambda ranks: bmuf(3, STEPS, 0.6, 1.2, nesterov=False),
+    ),
+    "BMUF by its defaults": (
+        of_bmuf(period=3),
+        PLAIN_SGD,
+        {},
+        lambda ranks: bmuf(3, STEPS, 1 - 1 / ranks, 1.0, nesterov=True),
+    ),
+    "BMUF, warming up": (
+        of_bmuf(period=3, warmupSteps=5, blockMomentum=0.5),
+        ADAMW,
+        {},
+        lambda ranks: bmuf(3, STEPS, 0.5, 1.0, nesterov=True, plain=5),
+    ),
+    "BMUF, optimizers reset": (
+        of_bmuf(period=2, blockMomentum=0.5, optimizerState="Reset"),
+        ADAMW,
+        {},
+        lambda ranks: bmuf(2, STEPS, 0.5, 1.0, nesterov=True, reset=True),
+    ),
+}
+HIERARCHICAL = "pods of two"
+PERIODS = {"period": 2, "globalPeriod": 6}
+
+# As many samples as six batches of 24: every replica has as many as the others.
+EVEN = {"data": user("double_samples", size=48)}
+AS_DDP = {
+    "SGD": training(PLAIN_SGD, **EVEN),
+    "two microbatches": training(PLAIN_SGD, gradientAccumulationSteps=2, **EVEN, globalBatchSize=48),
+    "a parameter that is not used": training(PLAIN_SGD, model=user("partly_used"), **EVEN),
+    # Steps before the short batch at the end of an epoch.
+    "experts": training(PLAIN_SGD, model=user("double_moe_gpt"), data=user("double_tokens")) | {"steps": 2},
+}
+TOKENS = {
+    "model": {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 16, "dropout": 0.1}},
+    "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 60, "sequenceLength": 8}},
+}
+RESUMED = {
+    "local SGD": (of_local_sgd(period=4), training(ADAMW)),
+    "dropout, tied weights": (of_local_sgd(period=4), training(ADAMW, **TOKENS)),
+    "buffers": (of_local_sgd(period=4), training(MOMENTUM, model=user("normed_mlp"), **EVEN)),
+    "post-local SGD": (of_local_sgd(period=3, warmupSteps=6), training(MOMENTUM)),
+    "DiLoCo": (of_local_sgd(period=4, outerOptimizer={}), training(ADAMW)),
+    "BMUF": (of_bmuf(period=4), training(MOMENTUM)),
+    "BMUF, optimizers averaged": (of_bmuf(period=2, optimizerState="Average"), training(ADAMW)),
+}
+AVERAGES = {"local SGD": of_local_sgd(period=3)} | {
+    f"BMUF, {nesterov}": of_bmuf(period=3, blockMomentum=0, nesterov=nesterov) for nesterov in (True, False)
+}
+LONG = small(steps=16, optimizer=PLAIN_SGD, logging={"interval": 8})
+MODES = {"AllReduce": {}, "LocalSGD": of_local_sgd(period=8), "warm": of_local_sgd(period=4, warmupSteps=8)}
+SAVED = {"local SGD": of_local_sgd(period=4), "BMUF": of_bmuf(period=4)}
+
+
+def cases(ranks):
+    """Two ranks show what is sent and saved, three what is resumed, four pods."""
+    for name, (parallelism, optimizer, settings, _) in SIMULATED.items():
+        clipped = {"maxGradientNorm": settings["clip"]} if "clip" in settings else {}
+        yield name, [{"training": training(optimizer, **clipped), "parallelism": parallelism}]
+    yield from {2: sent_and_saved, 3: resumed, 4: in_pods}[ranks]()
+
+
+def sent_and_saved():
+    for name, job in AS_DDP.items():
+        yield f"DDP: {name}", [{"training": job}]
+        yield f"period 1: {name}", [{"training": job, "parallelism": of_local_sgd(period=1)}]
+    for name, parallelism in MODES.items():
+        yield f"bytes: {name}", [{"training": LONG, "parallelism": parallelism}]
+    saved = {"checkpoint": {"interval": 2, "keepLatest": 20}}
+    for name, parallelism in SAVED.items():
+        yield f"saved: {name}", [{"training": training(MOMENTUM, **saved), "parallelism": parallelism}]
+    steep = training(PLAIN_SGD, model=user("steep_on_one_rank"))
+    yield "not finite", [{"training": steep, "parallelism": of_local_sgd(period=8)}]
+
+
+def resumed():
+    for name, job in AS_DDP.items():
+        yield f"DDP: {name}", [{"training": job}]
+        yield f"period 1: {name}", [{"training": job, "parallelism": of_local_sgd(period=1)}]
+    for name, (parallelism, job) in RESUMED.items():
+        run = {"training": job, "parallelism": parallelism}
+        yield f"{name}: through", [{**run, "training": {**job, "evaluation": {}}}]
+        yield f"{name}: resumed", [{**run, "stop_after": 5}, {**run, "stop_after": 1}, run]
+    for name, parallelism in AVERAGES.items():
+        yield f"averaging: {name}", [{"training": training(ADAMW), "parallelism": parallelism}]
+    first, then = ({"training": training(MOMENTUM), "parallelism": mode} for mode in (of_bmuf(period=4), {}))
+    yield "BMUF, then AllReduce", [{**first, "stop_after": 6}, then]
+    yield "AllReduce, then BMUF", [{**then, "stop_after": 6}, first]
+
+
+def in_pods():
+    run = {"training": training(MOMENTUM), "parallelism": of_local_sgd(**PERIODS), "ranks_per_pod": 2}
+    yield HIERARCHICAL, [run]
+    yield f"{HIERARCHICAL}: resumed", [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Of a number of ranks: the folder and the results of all its cases."""
+
+    @cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        return folder, run_cases(folder, ranks, dict(cases(ranks)))
+
+    return run
+
+
+def series(result, key):
+    return [line[key] for line in result["metrics"] if key in line]
+
+
+def losses(result):
+    return series(result, "loss_metrics/global_avg_loss")
+
+
+def assert_close(found, expected):
+    for name, value in expected:
+        distance = torch.linalg.vector_norm(found[name] - value) / torch.linalg.vector_norm(value)
+        assert distance <= TOLERANCE, f"{name} differs by {distance}"
+
+
+def assert_same_bits(found, expected):
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+
+
+def assert_as_simulated(result, workers):
+    assert result["errors"] == [None]
+    # The model that a run ends with is the one that it evaluates.
+    last = workers.mean() if workers.evaluated is None else workers.evaluated
+    assert_close(result["parameters"], named(last))
+    assert losses(result) == pytest.approx(workers.losses, rel=TOLERANCE)
+    # Those of the last step are evaluated once.
+    found = series(result, "validation_metrics/global_avg_loss")
+    assert found == pytest.approx(workers.held_out_losses, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_run_equals_its_simulation_in_one_process(world, name, ranks):
+    _, results = world(ranks)
+    _, optimizer, settings, sync = SIMULATED[name]
+    assert_as_simulated(results[name], simulate(ranks, optimizer_of(optimizer), STEPS, sync(ranks), **settings))
+
+
+def test_pods_average_more_often_than_all(world):
+    _, results = world(4)
+    sync = hierarchical(2, PERIODS["period"], PERIODS["globalPeriod"], STEPS)
+    assert_as_simulated(results[HIERARCHICAL], simulate(4, optimizer_of(MOMENTUM), STEPS, sync))
+    assert_same_bits(results[f"{HIERARCHICAL}: resumed"]["parameters"], results[HIERARCHICAL]["parameters"])
+    size = sum(value.nbytes for value in results[HIERARCHICAL]["parameters"].values())
+    pod, everyone = size, size * 3 // 2
+    assert series(results[HIERARCHICAL], "comm/gradient_bytes") == [0, pod, 0, pod, 0, everyone, 0, pod, 0, everyone]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", AS_DDP)
+def test_period_1_is_ddp_for_sgd_without_momentum(world, name, ranks):
+    _, results = world(ranks)
+    ddp, found = results[f"DDP: {name}"], results[f"period 1: {name}"]
+    assert_close(found["parameters"], ddp["parameters"].items())
+    assert losses(found) == pytest.approx(losses(ddp), rel=TOLERANCE)
+    assert series(found, "comm/gradient_bytes") == series(ddp, "comm/gradient_bytes")
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_bmuf_without_momentum_is_plain_averaging_bit_for_bit(world, nesterov):
+    _, results = world(3)
+    plain, found = results["averaging: local SGD"], results[f"averaging: BMUF, {nesterov}"]
+    assert_same_bits(found["parameters"], plain["parameters"])
+    assert losses(found) == losses(plain)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_stopped_within_a_block_equals_one_that_never_stopped(world, name):
+    """The resumed one is also evaluated after each step, which therefore changes nothing."""
+    _, results = world(3)
+    through, resumed = results[f"{name}: through"], results[f"{name}: resumed"]
+    assert resumed["errors"] == [
+        "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
+        "Stopped: SIGTERM: stopped after step 6, its checkpoint is written",
+        None,
+    ]
+    assert_same_bits(resumed["parameters"], through["parameters"])
+    assert len(losses(through)) == STEPS
+    for key in ("loss_metrics/global_avg_loss", "comm/gradient_bytes", "grad_norm"):
+        assert series(resumed, key) == series(through, key)
+
+
+def test_period_8_sends_an_eighth_of_ddp(world):
+    _, results = world(2)
+    ddp, found, warm = (series(results[f"bytes: {name}"], "comm/gradient_bytes") for name in MODES)
+    assert ddp[0] > 0
+    assert found == [bytes_of_ddp / 8 for bytes_of_ddp in ddp]
+    # Eight steps of summed gradients, then two averages.
+    assert warm == [ddp[0], ddp[1] / 4]
+
+
+def test_a_gradient_of_one_replica_that_is_not_finite_ends_all(world):
+    """The world goes on to its next case, so all ranks have left this one."""
+    _, results = world(2)
+    (error,) = results["not finite"]["errors"]
+    assert error.startswith("NonFiniteLoss: the gradient norm of step 1 is ")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+class TestCheckpoints:
+    @pytest.mark.parametrize("name", SAVED)
+    def test_replicas_are_alike_after_a_meeting_and_only_then(self, world, name):
+        folder, _ = world(2)
+        for step in range(2, STEPS + 1, 2):
+            first, *others = (self.replica(folder / f"saved: {name}", step, rank) for rank in range(2))
+            alike = [torch.equal(other[key], value) for other in others for key, value in first.items()]
+            assert all(alike) if step % 4 == 0 or step == STEPS else not any(alike)
+
+    def test_the_model_within_a_block_is_the_average_of_local_sgd(self, world):
+        folder, _ = world(2)
+        case = folder / "saved: local SGD"
+        replicas = [self.replica(case, 6, rank) for rank in range(2)]
+        mean = {name: torch.stack([replica[name] for replica in replicas]).mean(0) for name in replicas[0]}
+        assert_close(self.tensors(case, 6, "model."), mean.items())
+
+    def test_the_model_within_a_block_is_the_last_one_of_bmuf(self, world):
+        folder, _ = world(2)
+        case = folder / "saved: BMUF"
+        assert_same_bits(self.tensors(case, 6, "model."), self.tensors(case, 4, "model."))
+        ahead = self.replica(case, 4, 0)
+        assert not any(torch.equal(ahead[name], value) for name, value in self.tensors(case, 4, "model.").items())
+
+    def test_another_mode_goes_on_from_what_the_replicas_agree_on(self, world):
+        folder, results = world(3)
+        for name in ("BMUF, then AllReduce", "AllReduce, then BMUF"):
+            assert results[name]["errors"][-1] is None
+            assert all(math.isfinite(loss) for loss in losses(results[name]))
+            assert len(losses(results[name])) == STEPS
+        said = [line for line in (folder / "rank-0.out").read_text().splitlines() if "holds no replicas" in line]
+        assert said == ["step-6 holds no replicas of BMUF over 3 replicas: all begin with its model"]
+
+    def replica(self, case, step, rank):
+        """Parameters of a rank's own replica."""
+        found = self.tensors(case, step, f"replicas.{rank}.")
+        return {name.rpartition("parameter/")[2]: value for name, value in found.items() if "parameter/" in name}
+
+    def tensors(self, case, step, prefix):
+        """What a checkpoint holds below `prefix`, read from the files."""
+        reader = dcp.FileSystemReader(case / "test" / f"step-{step}")
+        saved = reader.read_metadata().state_dict_metadata
+        found = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in saved.items()
+            if key.startswith(prefix) and hasattr(entry, "size")
+        }
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        return {key.removeprefix(prefix): value for key, value in found.items()}
+
+
+def test_the_simulation_of_one_worker_is_plain_sgd():
+    """So that the simulation is held to something, too."""
+    workers = simulate(1, optimizer_of(MOMENTUM), STEPS, local_sgd(3, STEPS))
+    model = local_workers.double_mlp()
+    assert sum(value.numel() for value in model.parameters()) == workers.mean().numel()
+    summed = simulate(3, optimizer_of(MOMENTUM), STEPS, local_sgd(1, STEPS, begin=STEPS), summed_steps=STEPS)
+    assert torch.allclose(workers.mean(), summed.mean(), rtol=1e-10, atol=0)

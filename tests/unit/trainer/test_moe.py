@@ -1,0 +1,257 @@
+"""Experts compute in every layout what they compute in one process: parameters, losses, gradient norms, evaluation."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TOLERANCE = 1e-10
+
+ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
+# Far more than one would use, so that a wrong auxiliary gradient is seen.
+WEIGHTS = {"auxiliaryLossWeight": 0.5, "zLossWeight": 0.1}
+COMMON = {"steps": 4, "logging": {"interval": 1}, "maxGradientNorm": 0.3, "data": user("double_tokens")}
+
+
+def own(function: str, **config: Any) -> dict[str, Any]:
+    """Model or data from user_moe.py."""
+    return {"entrypoint": f"tests.unit.trainer.user_moe:{function}", "config": config}
+
+
+def moe(**config: Any) -> dict[str, Any]:
+    return {"model": user("double_moe_gpt", **(WEIGHTS | config))}
+
+
+# 50 samples in batches of 24: the third batch is one of 2, so most ranks have nothing but padding in it. The load
+# balancing loss is that of a microbatch of all ranks, so the number of microbatches is part of what is trained.
+TRAININGS = {
+    "SGD": small(**COMMON, **moe(), optimizer=SGD),
+    "AdamW, accumulated": small(**COMMON, **moe(), optimizer=ADAMW, gradientAccumulationSteps=3),
+    "uneven": small(**COMMON, **moe(uneven=True), optimizer=SGD, gradientAccumulationSteps=2),
+    "one expert per token": small(**COMMON, **moe(expertsPerToken=1, tieWeights=False), optimizer=SGD),
+    # On two ranks with the same expert, it is cut along its width.
+    "two experts": small(**COMMON, **moe(experts=2, expertsPerToken=1), optimizer=ADAMW),
+    # On two ranks with the same expert, it cannot be cut evenly.
+    "two odd experts": small(**COMMON, model=own("double_tagger", count=2, width=5), optimizer=ADAMW),
+    "a user's experts": small(**COMMON, model=own("double_tagger"), optimizer=SGD),
+}
+SHARD = "dataParallelShardDegree"
+TENSOR = "tensorParallelDegree"
+REPLICATE = "dataParallelReplicateDegree"
+EXPERT = "expertParallelDegree"
+FULL = {"activationCheckpointing": "Full"}
+SELECTIVE = {"activationCheckpointing": "Selective"}
+OFFLOAD = {"offload": {"parameters": True, "activations": True}}
+
+# ranks, training, parallelism, changes of the training
+LAYOUTS = {
+    "dp2": (2, "SGD", {}, SELECTIVE),
+    "dp2, accumulated": (2, "AdamW, accumulated", {}, {}),
+    "fsdp2": (2, "AdamW, accumulated", {SHARD: 2}, FULL),
+    "fsdp2 + ep2": (2, "SGD", {SHARD: 2, EXPERT: 2}, {}),
+    "fsdp2 + ep2, accumulated": (2, "AdamW, accumulated", {SHARD: 2, EXPERT: 2}, FULL),
+    "fsdp2 + ep2, offloaded": (2, "one expert per token", {SHARD: 2, EXPERT: 2}, OFFLOAD | SELECTIVE),
+    "tp2": (2, "SGD", {TENSOR: 2, "sequenceParallel": True}, {}),
+    "tp2 + ep2": (2, "one expert per token", {TENSOR: 2, EXPERT: 2}, {}),
+    "fsdp2 + ep2, uneven": (2, "uneven", {SHARD: 2, EXPERT: 2}, FULL),
+    "fsdp4 + ep4, uneven": (4, "uneven", {SHARD: 4, EXPERT: 4}, {}),
+    "fsdp2 + ep2 of a user's experts": (2, "a user's experts", {SHARD: 2, EXPERT: 2}, {}),
+    "fsdp4 + ep2": (4, "AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {}),
+    "fsdp4 + ep2, two experts": (4, "two experts", {SHARD: 4, EXPERT: 2}, {}),
+    "fsdp4 + ep2, two odd experts": (4, "two odd experts", {SHARD: 4, EXPERT: 2}, {}),
+    "fsdp4 + ep4": (4, "SGD", {SHARD: 4, EXPERT: 4}, {}),
+    "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
+    "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
+    "fsdp2 x tp2 + ep2, sequence": (4, "SGD", {SHARD: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True}, {}),
+    "dp2 x tp2 + ep2": (4, "SGD", {REPLICATE: 2, TENSOR: 2, EXPERT: 2}, {}),
+}
+
+CHANGES = {
+    "fsdp4 + ep2 to fsdp4 + ep4": ("AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {SHARD: 4, EXPERT: 4}),
+    "fsdp4 + ep4 to dp2 x fsdp2 + ep2": (
+        "AdamW, accumulated",
+        {SHARD: 4, EXPERT: 4},
+        {REPLICATE: 2, SHARD: 2, EXPERT: 2},
+    ),
+    "fsdp2 x tp2 + ep2 to dp4": ("AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 2}, {}),
+    "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
+    "two experts, fsdp4 + ep2 to fsdp4": ("two experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
+    "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
+}
+
+CAPACITY = small(**COMMON, **moe(capacityFactor=0.75), optimizer=SGD)
+EP2 = {SHARD: 2, EXPERT: 2}
+
+
+def single(precision: str) -> dict[str, Any]:
+    model = user("double_moe_gpt", double=False, **WEIGHTS)
+    return small(**COMMON, model=model, optimizer=SGD, precision=precision)
+
+
+# What is not held against one process in float64: capacity, other number formats, refusals.
+OTHERS = {
+    "no auxiliary losses": (1, small(**COMMON, **moe(auxiliaryLossWeight=0, zLossWeight=0), optimizer=SGD), {}),
+    "capacity": (1, CAPACITY, {}),
+    "capacity, dp2": (2, CAPACITY, {}),
+    "capacity, fsdp2 + ep2": (2, CAPACITY | FULL, EP2),
+    "capacity, tp2 + ep2": (2, CAPACITY, {TENSOR: 2, EXPERT: 2}),
+    "50 samples": (1, CAPACITY | {"globalBatchSize": 50}, {}),
+    "50 samples and 14 of padding": (1, CAPACITY | {"globalBatchSize": 64}, {}),
+    "25 and 25 samples": (2, TRAININGS["SGD"] | {"globalBatchSize": 50}, EP2),
+    "32 samples, and 18 and 14 of padding": (2, TRAININGS["SGD"] | {"globalBatchSize": 64}, EP2),
+    "FP32, dp2": (2, single("FP32"), {}),
+    "FP32, fsdp2 + ep2": (2, single("FP32"), EP2),
+    "FP16, dp2": (2, single("FP16"), {}),
+    "BF16, dp2": (2, single("BF16"), {}),
+    "BF16, fsdp2 + ep2": (2, single("BF16"), EP2),
+    "no experts": (2, small(**COMMON, model=user("double_gpt"), optimizer=SGD), EP2),
+    "three experts": (2, small(**COMMON, **moe(experts=3), optimizer=SGD), EP2),
+    "a parameter for all": (2, small(**COMMON, model=own("double_tagger", shared=True), optimizer=SGD), EP2),
+    "devices": (2, small(**COMMON, **moe(), optimizer=SGD), {"devicesPerProcess": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Of all cases above, which are run in one world for each number of ranks."""
+    cases = {name: (1, [{"training": training}]) for name, training in TRAININGS.items()}
+    for name, (ranks, training, at, changes) in LAYOUTS.items():
+        cases[name] = (ranks, [{"training": TRAININGS[training] | changes, "parallelism": at}])
+    for name, (ranks, training, at) in OTHERS.items():
+        cases[name] = (ranks, [{"training": training, "parallelism": at}])
+    for name, (training, first, second) in CHANGES.items():
+        runs = [{"parallelism": first, "stop_after": 2}, {"parallelism": second}]
+        cases[name] = (4, [{"training": TRAININGS[training], **run} for run in runs])
+    found = {}
+    for world in (1, 2, 4):
+        own_cases = {name: runs for name, (ranks, runs) in cases.items() if ranks == world}
+        found |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, own_cases)
+    return found
+
+
+def values(result: dict[str, Any], key: str) -> list[float]:
+    """This figure of all steps that have it."""
+    return [line[key] for line in result["metrics"] if key in line]
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert expected["parameters"].keys() == found["parameters"].keys()
+    for parameter, value in expected["parameters"].items():
+        size = torch.linalg.vector_norm(value)
+        assert size > 0, f"{parameter} is zero: nothing to compare with"
+        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value) / size
+        assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+class TestLayoutsEqualOneProcess:
+    def test_parameters(self, results, layout):
+        _, training, _, _ = LAYOUTS[layout]
+        assert results[layout]["errors"] == [None]
+        assert_equal(results[layout], results[training])
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "loss_metrics/global_avg_loss",
+            "grad_norm",
+            "moe/load_balancing_loss",
+            "moe/z_loss",
+            "moe/max_load_over_mean",
+            "moe/dropped_fraction",
+            "validation_metrics/global_avg_loss",
+            "validation_metrics/accuracy",
+        ],
+    )
+    def test_metrics_of_every_step(self, results, layout, key):
+        _, training, _, _ = LAYOUTS[layout]
+        expected = values(results[training], key)
+        assert len(expected) == (1 if key.startswith("validation") else COMMON["steps"])
+        assert values(results[layout], key) == pytest.approx(expected, rel=TOLERANCE, abs=1e-14)
+
+
+def test_an_expert_without_tokens_stays_as_it_is(results):
+    """And the busiest has every token: twice the mean load, with two of four experts per token."""
+    for name in ("uneven", "fsdp2 + ep2, uneven", "fsdp4 + ep4, uneven"):
+        contract = results[name]["parameters"]["blocks.0.feed_forward.experts.contract"]
+        assert not contract[-1].any()
+        assert contract[0].any()
+        assert values(results[name], "moe/max_load_over_mean") == [2.0] * COMMON["steps"]
+
+
+def test_the_auxiliary_losses_are_part_of_what_is_trained(results):
+    """So that their equality above is not that of losses that nobody minimises."""
+    with_them, without = results["SGD"], results["no auxiliary losses"]
+    assert values(without, "grad_norm")[0] != pytest.approx(values(with_them, "grad_norm")[0], rel=1e-3)
+    assert values(without, "moe/z_loss")[-1] > values(with_them, "moe/z_loss")[-1] * 1.001
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_job_stopped_with_one_expert_degree_goes_on_with_another(results, change):
+    stopped, ended = results[change]["errors"]
+    assert "stopped after step 2, its checkpoint is written" in stopped
+    assert ended is None
+    training, _, _ = CHANGES[change]
+    assert_equal(results[change], results[training])
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [("capacity, dp2", "capacity, fsdp2 + ep2"), ("capacity", "capacity, tp2 + ep2")],
+)
+def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expected, found):
+    assert results[found]["errors"] == [None]
+    assert values(results[expected], "moe/dropped_fraction")[0] > 0.1
+    for key in ("moe/dropped_fraction", "grad_norm", "validation_metrics/global_avg_loss"):
+        assert values(results[found], key) == pytest.approx(values(results[expected], key), rel=TOLERANCE)
+    assert_equal(results[found], results[expected])
+
+
+@pytest.mark.parametrize(
+    ("full", "padded"),
+    [
+        ("50 samples", "50 samples and 14 of padding"),
+        ("25 and 25 samples", "32 samples, and 18 and 14 of padding"),
+    ],
+)
+def test_padding_counts_nowhere(results, full, padded):
+    """Neither in the losses nor against an expert's capacity."""
+    assert_equal(results[padded], results[full])
+    for key in ("grad_norm", "moe/load_balancing_loss", "moe/dropped_fraction", "moe/max_load_over_mean"):
+        assert values(results[padded], key) == pytest.approx(values(results[full], key), rel=TOLERANCE)
+
+
+def test_other_replicas_drop_others(results):
+    one, two = (values(results[name], "grad_norm")[0] for name in ("capacity", "capacity, dp2"))
+    assert one != pytest.approx(two, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "within"),
+    [("FP32, fsdp2 + ep2", 1e-5), ("FP16, dp2", 0.01), ("BF16, dp2", 0.05), ("BF16, fsdp2 + ep2", 0.05)],
+)
+def test_other_number_formats_come_close(results, case, within):
+    """The gradient's norm has the auxiliary losses in it, which FP16 scales with the rest."""
+    assert results[case]["errors"] == [None]
+    for key, step in (("grad_norm", 0), ("loss_metrics/global_avg_loss", -1)):
+        expected = values(results["FP32, dp2"], key)[step]
+        assert values(results[case], key)[step] == pytest.approx(expected, rel=within)
+
+
+DEGREE = "`parallelism.expertParallelDegree`"
+REFUSED = {
+    "no experts": f"{DEGREE} 2: the model Gpt has no layer of disttrain_trainer.moe.layer.MixtureOfExperts whose"
+    " experts could be spread; leave the degree out",
+    "three experts": f"{DEGREE}: 3 experts (parameter `blocks.0.feed_forward.experts.expand`) must be a multiple of 2",
+    "a parameter for all": f"{DEGREE}: parameter `layer.experts.shift` has shape [6], expected a row for each of the 4"
+    " experts",
+    "devices": "`parallelism.devicesPerProcess`: the experts of the model Gpt want a process per device; leave it out",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_whose_experts_cannot_be_spread(results, case):
+    assert results[case]["errors"] == [f"InvalidConfiguration: {REFUSED[case]}"]

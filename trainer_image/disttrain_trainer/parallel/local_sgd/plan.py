@@ -1,0 +1,56 @@
+"""When replicas that train alone meet: pure functions of the number of steps that are done."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from disttrain_api.relaxed import Bmuf, LocalSgd
+
+
+class Meeting(Enum):
+    """Whose parameters are averaged after a step."""
+
+    NOBODY = "nobody"
+    POD = "the replicas of each pod"
+    ALL = "all replicas"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a whole run. Steps are counted from 1 where they are done, from 0 where they begin."""
+
+    period: int
+    steps: int
+    """All of the run: the last block may be short."""
+    global_period: int
+    """Equal to `period` where there are no meetings of pods."""
+    summed_steps: int = 0
+    """First steps, in which gradients are summed (post-local SGD, Lin et al. 2020)."""
+    plain_steps: int = 0
+    """A meeting within so many steps takes the average as it is (warm-up of BMUF)."""
+
+    @classmethod
+    def of(cls, settings: LocalSgd | Bmuf, steps: int) -> "Plan":
+        """The plan of a run of so many steps."""
+        if isinstance(settings, Bmuf):
+            return cls(settings.period, steps, settings.period, plain_steps=settings.warmup_steps)
+        longest = settings.global_period or settings.period
+        return cls(settings.period, steps, longest, summed_steps=settings.warmup_steps)
+
+    def sums_gradients(self, done: int) -> bool:
+        """Whether the step after `done` ones is one of a single model."""
+        return done < self.summed_steps
+
+    def takes_average(self, done: int) -> bool:
+        """Whether the meeting after `done` steps takes the average as it is, whatever the mode."""
+        return done <= self.plain_steps
+
+    def meeting(self, done: int) -> Meeting:
+        """Who meets after `done` steps, the last of which was taken alone. The end of the run ends a block."""
+        alone = done - self.summed_steps
+        if done == self.steps or alone % self.global_period == 0:
+            return Meeting.ALL
+        return Meeting.POD if alone % self.period == 0 else Meeting.NOBODY
+
+    def together(self, done: int) -> bool:
+        """Whether all replicas hold one model after `done` steps."""
+        return done <= self.summed_steps or self.meeting(done) is Meeting.ALL

@@ -1,0 +1,64 @@
+"""What becomes of the average of the replicas: functions of tensors, after the papers' formulas."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the end of a block leaves, each of the shape of the parameter."""
+
+    model: Tensor
+    """The global model, which is evaluated, saved and returned."""
+    start: Tensor
+    """Where the replicas' next block begins."""
+    momentum: Tensor
+    """What the next update is told."""
+
+
+class Update(Protocol):
+    """How a block ends: previous is the global model before it, mean the average of the replicas after it."""
+
+    def __call__(self, previous: Tensor, mean: Tensor, momentum: Tensor) -> Block: ...
+
+
+@dataclass(frozen=True)
+class BlockMomentum:
+    """Block-wise model update filtering (Chen and Huo, ICASSP 2016).
+
+    G = mean - W(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t). The next block starts at W(t), with
+    Nesterov's momentum at W(t) + momentum D(t).
+    """
+
+    momentum: float
+    rate: float
+    nesterov: bool
+
+    def __call__(self, previous: Tensor, mean: Tensor, momentum: Tensor) -> Block:
+        change = mean - previous
+        filtered = self.momentum * momentum + self.rate * change
+        # W(t-1) + D(t), written so that momentum 0 and rate 1 give the mean's own bits.
+        model = mean + (self.rate - 1) * change + self.momentum * momentum
+        start = model + self.momentum * filtered if self.nesterov else model
+        return Block(model, start, filtered)
+
+
+@dataclass(frozen=True)
+class OuterSgd:
+    """DiLoCo's outer step (Douillard et al. 2023, algorithm 1): Nesterov SGD, as torch's, on previous - mean."""
+
+    rate: float
+    momentum: float
+
+    def __call__(self, previous: Tensor, mean: Tensor, momentum: Tensor) -> Block:
+        gradient = previous - mean
+        velocity = self.momentum * momentum + gradient
+        model = previous - self.rate * (gradient + self.momentum * velocity)
+        return Block(model, model, velocity)
+
+
+def default_block_momentum(replicas: int) -> float:
+    """1 - 1 / replicas (Chen and Huo 2016): the mean of N changes then weighs in the end as their sum."""
+    return 1 - 1 / replicas

@@ -1,0 +1,123 @@
+"""From a whole model to this rank's part of a pipeline."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from disttrain_api.pipeline import index_of_stage
+from disttrain_trainer.config import Config
+from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.activations import offload, recompute
+from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.meta import give_values
+from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
+from disttrain_trainer.parallel.pipeline.split import Layers, split_layers
+from disttrain_trainer.parallel.pipeline.stages import (
+    Around,
+    Stage,
+    drop_others,
+    holders_of,
+    names_of,
+    require_apart,
+    retie,
+)
+from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.tensor import share_layers
+from disttrain_trainer.precision import MixedPrecision
+
+
+def build_pipeline(
+    module: nn.Module,
+    config: Config,
+    world: World,
+    loss: WeightedLoss,
+    precision: MixedPrecision,
+    sample: Callable[[], Tensor],
+) -> Pipeline:
+    """Cut `module` (in place) down to the layers of this rank, and arrange them as stages.
+
+    sample: inputs [B, ...] of a microbatch, asked for where layers are split by the time they take.
+    Raises InvalidConfiguration where the model cannot be cut so.
+    """
+    training, parallelism = config.training, config.job.parallelism
+    if expert_layers(module):
+        raise InvalidConfiguration(
+            f"`parallelism.pipelineParallelDegree`: {type(module).__name__} has layers with experts, which a pipeline "
+            "cannot have yet; use `dataParallelShardDegree` and `expertParallelDegree`"
+        )
+
+    def seconds_of(layers: Layers) -> list[float]:
+        if training.model.meta_device:
+            raise InvalidConfiguration(
+                "`parallelism.pipeline.split` Time measures layers, which `training.model.metaDevice` builds without "
+                "memory: use Parameters"
+            )
+        return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
+
+    split = split_layers(module, parallelism, seconds_of)
+    share_layers(module, parallelism, world)
+    indices = index_of_stage(parallelism)
+    holders = holders_of(split, indices)
+    sharded = is_sharded(training, world)
+    if sharded:
+        require_apart(holders, split)
+    place = world.mesh.coordinates(world.rank)["pipeline"]
+    own = {number: layers for number, layers in enumerate(split) if indices[number] == place}
+    layers = [layer for stage in own.values() for layer in stage]
+    drop_others(module, layers)
+    # The model's last layer is followed by its backward pass at once: computing it anew would save nothing.
+    recompute([layer for layer in layers if layer is not split[-1][-1]], training.activation_checkpointing)
+    if training.compile:
+        for layer in layers:
+            layer.compile()
+    around: tuple[Around, ...] = (
+        precision.autocast,
+        lambda: offload(precision.device, training.offload.activations),
+    )
+    stages: dict[int, nn.Module] = {number: Stage(part, around) for number, part in own.items()}
+    # FSDP2 puts other objects in the parameters' places.
+    names = names_of(module)
+    if sharded:
+        for number, stage in stages.items():
+            shard(stage, own[number], training, world)
+        retie(module, names, layers)
+    give_values(module, training, world)
+    groups, copies = _shared(names, holders, module, world)
+    return Pipeline(
+        stages=stages,
+        parallelism=parallelism,
+        world=world,
+        loss=loss,
+        precision=precision,
+        passes=config.batch.accumulation,
+        shared=groups,
+        copies=copies,
+    )
+
+
+def _shared(
+    names: Mapping[int, list[str]],
+    holders: Mapping[nn.Parameter, Sequence[int]],
+    module: nn.Module,
+    world: World,
+) -> tuple[list[tuple[nn.Parameter, dist.ProcessGroup]], dict[nn.Parameter, int]]:
+    """This rank's parameters that other pipeline indices hold, with the group of those that hold the same piece, and
+    how many they are. Every rank makes every group, in the same order.
+    """
+    groups: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
+    copies: dict[nn.Parameter, int] = {}
+    for original, indices in holders.items():
+        if len(indices) == 1:
+            continue
+        for ranks in world.mesh.groups("pipeline"):
+            members = [ranks[index] for index in indices]
+            group = dist.new_group(members)
+            if world.rank in members:
+                parameter = module.get_parameter(names[id(original)][0])
+                groups.append((parameter, group))
+                copies[parameter] = len(indices)
+    return groups, copies

@@ -1,0 +1,66 @@
+"""How long a rank computes in a step of a pipeline, and how long the step takes: the bubble is the rest."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch.distributed.pipelining.stage import PipelineStage
+
+from disttrain_trainer.device import Device, Mark
+from disttrain_trainer.parallel.pipeline.simulate import Kind
+
+_Spans = list[tuple[Mark, Mark]]
+
+
+class StageClock:
+    """Times of this rank's stages since they were last taken."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._actions: dict[tuple[Kind, int], _Spans] = defaultdict(list)
+        self._steps: _Spans = []
+
+    def watch(self, stage: PipelineStage) -> None:
+        """Time every computation of the stage from now on; its waiting for others lies outside of them."""
+        index = stage.stage_index
+        stage.forward_one_chunk = self._timed(stage.forward_one_chunk, lambda _: (Kind.FORWARD, index))  # type: ignore[method-assign]
+        stage.backward_one_chunk = self._timed(  # type: ignore[method-assign]
+            stage.backward_one_chunk,
+            lambda options: (Kind.BACKWARD if options.get("full_backward", True) else Kind.INPUTS, index),
+        )
+        stage.backward_weight_one_chunk = self._timed(  # type: ignore[method-assign]
+            stage.backward_weight_one_chunk, lambda _: (Kind.PARAMETERS, index)
+        )
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A pass through the pipeline runs inside."""
+        begin = self._device.mark()
+        yield
+        self._steps.append((begin, self._device.mark()))
+
+    def take(self) -> tuple[float, dict[tuple[Kind, int], tuple[float, int]]]:
+        """Seconds of all passes, and of each kind of computation with how often it ran; the clock then stands at 0."""
+        self._device.synchronize()
+        total = self._sum(self._steps)
+        actions = {key: (self._sum(spans), len(spans)) for key, spans in self._actions.items()}
+        self._steps.clear()
+        self._actions.clear()
+        return total, actions
+
+    def _sum(self, spans: _Spans) -> float:
+        return sum(self._device.seconds(begin, end) for begin, end in spans)
+
+    def _timed(
+        self, work: Callable[..., Any], name: Callable[[dict[str, Any]], tuple[Kind, int]]
+    ) -> Callable[..., Any]:
+        @wraps(work)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            begin = self._device.mark()
+            result = work(*arguments, **options)
+            self._actions[name(options)].append((begin, self._device.mark()))
+            return result
+
+        return timed

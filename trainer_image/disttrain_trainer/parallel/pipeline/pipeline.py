@@ -1,0 +1,169 @@
+"""Pipeline parallelism: the layers lie on ranks one after the other, microbatches flow through them.
+
+Schedules are torch.distributed.pipelining's: GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et al. 2021),
+interleaved 1F1B (ibid.), looped breadth-first (Lamy-Poirier 2023), zero bubble and ZBV (Qi et al. 2024), DualPipeV
+(DeepSeek-AI 2025). All compute the same gradients.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+
+from disttrain_api.parallelism import Parallelism
+from disttrain_api.pipeline import index_of_stage, microbatches_of, schedule_of
+from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.data_parallel import average_gradients
+from disttrain_trainer.parallel.pipeline.clock import StageClock
+from disttrain_trainer.parallel.pipeline.schedule import Schedule, build_schedule, table_of
+from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
+from disttrain_trainer.parallel.sharded import reduce_gradients
+from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.precision import MixedPrecision
+
+
+@dataclass
+class Pipeline:
+    """This rank's stages, and how microbatches flow through them."""
+
+    stages: Mapping[int, nn.Module]
+    """By number, in order."""
+    parallelism: Parallelism
+    world: World
+    loss: WeightedLoss
+    precision: MixedPrecision
+    passes: int
+    """Passes through the pipeline in an optimizer step: the accumulation."""
+    shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
+    """Parameters that ranks of other pipeline indices hold, too, and those ranks."""
+    copies: Mapping[nn.Parameter, int]
+    """How many pipeline indices hold each of those."""
+    _batches: list[Microbatch] = field(default_factory=list)
+    _scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._index_of = index_of_stage(self.parallelism)
+        self._microbatches = microbatches_of(self.parallelism)
+        self._clock = StageClock(self.world.device)
+        self._schedule = self._build()
+        self._table = table_of(
+            self._schedule, schedule_of(self.parallelism), self.world.mesh.pipeline, self._microbatches
+        )
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank takes the inputs."""
+        return 0 in self.stages
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the outputs, and with them the loss."""
+        return len(self._index_of) - 1 in self.stages
+
+    def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
+        """As train.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
+        total = torch.zeros((), device=self.world.device.torch)
+        self._scale = replicas / weight
+        for number in range(self.passes):
+            for stage in self.stages.values():
+                reduce_gradients(stage, now=number == self.passes - 1)
+            self._batches = list(microbatches[number * self._microbatches : (number + 1) * self._microbatches])
+            total = total + self._pass() / replicas
+        parameters = [parameter for stage in self.stages.values() for parameter in stage.parameters()]
+        if not any(isinstance(stage, FSDPModule) for stage in self.stages.values()):
+            average_gradients(parameters, self.world)
+        settle_gradients(parameters)
+        for parameter, group in self.shared:
+            _sum(parameter, group)
+        return total
+
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        """Forward pass of one batch through all stages; None on ranks that do not hold the last one.
+
+        Stages wait for each other, but ranks do not wait for the end: the next batch follows at once.
+        """
+        x: Tensor | None = inputs
+        for number, stage in self.stages.items():
+            if number and number - 1 not in self.stages:
+                x = self._receive(self._global_rank(number - 1))
+            assert x is not None
+            x = stage(x)
+            if number + 1 < len(self._index_of) and number + 1 not in self.stages:
+                self._send(x, self._global_rank(number + 1))
+                x = None
+        return x if self.last else None
+
+    def figures(self) -> dict[str, float]:
+        """The bubble since this was last asked, measured and as the schedule has it; collective."""
+        seconds, actions = self._clock.take()
+        everyone = self.world.gather((seconds, actions))
+        longest = max(total for total, _ in everyone)
+        busy = sum(spent for _, found in everyone for spent, _ in found.values())
+        means: dict[tuple[Kind, int], list[float]] = {}
+        for _, found in everyone:
+            for key, (spent, times) in found.items():
+                means.setdefault(key, []).append(spent / times)
+        if not longest:
+            return {}
+        average = {key: sum(values) / len(values) for key, values in means.items()}
+        return {
+            "pipeline/bubble(%)": 100 * (1 - busy / (longest * len(everyone))),
+            "pipeline/bubble_of_schedule(%)": 100 * idle_part(self._table, average),
+        }
+
+    def _build(self) -> Schedule:
+        stages = [
+            PipelineStage(stage, number, len(self._index_of), self.world.device.torch, group=self._group)
+            for number, stage in self.stages.items()
+        ]
+        for stage in stages:
+            self._clock.watch(stage)
+        return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
+
+    def _pass(self) -> Tensor:
+        """Forward and backward pass of `_batches`; the sum of their scaled losses, 0 where the last stage is not."""
+        losses: list[Tensor] = []
+        inputs = (torch.cat([batch.inputs for batch in self._batches]),) if self.first else ()
+        # torch cuts one tensor into microbatches: it gets their numbers, so that a target may be anything.
+        target = torch.arange(self._microbatches) if self.last else None
+        with self._clock.step():
+            self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+    def _loss_of(self, outputs: Tensor, number: Tensor) -> Tensor:
+        batch = self._batches[int(number)]
+        with self.precision.autocast():
+            return self.loss.sum(outputs, batch.targets, batch.weights) * self._scale
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self.world.device_mesh.get_group("pipeline")
+
+    def _global_rank(self, stage: int) -> int:
+        return dist.get_global_rank(self._group, self._index_of[stage])
+
+    def _send(self, x: Tensor, rank: int) -> None:
+        dist.send_object_list([(x.shape, x.dtype)], rank)
+        dist.send(x.contiguous(), rank)
+
+    def _receive(self, rank: int) -> Tensor:
+        header: list[tuple[torch.Size, torch.dtype] | None] = [None]
+        dist.recv_object_list(header, rank)
+        assert header[0] is not None
+        shape, dtype = header[0]
+        x = torch.empty(shape, dtype=dtype, device=self.world.device.torch)
+        dist.recv(x, rank)
+        return x
+
+
+def _sum(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+    gradient = parameter.grad
+    if gradient is not None:
+        local = getattr(gradient, "to_local", lambda: gradient)()
+        dist.all_reduce(local, group=group)

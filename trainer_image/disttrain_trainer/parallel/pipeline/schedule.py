@@ -1,0 +1,64 @@
+"""torch's schedules, built for the stages of a rank, and their tables of actions in our own terms."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
+
+from disttrain_api.parallelism import PipelineSchedule
+from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
+from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
+
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
+_KINDS = {
+    "FORWARD": Kind.FORWARD,
+    "FULL_BACKWARD": Kind.BACKWARD,
+    "BACKWARD_INPUT": Kind.INPUTS,
+    "BACKWARD_WEIGHT": Kind.PARAMETERS,
+}
+
+
+def build_schedule(
+    name: PipelineSchedule, stages: Sequence[PipelineStage], microbatches: int, loss: Callable[[Any, Tensor], Tensor]
+) -> Schedule:
+    """The schedule of this rank. Losses are sums over the global batch's mean, so gradients are not scaled."""
+    kind = get_schedule_class(name.value)
+    if issubclass(kind, PipelineScheduleSingle):
+        (stage,) = stages
+        return kind(stage, microbatches, loss_fn=loss, scale_grads=False)
+    return cast("type[PipelineScheduleMulti]", kind)(list(stages), microbatches, loss_fn=loss, scale_grads=False)
+
+
+def table_of(schedule: Schedule, name: PipelineSchedule, degree: int, microbatches: int) -> Table:
+    """What each rank computes, in order."""
+    if name in SINGLE_STAGE_SCHEDULES:
+        # torch runs these two without a table (the one that it offers for 1F1B is wrong on the last rank).
+        return {rank: _fill_and_drain(name, rank, degree, microbatches) for rank in range(degree)}
+    order = cast("Mapping[int, Sequence[Any]]", schedule.pipeline_order)
+    return {rank: [action for step in steps for action in _actions(step)] for rank, steps in order.items()}
+
+
+def _fill_and_drain(name: PipelineSchedule, rank: int, degree: int, microbatches: int) -> list[Action]:
+    """GPipe: all forward, then all backward. 1F1B: forward until the first gradient can come back, then in turn."""
+    ahead = microbatches if name is PipelineSchedule.GPIPE else min(microbatches, degree - rank)
+    forward = [Action(Kind.FORWARD, rank, number) for number in range(microbatches)]
+    backward = [Action(Kind.BACKWARD, rank, number) for number in range(microbatches)]
+    actions = forward[:ahead]
+    for number, gradient in enumerate(backward):
+        actions.append(gradient)
+        actions += forward[ahead + number : ahead + number + 1]
+    return actions
+
+
+def _actions(step: Any) -> Iterator[Action]:
+    """A step is None (nothing to do), one computation, or a forward and a backward pass that may overlap."""
+    if step is None:
+        return
+    if step.sub_actions:
+        for part in step.sub_actions:
+            yield from _actions(part)
+    elif step.computation_type.name in _KINDS:
+        yield Action(_KINDS[step.computation_type.name], step.stage_index, step.microbatch_index)

@@ -1,0 +1,101 @@
+"""`manifest.json` of a checkpoint: each file's size and SHA-256 (FIPS 180-4), and what wrote it.
+
+It is the last file of a checkpoint to be written, and carries a digest of its own, so that one changed or missing byte
+anywhere in the folder is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from disttrain_api.base import ApiModel
+from disttrain_trainer.files import write_atomically
+
+MANIFEST_FILE = "manifest.json"
+
+
+class FileDigest(ApiModel):
+    """A file as it was when the checkpoint was complete."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """64 hexadecimal digits."""
+
+
+class StepManifest(ApiModel):
+    """Content of the file."""
+
+    step: int
+    """Optimizer steps done."""
+    attempt: int
+    """The attempt of the job that wrote it."""
+    world_size: int
+    """Ranks that wrote it."""
+    mesh: dict[str, int]
+    """Their degrees; a checkpoint can be loaded into any other."""
+    figures: dict[str, float] = {}
+    """What an evaluation at this step found on held-out data."""
+    time: str = ""
+    """When the last file was written, RFC 3339 in UTC."""
+    files: dict[str, FileDigest] = {}
+    """All files of the folder but this one, by name."""
+    sha256: str = ""
+    """Of this file's text with an empty string in this place."""
+
+    def text(self) -> str:
+        """The file's one form, digest filled in."""
+        blank = self.model_copy(update={"sha256": ""})
+        return _json(self.model_copy(update={"sha256": hashlib.sha256(_json(blank).encode()).hexdigest()}))
+
+
+def digest_of(path: Path) -> FileDigest:
+    """Reads the whole file. Raises OSError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileDigest(size=file.tell(), sha256=digest)
+
+
+def write_manifest(folder: Path, manifest: StepManifest) -> None:
+    """Write it into the folder that it describes."""
+    write_atomically(folder / MANIFEST_FILE, manifest.text())
+
+
+def read_manifest(folder: Path) -> StepManifest | str | None:
+    """The manifest of a checkpoint; the flaw where it cannot be trusted; None where there is none.
+
+    Checkpoints of earlier versions have none.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        text = path.read_text()
+        manifest = StepManifest.model_validate_json(text)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return f"{path} cannot be read"
+    return manifest if manifest.text() == text else f"{path} is not as it was written"
+
+
+def flaws(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[str]:
+    """A sentence for each of the named files that is not as the manifest says. Reads them whole."""
+    found = (_flaw(folder / name, manifest.files[name]) for name in names)
+    return [flaw for flaw in found if flaw is not None]
+
+
+def _flaw(path: Path, expected: FileDigest) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            return f"{path} has {size} bytes, expected {expected.size}"
+        if digest_of(path) != expected:
+            return f"{path} has other bytes than were written"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
+def _json(manifest: StepManifest) -> str:
+    return manifest.model_dump_json(by_alias=True, indent=1) + "\n"

@@ -1,0 +1,116 @@
+"""A model's weights alone: out of a checkpoint into one safetensors file, and out of either into a model in any layout.
+
+safetensors (https://huggingface.co/docs/safetensors) is imported where it is used: training does without it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
+from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
+from disttrain_trainer.mesh import World
+from disttrain_trainer.soundness import flaw_of
+from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
+from disttrain_trainer.step_writer import METADATA_FILE
+from disttrain_trainer.storage import StepFolders
+
+SUFFIX = ".safetensors"
+
+
+class _LoneFile(FileSystem):
+    """A folder that holds nothing but one file."""
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [str(path)]
+
+
+class SafetensorsReader(HuggingFaceStorageReader):
+    """Reads one safetensors file; each rank only the part that it holds."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self.fs = _LoneFile()
+
+
+def weights_at(path: Path) -> Path:
+    """`path` itself where it is a safetensors file or a checkpoint, else the latest checkpoint in it.
+
+    Raises InvalidConfiguration where it is nothing of the kind.
+    """
+    if (path.is_file() and path.suffix == SUFFIX) or (path / METADATA_FILE).is_file():
+        return path
+    steps = StepFolders(path).complete() if path.is_dir() else []
+    if not steps:
+        raise InvalidConfiguration(f"{path} is neither a {SUFFIX} file nor a folder with a complete checkpoint")
+    return StepFolders(path).path(steps[-1])
+
+
+def load_weights(module: nn.Module, path: Path, world: World) -> Path:
+    """Load weights into a model, whole or cut; returns where they were. Called by all ranks together.
+
+    Numbers are converted to the model's format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch
+    naming the first parameter that does not fit.
+    """
+    source = world.from_first(lambda: weights_at(path))
+    is_file = source.suffix == SUFFIX
+    flaw = None if is_file else flaw_of(source, world)
+    if flaw is not None:
+        raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}; name another checkpoint")
+    reader = SafetensorsReader(source) if is_file else FileSystemReader(source)
+    weights = get_model_state_dict(module)
+    there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
+    names, advice = (
+        names_of_all_ranks(weights, world),
+        "name weights of this model in `training.checkpoint.initialFrom`",
+    )
+    world.all_or_none(lambda: require_model_fits(there, weights, names, source, advice))
+    dcp.load(weights if is_file else {"model": weights}, storage_reader=reader)
+    set_model_state_dict(module, weights)
+    return source
+
+
+def export_weights(path: Path, target: Path) -> list[str]:
+    """Write the model of a checkpoint, of whatever layout, into one safetensors file, in a process of its own.
+
+    Returns the names of what a model holds besides tensors, which is left out. Needs memory for the whole model.
+    Raises InvalidConfiguration, CheckpointBroken or OSError.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    source = weights_at(path)
+    manifest = read_manifest(source)
+    found = flaws(source, manifest, manifest.files) if isinstance(manifest, StepManifest) else [manifest]
+    for flaw in filter(None, found):
+        raise CheckpointBroken(f"{flaw}; export another checkpoint")
+    metadata = FileSystemReader(source).read_metadata()
+    shapes = stored_shapes(metadata, "model.")
+    weights = {
+        name: torch.empty(tuple(shape), dtype=metadata.state_dict_metadata[f"model.{name}"].properties.dtype)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
+    with warnings.catch_warnings():
+        # That there is one process is what is wanted.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load({"model": weights}, storage_reader=FileSystemReader(source), no_dist=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        # "format" tells other readers that these are torch's.
+        save_file(weights, temporary, metadata={"format": "pt"})
+        temporary.replace(target)
+    except SafetensorError as error:
+        raise OSError(f"{target} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return sorted(name for name, shape in shapes.items() if shape is None)
