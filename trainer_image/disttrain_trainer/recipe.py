@@ -48,7 +48,7 @@ def build_state(config: Config, world: World) -> State:
     _agree_on_sizes(data, world)
     seed_everything(training.seed)
     module = build_model(training).to(world.device.torch)
-    precision, loss = build_precision(training, world), build_loss(training.loss)
+    precision, loss = build_precision(training, world), build_loss(training.loss, training.compile)
     sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
     model, pipeline = module, None
     if world.mesh.pipeline > 1:
