@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ORDER = ("unit", "local", "integration", "e2e")
+ORDER = ("unit", "gpu", "local", "integration", "e2e")
 """A mistake that a unit test finds should not wait for a cluster; and the cluster's programs are ready by then."""
 
 _PREFETCH = pytest.StashKey[subprocess.Popen[bytes]]()

@@ -1,0 +1,21 @@
+"""One GPU. Each test says by `gpu_path` what it shows to run; `make gpu` writes that into docs/gpu.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+WHY_NOT = "torch.cuda.is_available() is false: no GPU here, or a torch without CUDA"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        # JUnit's report keeps properties, not markers.
+        item.user_properties += [("gpu_path", path) for mark in item.iter_markers("gpu_path") for path in mark.args]
+        if not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason=WHY_NOT))

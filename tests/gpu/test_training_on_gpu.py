@@ -1,0 +1,178 @@
+"""The trainer on one GPU, as a process: it learns, in each number format, and does what the manifest says."""
+
+import json
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.unit.trainer.worlds import Ended, job, launch, run_cases, small, user
+
+LOSS = "loss_metrics/global_avg_loss"
+PRECISIONS = ("FP32", "BF16", "FP16")
+DIGITS = {
+    "model": {"name": "resnet"},
+    "data": {"name": "digits"},
+    "optimizer": {"name": "AdamW", "learningRate": 0.003},
+    "steps": 60,
+    "microBatchSize": 64,
+    "logging": {"interval": 10},
+}
+# Flash attention wants heads of at least 8 numbers, and half precision.
+TEXT = {
+    "model": {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 128}},
+    "data": {"name": "text", "config": {"sequenceLength": 128}},
+    "optimizer": {"name": "AdamW", "learningRate": 0.003},
+    "steps": 60,
+    "microBatchSize": 32,
+    "maxGradientNorm": 1.0,
+    "logging": {"interval": 5},
+    "evaluation": {"batchSize": 256},
+    "profiling": {"firstStep": 20, "steps": 1},
+}
+
+
+@dataclass
+class Trained:
+    """What one rank has left behind."""
+
+    rank: Ended
+    losses: list[float]
+    trace: set[str]
+    """Names of what was traced: operators and kernels."""
+
+
+def train(folder, training: dict[str, Any], **environment: str) -> Trained:
+    config = job(training)
+    with launch(folder, config, storage=folder / "storage", device="cuda", **environment) as world:
+        (rank,) = world.ended()
+    metrics = folder / "storage" / "test" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    traces = (folder / "storage" / "test" / "profile").glob("rank-0-step-*.json")
+    events = [event for file in traces for event in json.loads(file.read_text())["traceEvents"]]
+    return Trained(rank, [line[LOSS] for line in lines if "lr" in line], {event.get("name", "") for event in events})
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    # NCCL says its version when its first communicator is made.
+    return train(tmp_path_factory.mktemp("digits"), DIGITS, NCCL_DEBUG="VERSION")
+
+
+@pytest.mark.gpu_path("NCCL")
+def test_one_rank_uses_nccl(digits):
+    assert digits.rank.code == 0, digits.rank.err
+    assert "NCCL version" in digits.rank.out + digits.rank.err
+
+
+@pytest.mark.gpu_path("training")
+def test_digits_are_learned(digits):
+    assert digits.rank.code == 0, digits.rank.err
+    assert digits.rank.report.metrics["accuracy"] >= 0.9
+    assert digits.losses[-1] < digits.losses[0] / 2
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The gpt in each number format, and compiled. The first steps are compared, so all start from the same."""
+    changes = {precision: {"precision": precision} for precision in PRECISIONS}
+    changes["BF16, compiled"] = {"precision": "BF16", "compile": True}
+    return {name: train(tmp_path_factory.mktemp("text"), TEXT | change) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("FP32", marks=pytest.mark.gpu_path("training")),
+        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
+        pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
+        pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
+    ],
+)
+class TestText:
+    def test_it_is_learned(self, texts, name):
+        found = texts[name]
+        assert found.rank.code == 0, found.rank.err
+        assert all(map(math.isfinite, found.losses))
+        assert found.losses[-1] < 0.75 * found.losses[0]
+        assert found.rank.report.metrics["loss"] < 0.75 * found.losses[0]
+
+    def test_it_follows_fp32(self, texts, name):
+        assert texts[name].losses == pytest.approx(texts["FP32"].losses, rel=0.05)
+
+
+@pytest.mark.gpu_path("BF16")
+def test_bf16_is_not_fp32_under_another_name(texts):
+    assert texts["BF16"].losses != texts["FP32"].losses
+
+
+@pytest.mark.gpu_path("compile")
+def test_compiled_layers_are_kernels_of_their_own(texts):
+    made = [name for name in texts["BF16, compiled"].trace if name.startswith("triton_")]
+    assert made
+    assert not [name for name in texts["BF16"].trace if name.startswith("triton_")]
+
+
+@pytest.mark.gpu_path("compile")
+def test_a_compiled_loss_writes_no_logarithms_of_its_logits(texts):
+    """So that a large vocabulary does not cost three times its logits."""
+    assert any("_log_softmax" in name for name in texts["BF16"].trace)
+    assert not any("_log_softmax" in name for name in texts["BF16, compiled"].trace)
+
+
+@pytest.mark.gpu_path("flash attention")
+@pytest.mark.parametrize("name", ["BF16", "FP16", "BF16, compiled"])
+def test_the_trainer_attends_by_a_fused_kernel(texts, name):
+    fused = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
+    assert any(kernel in event for event in texts[name].trace for kernel in fused)
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    training = small(
+        model={"entrypoint": "tests.gpu.user_gpu:loud"},
+        data=user("float_samples"),
+        precision="FP16",
+        optimizer={"name": "AdamW", "learningRate": 0.001},
+        steps=30,
+        logging={"interval": 1},
+    )
+    run = {"training": training}
+    cases = {"through": [run], "resumed": [{**run, "stop_after": 20}, run]}
+    return run_cases(tmp_path_factory.mktemp("scaled"), 1, cases, "cuda")
+
+
+@pytest.mark.gpu_path("FP16 with its scaler")
+def test_the_scale_falls_where_gradients_overflow(scaled):
+    through = scaled["through"]
+    assert through["errors"] == [None]
+    # It starts at 2^16 and halves; gradients of about 1,000 times that do not fit FP16.
+    assert 1 <= through["scale"] < 2**16
+    assert all(math.isfinite(line[LOSS]) for line in through["metrics"] if "lr" in line)
+
+
+@pytest.mark.gpu_path("FP16 with its scaler")
+def test_the_scale_is_restored_from_a_checkpoint(scaled):
+    through, resumed = scaled["through"], scaled["resumed"]
+    assert "stopped after step 20" in resumed["errors"][0]
+    assert resumed["errors"][1] is None
+    # Begun anew it would overflow again, and leave steps out.
+    assert resumed["scale"] == through["scale"]
+    losses = [[line[LOSS] for line in result["metrics"] if "lr" in line] for result in (through, resumed)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.gpu_path("memory snapshot")
+def test_a_full_gpu_leaves_a_snapshot(tmp_path):
+    training = small(
+        model={"entrypoint": "tests.gpu.user_gpu:greedy"},
+        data=user("float_samples"),
+        profiling={"firstStep": 5, "steps": 1, "memorySnapshot": True},
+    )
+    rank = train(tmp_path, training).rank
+    assert rank.code == 1
+    assert "OutOfMemoryError" in rank.report.error.message
+    snapshot = pickle.loads((tmp_path / "storage" / "test" / "profile" / "rank-0-memory.pickle").read_bytes())
+    assert {"segments", "device_traces"} <= snapshot.keys()
