@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.trainer.worlds import Ended, job, launch, run_cases, small, user
 
@@ -16,7 +18,7 @@ DIGITS = {
     "model": {"name": "resnet"},
     "data": {"name": "digits"},
     "optimizer": {"name": "AdamW", "learningRate": 0.003},
-    "steps": 60,
+    "steps": 120,
     "microBatchSize": 64,
     "logging": {"interval": 10},
 }
@@ -28,7 +30,7 @@ TEXT = {
     "steps": 60,
     "microBatchSize": 32,
     "maxGradientNorm": 1.0,
-    "logging": {"interval": 5},
+    "logging": {"interval": 1},
     "evaluation": {"batchSize": 256},
     "profiling": {"firstStep": 20, "steps": 1},
 }
@@ -65,6 +67,30 @@ def digits(tmp_path_factory):
 def test_one_rank_uses_nccl(digits):
     assert digits.rank.code == 0, digits.rank.err
     assert "NCCL version" in digits.rank.out + digits.rank.err
+
+
+@pytest.mark.gpu_path("NCCL between GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
+    config = job(DIGITS, parallelism={"dataParallelShardDegree": 2})
+    with launch(
+        tmp_path, config, ranks=2, device="cuda", NCCL_DEBUG="VERSION", CUDA_VISIBLE_DEVICES=gpus
+    ) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].report.metrics["accuracy"] >= 0.9
+    assert "NCCL version" in ended[0].out + ended[0].err
+    assert "ranks share a GPU" not in ended[0].out
+
+
+@pytest.mark.gpu_path("gloo on GPUs")
+def test_two_ranks_on_one_gpu_say_that_they_share_it(tmp_path):
+    with launch(tmp_path, job(DIGITS), ranks=2, device="cuda") as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].report.metrics["accuracy"] >= 0.9
+    assert "ranks share a GPU" in ended[0].out
 
 
 @pytest.mark.gpu_path("training")

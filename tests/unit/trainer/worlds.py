@@ -202,6 +202,11 @@ class World:
                 process.wait(WITHIN_SECONDS)
 
 
+def first_gpu() -> str:
+    """The GPU that all ranks of a test share, also where a machine has several."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+
+
 @contextmanager
 def launch(
     folder: Path,
@@ -240,7 +245,7 @@ def launch(
                 "DISTTRAIN_ATTEMPT": str(attempt),
                 "DISTTRAIN_REPORT_DIR": str(folder / "reports"),
                 **({"DISTTRAIN_STORAGE": str(own)} if own else {}),
-                **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
+                "CUDA_VISIBLE_DEVICES": "" if device == "cpu" else first_gpu(),
                 **environment,
             }
             # CUDA starts in fresh processes only.
