@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 PATHS = {
     "training": "digits and text are learned, FP32",
-    "BF16": "autocast; follows FP32",
+    "TF32": "follows FP32, and is not FP32",
+    "BF16": "autocast; follows FP32, and is not FP32",
     "FP16 with its scaler": "the scale falls and is restored from a checkpoint; follows FP32",
     "compile": "layers and loss become kernels of their own; follows FP32",
     "flash attention": "the flash kernel alone is allowed, and agrees with plain products",
@@ -128,16 +129,16 @@ written by hand. A path whose tests did not run keeps the line it had.
 | --- | --- | --- | --- |
 {paths}
 
-NCCL takes one rank per GPU. Where ranks of a machine share one, the trainer uses gloo for tensors on GPUs, too, and says
-so: collectives go through the host's memory, and so do the messages of pipelines and of our own all-reduces. That is
-slow, and good for trying a layout out.
+NCCL takes one rank per GPU. Where ranks of a machine share one, the trainer uses gloo for tensors on GPUs, too, and
+says so: collectives go through the host's memory, and so do the messages of pipelines and of our own all-reduces. That
+is slow, and good for trying a layout out.
 
 ## GPT-2 124M on one GPU
 
-`benchmarks/gpu_gpt2.py`: the built-in gpt of 12 layers, 12 heads, 768 wide, sequences of 1,024 random tokens, vocabulary
-50,304, tied weights, `precision: BF16`, `compile: true`, `maxGradientNorm: 1`, AdamW. Reference: the same model in a bare
-loop, compiled as a whole. Utilisation counts 6 N + 12 L H Q T operations per token (Chowdhery et al. 2022, appendix B)
-against 989 TFLOP/s on H100 and H200. Goal on an H200: at least 460,000 tokens/s.
+`benchmarks/gpu_gpt2.py`: the built-in gpt of 12 layers, 12 heads, 768 wide, sequences of 1,024 random tokens,
+vocabulary 50,304, tied weights, `precision: BF16`, `compile: true`, `maxGradientNorm: 1`, AdamW. Reference: the same
+model in a bare loop, compiled as a whole. Utilisation counts 6 N + 12 L H Q T operations per token (Chowdhery et al.
+2022, appendix B) against 989 TFLOP/s on H100 and H200. Goal on an H200: at least 460,000 tokens/s.
 
 {benchmark}
 """

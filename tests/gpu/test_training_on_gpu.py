@@ -13,7 +13,7 @@ import torch
 from tests.unit.trainer.worlds import Ended, job, launch, run_cases, small, user
 
 LOSS = "loss_metrics/global_avg_loss"
-PRECISIONS = ("FP32", "BF16", "FP16")
+PRECISIONS = ("FP32", "TF32", "BF16", "FP16")
 DIGITS = {
     "model": {"name": "resnet"},
     "data": {"name": "digits"},
@@ -74,9 +74,7 @@ def test_one_rank_uses_nccl(digits):
 def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
     config = job(DIGITS, parallelism={"dataParallelShardDegree": 2})
-    with launch(
-        tmp_path, config, ranks=2, device="cuda", NCCL_DEBUG="VERSION", CUDA_VISIBLE_DEVICES=gpus
-    ) as world:
+    with launch(tmp_path, config, ranks=2, device="cuda", NCCL_DEBUG="VERSION", CUDA_VISIBLE_DEVICES=gpus) as world:
         ended = world.ended()
     assert [rank.code for rank in ended] == [0, 0], ended[0].err
     assert ended[0].report.metrics["accuracy"] >= 0.9
@@ -112,6 +110,7 @@ def texts(tmp_path_factory):
     "name",
     [
         pytest.param("FP32", marks=pytest.mark.gpu_path("training")),
+        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
         pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
         pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
         pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
@@ -126,12 +125,19 @@ class TestText:
         assert found.rank.report.metrics["loss"] < 0.75 * found.losses[0]
 
     def test_it_follows_fp32(self, texts, name):
-        assert texts[name].losses == pytest.approx(texts["FP32"].losses, rel=0.05)
+        """Later the smallest difference has grown."""
+        assert texts[name].losses[:20] == pytest.approx(texts["FP32"].losses[:20], rel=0.03)
 
 
-@pytest.mark.gpu_path("BF16")
-def test_bf16_is_not_fp32_under_another_name(texts):
-    assert texts["BF16"].losses != texts["FP32"].losses
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
+        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
+    ],
+)
+def test_a_format_is_not_fp32_under_another_name(texts, name):
+    assert texts[name].losses != texts["FP32"].losses
 
 
 @pytest.mark.gpu_path("compile")

@@ -13,7 +13,8 @@ LATER = Run("def5678", "NVIDIA H200", "2.13.0", "2026-12-09")
 
 
 def case(name, path, inside=""):
-    return f'<testcase name="{name}"><properties><property name="gpu_path" value="{path}"/></properties>{inside}</testcase>'
+    properties = f'<properties><property name="gpu_path" value="{path}"/></properties>'
+    return f'<testcase name="{name}">{properties}{inside}</testcase>'
 
 
 REPORT = f"""<testsuites><testsuite>
