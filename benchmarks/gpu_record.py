@@ -27,7 +27,8 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("api", "trainer_image", ".")),
 }
 # Options of pyproject.toml are for plugins that a GPU's machine need not have.
-PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", "-p", "no:cacheprovider", "-q", "-rf"]
+QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovider", "-q", "-rf"]
+PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", *QUIET]
 
 
 def main() -> int:

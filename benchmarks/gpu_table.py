@@ -25,6 +25,7 @@ PATHS = {
     "several devices of a process": "logical devices on one GPU equal one process",
     "all-reduces and compression hooks": "two ranks on one GPU: all sent equals plain DDP, less sent learns",
     "offload": "parameters and activations in pinned memory",
+    "checkpoints between CPU and GPU": "stopped on one kind of device, a job goes on on the other",
     "memory snapshot": "written where memory runs out",
 }
 NEVER = "never run on a GPU"
