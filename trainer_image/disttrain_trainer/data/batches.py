@@ -58,7 +58,7 @@ def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
     """On the device; a GPU fetches them when it comes to it, and nobody waits for its earlier work."""
-    if device.type == "cuda":
+    if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
