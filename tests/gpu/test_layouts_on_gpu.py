@@ -125,7 +125,9 @@ def test_experts_in_other_formats_follow_fp32(experts, name):
 def sums(tmp_path_factory):
     cases = {"plain": [{"training": DOUBLE}], "plain, wide": [{"training": WIDE}]}
     cases |= {name: [{"training": DOUBLE, "parallelism": parallelism}] for name, parallelism in SENDS_ALL.items()}
-    cases |= {f"lossy {name}": [{"training": WIDE, "parallelism": at}] for name, at in LOSSY.items()}
+    for name, at in LOSSY.items():
+        run = {"training": WIDE, "parallelism": at}
+        cases |= {f"lossy {name}": [run], f"resumed {name}": [{**run, "stop_after": 3}, run]}
     return run_cases(tmp_path_factory.mktemp("sums"), 2, cases, "cuda")
 
 
@@ -143,6 +145,15 @@ def test_compressed_gradients_differ_and_still_learn(sums, name):
     assert any(not torch.equal(found["parameters"][key], value) for key, value in plain["parameters"].items())
     losses = [line["loss_metrics/global_avg_loss"] for line in found["metrics"] if "lr" in line]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.gpu_path("all-reduces and compression hooks")
+@pytest.mark.parametrize("name", LOSSY)
+def test_what_is_kept_of_gradients_is_restored(sums, name):
+    through, resumed = sums[f"lossy {name}"], sums[f"resumed {name}"]
+    assert resumed["errors"][1] is None
+    for parameter, value in through["parameters"].items():
+        torch.testing.assert_close(resumed["parameters"][parameter], value, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.gpu_path("checkpoints between CPU and GPU")
