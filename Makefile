@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What `make gpu` runs with.
+GPU_PYTHON ?= $(BIN)/python
 # What `make test` runs; for example TESTS="tests/unit -k rules".
 TESTS ?= tests
 
@@ -89,6 +91,10 @@ images: setup ## Build the operator's and the trainer's image and put them on th
 .PHONY: e2e
 e2e: setup ## End-to-end tests alone, on the cluster of KUBECONFIG or on one of our own
 	$(BIN)/pytest tests/e2e
+
+.PHONY: gpu
+gpu: setup ## Tests and the benchmark of one GPU, written down in docs/gpu.md (GPU_PYTHON=… where torch has CUDA)
+	$(GPU_PYTHON) benchmarks/gpu_record.py
 
 .PHONY: soak
 soak: setup ## All tests in their long variants

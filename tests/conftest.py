@@ -15,7 +15,7 @@ hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
-ORDER = ("unit", "local", "integration", "e2e")
+ORDER = ("unit", "gpu", "local", "integration", "e2e")
 """A mistake that a unit test finds should not wait for a cluster; and the cluster's programs are ready by then."""
 
 _PREFETCH = pytest.StashKey[subprocess.Popen[bytes]]()

@@ -67,6 +67,7 @@ class Precision(StrEnum):
     """Number format of the forward and backward pass; parameters stay FP32."""
 
     FP32 = "FP32"
+    TF32 = "TF32"
     BF16 = "BF16"
     FP16 = "FP16"
 
@@ -244,7 +245,8 @@ class Training(ApiModel):
     max_gradient_norm: PositiveNumber | None = None
     """Gradients are scaled down to this norm. Absent: no clipping."""
     precision: Precision = Precision.FP32
-    """FP32; BF16 and FP16 run the forward pass under autocast, FP16 with a loss scaler."""
+    """FP32; TF32 lets GPUs round the factors of matrix products; BF16 and FP16 run the forward pass under autocast,
+    FP16 with a loss scaler."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     """None keeps all activations. Selective keeps the results of matrix products and attention. Full keeps the inputs
     of each layer only."""

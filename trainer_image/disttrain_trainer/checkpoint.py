@@ -223,6 +223,9 @@ def _load(state: State, path: Path, world: World) -> None:
     for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
         if not present:
             del contents[part]
+    if "random" in contents and f"random.{rank}.cuda" not in saved:
+        # Written on a CPU.
+        contents["random"][str(rank)].pop("cuda", None)
     dcp.load(contents, storage_reader=reader)
     set_model_state_dict(state.module, contents["model"])
     groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]

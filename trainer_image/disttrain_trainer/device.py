@@ -12,6 +12,12 @@ from disttrain_trainer.flops import peak_flops
 
 _GIB = 2**30
 
+# Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for a
+# GPU.
+NCCL = "cpu:gloo,cuda:nccl"
+# Written out for both: of a plain "gloo" torch makes groups with NCCL for GPUs (DeviceMesh).
+GLOO = "cpu:gloo,cuda:gloo"
+
 Mark = float | torch.cuda.Event
 """A moment in the work of a device."""
 
@@ -27,6 +33,16 @@ class Device:
     def kind(self) -> str:
         """ "cpu" or "cuda"."""
         return self.torch.type
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether ranks compute on one GPU together, and so talk through gloo."""
+        return self.kind == "cuda" and self.backend == GLOO
+
+    @property
+    def channel(self) -> torch.device:
+        """Where a tensor must lie to be sent from one rank to another."""
+        return channel_of(self.torch, self.backend)
 
     def neighbours(self, count: int) -> list[torch.device]:
         """This device and the next ones, `count` in all; on a CPU logical ones, which are the CPU."""
@@ -68,15 +84,34 @@ class Device:
 
 
 def find_device(local_rank: int, local_world_size: int, threads_given: bool, devices: int = 1) -> Device:
-    """The GPU of this local rank, the first of its `devices`; or the CPU with this rank's share of the cores.
-
-    Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for
-    a GPU.
-    """
+    """The GPU of this local rank, the first of its `devices`; or the CPU with this rank's share of the cores."""
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank * devices % torch.cuda.device_count())
+        gpus = torch.cuda.device_count()
+        device = torch.device("cuda", gpu_of(local_rank, devices, gpus))
         torch.cuda.set_device(device)
-        return Device(device, "cpu:gloo,cuda:nccl")
+        return Device(device, backend_of_gpus(local_world_size, devices, gpus))
     if not threads_given:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     return Device(torch.device("cpu"), "gloo")
+
+
+def gpu_of(local_rank: int, devices: int, gpus: int) -> int:
+    """Index of the first of a local rank's `devices`; ranks beyond the last GPU begin anew at the first."""
+    return local_rank * devices % gpus
+
+
+def backend_of_gpus(local_world_size: int, devices: int, gpus: int) -> str:
+    """NCCL; gloo where two ranks of a machine share a GPU, which NCCL refuses ("Duplicate GPU detected").
+
+    Every machine of a job must have as many ranks per GPU as the others, so that all come to the same answer.
+    """
+    firsts = {gpu_of(local_rank, devices, gpus) for local_rank in range(local_world_size)}
+    return NCCL if len(firsts) == local_world_size else GLOO
+
+
+def channel_of(device: torch.device, backend: str) -> torch.device:
+    """Where a tensor must lie to be sent from rank to rank: gloo's messages leave from the host's memory alone.
+
+    Its collectives take tensors on GPUs and copy them by themselves. backend: as torch writes it, "DEVICE:NAME,...".
+    """
+    return device if f"{device.type}:nccl" in backend.split(",") else torch.device("cpu")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -30,12 +31,23 @@ class WeightedLoss:
         return (losses * over(weights, losses).to(losses.dtype)).sum()
 
 
-def build_loss(loss: Loss) -> WeightedLoss:
-    """The loss that the manifest names."""
+def build_loss(loss: Loss, compiled: bool = False) -> WeightedLoss:
+    """The loss that the manifest names. `compiled`: cross-entropy as one kernel.
+
+    Of a large vocabulary the logits are the largest tensor by far. Autocast takes them to FP32, and their logarithms
+    and gradients are as large again; a compiled loss reads and writes logits and gradient once, in their own format.
+    """
     if loss.name is LossName.MEAN_SQUARED_ERROR:
         return WeightedLoss(_squared_error)
     smoothing = loss.label_smoothing or 0.0
-    return WeightedLoss(lambda outputs, targets: _cross_entropy(outputs, targets, smoothing))
+    whole = torch.compile(_cross_entropy) if compiled else _cross_entropy
+
+    def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(outputs, DTensor):
+            return vocabulary_cross_entropy(outputs, targets, IGNORED, smoothing)
+        return whole(outputs, targets, smoothing)
+
+    return WeightedLoss(cross_entropy)
 
 
 def weight_of(targets: Tensor, weights: Tensor) -> float:
@@ -46,8 +58,6 @@ def weight_of(targets: Tensor, weights: Tensor) -> float:
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    if isinstance(outputs, DTensor):
-        return vocabulary_cross_entropy(outputs, targets, IGNORED, smoothing)
     losses = functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
     )

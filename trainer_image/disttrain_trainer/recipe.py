@@ -58,7 +58,7 @@ def build_state(config: Config, world: World) -> State:
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
-    precision, loss = build_precision(training, world), build_loss(training.loss)
+    precision, loss = build_precision(training, world), build_loss(training.loss, training.compile)
     sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
     model, pipeline = module, None
     if world.mesh.pipeline > 1:

@@ -265,6 +265,8 @@ def run(stop: StopRequest) -> int:
         devices = config.job.parallelism.devices_per_process or 1
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
         world = join_world(config, device)
+        if device.shares_gpu:
+            say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
         train(config, world, reporter, stop)
         reporter.update(done=True)
     # CheckpointException derives from BaseException.

@@ -63,12 +63,19 @@ def in_layout(world: World, config: Config) -> World:
 
 def whole(value: torch.Tensor) -> torch.Tensor:
     """A copy of all of it, whoever holds its parts."""
-    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    return value.full_tensor().cpu() if isinstance(value, DTensor) else value.cpu().clone()
+
+
+def place_of(value: torch.Tensor) -> str:
+    """The kind of device that holds a parameter, or "pinned"."""
+    own = value.to_local() if isinstance(value, DTensor) else value
+    return "pinned" if own.is_pinned() else own.device.type
 
 
 def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
     errors: list[str | None] = []
     parameters: dict[str, torch.Tensor] = {}
+    figures: dict[str, Any] = {}
     for attempt, run in enumerate(runs, start=1):
         stop = StopAfter(run.get("stop_after"))
         reporter = Reporter(world.rank, None)
@@ -83,16 +90,21 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
             # Ranks of a pipeline hold different ones.
             parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
             parameters = {name: value for part in parts for name, value in part.items()}
+            figures = {
+                "scale": state.precision.scaler.get_scale(),
+                "held": {place_of(parameter.detach()) for parameter in state.parameters},
+            }
     if world.first:
         folder.mkdir(exist_ok=True)
-        torch.save({"errors": errors, "parameters": parameters, "report": reporter.report}, folder / "result.pt")
+        result = {"errors": errors, "parameters": parameters, "report": reporter.report, **figures}
+        torch.save(result, folder / "result.pt")
 
 
 def main() -> None:
     folder = Path(os.environ["CASES"])
     cases = json.loads((folder / "cases.json").read_text())
     first = config_of(folder, {"training": small()}, 1)
-    world = join_world(first, find_device(0, first.world_size, threads_given=True))
+    world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     for name, runs in cases.items():
         run_case(folder / name, runs, world)
     world.part()

@@ -204,6 +204,11 @@ class World:
                 process.wait(WITHIN_SECONDS)
 
 
+def first_gpu() -> str:
+    """The GPU that all ranks of a test share, also where a machine has several."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+
+
 @contextmanager
 def launch(
     folder: Path,
@@ -215,9 +220,10 @@ def launch(
     file_size_limit: int | None = None,
     module: str = "disttrain_trainer.train",
     fresh: bool = False,
+    device: str = "cpu",
     **environment: str,
 ) -> Iterator[World]:
-    """Start ranks of `module`. `storage` may be one folder for all or one for each rank."""
+    """Start ranks of `module`. `storage` may be one folder for all or one for each rank; `device` is cpu or cuda."""
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "job.json").write_text(json.dumps(config))
@@ -241,9 +247,13 @@ def launch(
                 "DISTTRAIN_ATTEMPT": str(attempt),
                 "DISTTRAIN_REPORT_DIR": str(folder / "reports"),
                 **({"DISTTRAIN_STORAGE": str(own)} if own else {}),
+                "CUDA_VISIBLE_DEVICES": "" if device == "cpu" else first_gpu(),
                 **environment,
             }
-            world.processes.append(FreshRank(env, folder) if fresh else ForkedRank(env, folder, file_size_limit))
+            # CUDA starts in fresh processes only.
+            own_interpreter = fresh or device == "cuda"
+            rank_process = FreshRank(env, folder) if own_interpreter else ForkedRank(env, folder, file_size_limit)
+            world.processes.append(rank_process)
         yield world
     finally:
         world.kill()
@@ -255,7 +265,8 @@ def run_cases(
     """Run each case in one world of `ranks`; options are those of `launch`.
 
     A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step}.
-    Result of a case: "parameters" of the last run, "metrics" (lines of all runs) and "errors" (one or None per run).
+    Result of a case: "parameters" of the last run, "metrics" (lines of all runs), "errors" (one or None per run),
+    "scale" (of the loss) and "held" (where the parameters were).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -266,7 +277,7 @@ def run_cases(
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    result = torch.load(folder / "result.pt", weights_only=False)
+    result = torch.load(folder / "result.pt", map_location="cpu", weights_only=False)
     file = folder / "test" / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return {**result, "metrics": [json.loads(line) for line in lines]}

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disttrain_trainer.collectives.schedules import Schedule, Transfer
+from disttrain_trainer.device import channel_of
 
 
 def all_reduce(values: Tensor, schedule: Schedule, group: dist.ProcessGroup) -> int:
@@ -13,8 +14,12 @@ def all_reduce(values: Tensor, schedule: Schedule, group: dist.ProcessGroup) -> 
     Returns the bytes that this rank has sent. Waits for its peers. Raises the backend's RuntimeError where one is gone.
     """
     rank = dist.get_rank(group)
-    chunks = values.view(-1).tensor_split(schedule.chunks)
-    return sum(_run_round(transfers, chunks, rank, group) for transfers in schedule.rounds)
+    sent = values.to(channel_of(values.device, dist.get_backend_config(group)))
+    chunks = sent.view(-1).tensor_split(schedule.chunks)
+    total = sum(_run_round(transfers, chunks, rank, group) for transfers in schedule.rounds)
+    if sent is not values:
+        values.copy_(sent)
+    return total
 
 
 def _run_round(transfers: tuple[Transfer, ...], chunks: tuple[Tensor, ...], rank: int, group: dist.ProcessGroup) -> int:

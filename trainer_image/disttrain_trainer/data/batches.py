@@ -52,9 +52,15 @@ def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> 
         raise InvalidConfiguration(f"`training.data`: sample {slots.indices[0]} is a {kind}, expected (input, target)")
     inputs, targets = default_collate(samples)
     weights = torch.from_numpy(slots.weights)
-    return Microbatch(
-        inputs.to(device), targets.to(device), weights.to(device), weight_of(targets, weights), int(slots.weights.sum())
-    )
+    on_device = (_moved(values, device) for values in (inputs, targets, weights))
+    return Microbatch(*on_device, weight_of(targets, weights), int(slots.weights.sum()))
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    """On the device; a GPU fetches them when it comes to it, and nobody waits for its earlier work."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def share_of(size: int, batch_size: int, part: int, parts: int) -> Iterator[Slots]:

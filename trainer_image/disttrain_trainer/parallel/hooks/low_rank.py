@@ -37,6 +37,7 @@ class LowRankSum(HookedSum):
                 # A checkpoint gives them back on the CPU.
                 by_bucket[bucket.index()] = by_bucket[bucket.index()].to(buffer.device)
         before = state.total_numel_after_compression
+        self._move(bucket.index(), buffer.device)
         devices = [buffer.device] if buffer.is_cuda else []
         # It draws its first matrices from the global stream, alike on all ranks; dropout must not go on from there.
         with torch.random.fork_rng(devices, enabled=bucket.index() not in state.q_memory_dict):
@@ -58,6 +59,12 @@ class LowRankSum(HookedSum):
             for name, values in kept.items():
                 if name.startswith(f"{kind}/"):
                     by_bucket[int(name.rpartition("/")[2])] = values
+
+    def _move(self, bucket: int, device: torch.device) -> None:
+        """What a checkpoint gave back lies on the CPU."""
+        for _, by_bucket in self._dicts():
+            if bucket in by_bucket:
+                by_bucket[bucket] = by_bucket[bucket].to(device)
 
     def _dicts(self) -> list[tuple[str, dict[int, Tensor]]]:
         state = self._state

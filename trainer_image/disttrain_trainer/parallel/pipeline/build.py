@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from disttrain_api.pipeline import index_of_stage
 from disttrain_trainer.config import Config
+from disttrain_trainer.device import Device
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
@@ -19,6 +20,7 @@ from disttrain_trainer.parallel.pipeline.split import Layers, split_layers
 from disttrain_trainer.parallel.pipeline.stages import (
     Around,
     Stage,
+    StageBetween,
     drop_others,
     holders_of,
     names_of,
@@ -78,7 +80,9 @@ def build_pipeline(
         precision.autocast,
         lambda: offload(precision.device, training.offload.activations),
     )
-    stages: dict[int, nn.Module] = {number: Stage(part, around) for number, part in own.items()}
+    stages: dict[int, nn.Module] = {
+        number: _stage(part, around, world.device, last=number == len(split) - 1) for number, part in own.items()
+    }
     # FSDP2 puts other objects in the parameters' places.
     names = names_of(module)
     if sharded:
@@ -97,6 +101,14 @@ def build_pipeline(
         shared=groups,
         copies=copies,
     )
+
+
+def _stage(layers: Layers, around: Sequence[Around], device: Device, *, last: bool) -> Stage:
+    """The layers as a stage, whose inputs come to its device from where messages arrive."""
+    if device.channel == device.torch:
+        return Stage(layers, around)
+    # The loss is computed where the last layer is.
+    return StageBetween(layers, around, device.torch, device.torch if last else device.channel)
 
 
 def _shared(

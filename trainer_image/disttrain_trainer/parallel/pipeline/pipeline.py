@@ -119,7 +119,7 @@ class Pipeline:
 
     def _build(self) -> Schedule:
         stages = [
-            PipelineStage(stage, number, len(self._index_of), self.world.device.torch, group=self._group)
+            PipelineStage(stage, number, len(self._index_of), self.world.device.channel, group=self._group)
             for number, stage in self.stages.items()
         ]
         for stage in stages:
@@ -157,7 +157,7 @@ class Pipeline:
         dist.recv_object_list(header, rank)
         assert header[0] is not None
         shape, dtype = header[0]
-        x = torch.empty(shape, dtype=dtype, device=self.world.device.torch)
+        x = torch.empty(shape, dtype=dtype, device=self.world.device.channel)
         dist.recv(x, rank)
         return x
 

@@ -7,6 +7,7 @@ ranks: so checkpoints name everything as the whole model does, and belong to no 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
+import torch
 from torch import Tensor, nn
 
 from disttrain_trainer.errors import InvalidConfiguration
@@ -31,6 +32,20 @@ class Stage(nn.Module):
             for layer in self.layers:
                 x = layer(x)
         return x
+
+
+class StageBetween(Stage):
+    """A Stage on a GPU whose neighbours' messages come and go through the host's memory."""
+
+    def __init__(
+        self, layers: Sequence[nn.Module], around: Sequence[Around], device: torch.device, leave: torch.device
+    ) -> None:
+        """device: where the layers compute; leave: where the outputs are wanted."""
+        super().__init__(layers, around)
+        self._device, self._leave = device, leave
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.to(self._device)).to(self._leave)
 
 
 def holders_of(

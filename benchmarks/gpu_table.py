@@ -1,0 +1,145 @@
+"""docs/gpu.md from what ran: which path of the trainer has run on a GPU, at which commit, and how fast GPT-2 was.
+
+Pure: a record (docs/gpu.json), the report of tests/gpu and the rows of gpu_gpt2.py go in, a record or a page comes out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+PATHS = {
+    "training": "digits and text are learned, FP32",
+    "TF32": "follows FP32, and is not FP32",
+    "BF16": "autocast; follows FP32, and is not FP32",
+    "FP16 with its scaler": "the scale falls and is restored from a checkpoint; follows FP32",
+    "compile": "layers and loss become kernels of their own; follows FP32",
+    "flash attention": "the flash kernel alone is allowed, and agrees with plain products",
+    "NCCL": "one rank",
+    "NCCL between GPUs": "two ranks, where a machine has two GPUs",
+    "gloo on GPUs": "two ranks on one GPU equal one process",
+    "shards (FSDP2)": "two ranks on one GPU equal one process",
+    "tensor parallelism": "two ranks on one GPU equal one process",
+    "pipeline": "two ranks on one GPU equal one process, every schedule",
+    "expert parallelism": "two ranks on one GPU equal one process",
+    "several devices of a process": "logical devices on one GPU equal one process",
+    "all-reduces and compression hooks": "two ranks on one GPU: all sent equals plain DDP, less sent learns",
+    "offload": "parameters and activations in pinned memory",
+    "checkpoints between CPU and GPU": "stopped on one kind of device, a job goes on on the other",
+    "memory snapshot": "written where memory runs out",
+}
+NEVER = "never run on a GPU"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and when tests or the benchmark ran."""
+
+    commit: str
+    gpu: str
+    torch: str
+    date: str
+
+
+@dataclass
+class Outcome:
+    """Tests of one path that ran; skipped ones did not."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+Record = dict[str, Any]
+"""{"paths": {name: Outcome and Run}, "benchmark": Run, "rows": [...]} as JSON; empty before anything has run."""
+
+
+def outcomes(junit: str) -> dict[str, Outcome]:
+    """Outcomes of each path from JUnit's XML, in which tests have the property `gpu_path`.
+
+    Raises xml.etree.ElementTree.ParseError.
+    """
+    found: dict[str, Outcome] = {}
+    for case in ElementTree.fromstring(junit).iter("testcase"):
+        if case.find("skipped") is not None:
+            continue
+        wrong = case.find("failure") is not None or case.find("error") is not None
+        for path in [p.get("value", "") for p in case.iter("property") if p.get("name") == "gpu_path"]:
+            outcome = found.setdefault(path, Outcome())
+            if wrong:
+                outcome.failed.append(case.get("name", "?"))
+            else:
+                outcome.passed += 1
+    return found
+
+
+def with_tests(record: Record, found: Mapping[str, Outcome], run: Run) -> Record:
+    """The record after a run of the tests; a path of which nothing ran keeps what was known of it."""
+    new = {path: asdict(outcome) | asdict(run) for path, outcome in found.items()}
+    return {**record, "paths": {**record.get("paths", {}), **new}}
+
+
+def with_benchmark(record: Record, rows: Sequence[Mapping[str, Any]], run: Run) -> Record:
+    """The record after a run of gpu_gpt2.py, whose `rows` are as harness.py writes them."""
+    return {**record, "benchmark": asdict(run), "rows": [dict(row) for row in rows]}
+
+
+def page(record: Record) -> str:
+    """docs/gpu.md."""
+    paths = "\n".join(_line(name, what, record.get("paths", {}).get(name)) for name, what in PATHS.items())
+    return _PAGE.format(paths=paths, benchmark=_benchmark(record))
+
+
+def _line(name: str, what: str, entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return f"| {name} | {what} | {NEVER} | |"
+    if entry["failed"]:
+        state = f"fails at `{entry['commit']}`: {', '.join(entry['failed'])}"
+    else:
+        state = f"run on a GPU at `{entry['commit']}`"
+    tests = f"{entry['passed']} of {entry['passed'] + len(entry['failed'])}"
+    return f"| {name} | {what} | {state} | {tests}; {entry['gpu']}, torch {entry['torch']}, {entry['date']} |"
+
+
+def _benchmark(record: Record) -> str:
+    if "benchmark" not in record:
+        return "Never measured."
+    at = record["benchmark"]
+    lines = [
+        f"At `{at['commit']}`, {at['gpu']}, torch {at['torch']}, {at['date']}.",
+        "",
+        "| | value | reference | ratio |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in record["rows"]:
+        value, reference = (f"{_rounded(row[key])} {row['unit']}" for key in ("value", "reference"))
+        lines.append(f"| {row['name']} | {value} | {reference} | {row['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+_PAGE = """\
+# On GPUs
+
+This page is written by `make gpu`, from the outcomes of tests/gpu and of `benchmarks/gpu_gpt2.py`; nothing in it is
+written by hand. A path whose tests did not run keeps the line it had.
+
+| path | what its tests show | state | tests |
+| --- | --- | --- | --- |
+{paths}
+
+NCCL takes one rank per GPU. Where ranks of a machine share one, the trainer uses gloo for tensors on GPUs, too, and
+says so: collectives go through the host's memory, and so do the messages of pipelines and of our own all-reduces. That
+is slow, and good for trying a layout out.
+
+## GPT-2 124M on one GPU
+
+`benchmarks/gpu_gpt2.py`: the built-in gpt of 12 layers, 12 heads, 768 wide, sequences of 1,024 random tokens,
+vocabulary 50,304, tied weights, `precision: BF16`, `compile: true`, `maxGradientNorm: 1`, AdamW. Reference: the same
+model in a bare loop, compiled as a whole. Utilisation counts 6 N + 12 L H Q T operations per token (Chowdhery et al.
+2022, appendix B) against 989 TFLOP/s on H100 and H200. Goal on an H200: at least 460,000 tokens/s.
+
+{benchmark}
+"""

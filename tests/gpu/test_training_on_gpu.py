@@ -1,0 +1,223 @@
+"""The trainer on one GPU, as a process: it learns, in each number format, and does what the manifest says."""
+
+import json
+import math
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import Ended, job, launch, run_cases, small, user
+
+LOSS = "loss_metrics/global_avg_loss"
+PRECISIONS = ("FP32", "TF32", "BF16", "FP16")
+DIGITS = {
+    "model": {"name": "resnet"},
+    "data": {"name": "digits"},
+    "optimizer": {"name": "AdamW", "learningRate": 0.003},
+    "steps": 120,
+    "microBatchSize": 64,
+    "logging": {"interval": 10},
+}
+# Flash attention wants heads of at least 8 numbers, and half precision.
+TEXT = {
+    "model": {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 128}},
+    "data": {"name": "text", "config": {"sequenceLength": 128}},
+    "optimizer": {"name": "AdamW", "learningRate": 0.003},
+    "steps": 60,
+    "microBatchSize": 32,
+    "maxGradientNorm": 1.0,
+    "logging": {"interval": 1},
+    "evaluation": {"batchSize": 256},
+    "profiling": {"firstStep": 20, "steps": 1},
+}
+
+
+@dataclass
+class Trained:
+    """What one rank has left behind."""
+
+    rank: Ended
+    losses: list[float]
+    trace: set[str]
+    """Names of what was traced: operators and kernels."""
+
+
+def train(folder, training: dict[str, Any], **environment: str) -> Trained:
+    config = job(training)
+    with launch(folder, config, storage=folder / "storage", device="cuda", **environment) as world:
+        (rank,) = world.ended()
+    metrics = folder / "storage" / "test" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    traces = (folder / "storage" / "test" / "profile").glob("rank-0-step-*.json")
+    events = [event for file in traces for event in json.loads(file.read_text())["traceEvents"]]
+    return Trained(rank, [line[LOSS] for line in lines if "lr" in line], {event.get("name", "") for event in events})
+
+
+def nccl_log(folder) -> dict[str, str]:
+    """Has NCCL write what it does into files of the folder, one for each process."""
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / "nccl-%p.log")}
+
+
+def communicators(folder) -> int:
+    """Files in which a communicator was made."""
+    return sum("Init COMPLETE" in file.read_text() for file in folder.glob("nccl-*.log"))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("digits"), DIGITS)
+
+
+@pytest.mark.gpu_path("NCCL")
+def test_one_rank_uses_nccl(tmp_path):
+    # Gradients of sharded parameters have a norm that is summed over all ranks, be it one; offloaded ones are sharded.
+    found = train(tmp_path, DIGITS | {"offload": {"parameters": True}}, **nccl_log(tmp_path))
+    assert found.rank.code == 0, found.rank.err
+    assert found.rank.report.metrics["accuracy"] >= 0.9
+    assert communicators(tmp_path) == 1
+
+
+@pytest.mark.gpu_path("NCCL between GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
+    config = job(DIGITS, parallelism={"dataParallelShardDegree": 2})
+    with launch(tmp_path, config, ranks=2, device="cuda", **nccl_log(tmp_path), CUDA_VISIBLE_DEVICES=gpus) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].report.metrics["accuracy"] >= 0.9
+    assert communicators(tmp_path) == 2
+    assert "ranks share a GPU" not in ended[0].out
+
+
+@pytest.mark.gpu_path("gloo on GPUs")
+def test_two_ranks_on_one_gpu_say_that_they_share_it(tmp_path):
+    with launch(tmp_path, job(DIGITS), ranks=2, device="cuda", **nccl_log(tmp_path)) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].report.metrics["accuracy"] >= 0.9
+    assert "ranks share a GPU" in ended[0].out
+    assert communicators(tmp_path) == 0
+
+
+@pytest.mark.gpu_path("training")
+def test_digits_are_learned(digits):
+    assert digits.rank.code == 0, digits.rank.err
+    assert digits.rank.report.metrics["accuracy"] >= 0.9
+    assert digits.losses[-1] < digits.losses[0] / 2
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The gpt in each number format, and compiled. The first steps are compared, so all start from the same."""
+    changes = {precision: {"precision": precision} for precision in PRECISIONS}
+    changes["BF16, compiled"] = {"precision": "BF16", "compile": True}
+    return {name: train(tmp_path_factory.mktemp("text"), TEXT | change) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("FP32", marks=pytest.mark.gpu_path("training")),
+        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
+        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
+        pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
+        pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
+    ],
+)
+class TestText:
+    def test_it_is_learned(self, texts, name):
+        found = texts[name]
+        assert found.rank.code == 0, found.rank.err
+        assert all(map(math.isfinite, found.losses))
+        assert found.losses[-1] < 0.75 * found.losses[0]
+        assert found.rank.report.metrics["loss"] < 0.75 * found.losses[0]
+
+    def test_it_follows_fp32(self, texts, name):
+        """Later the smallest difference has grown."""
+        assert texts[name].losses[:20] == pytest.approx(texts["FP32"].losses[:20], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
+        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
+    ],
+)
+def test_a_format_is_not_fp32_under_another_name(texts, name):
+    assert texts[name].losses != texts["FP32"].losses
+
+
+@pytest.mark.gpu_path("compile")
+def test_compiled_layers_are_kernels_of_their_own(texts):
+    made = [name for name in texts["BF16, compiled"].trace if name.startswith("triton_")]
+    assert made
+    assert not [name for name in texts["BF16"].trace if name.startswith("triton_")]
+
+
+@pytest.mark.gpu_path("compile")
+def test_a_compiled_loss_writes_no_logarithms_of_its_logits(texts):
+    """So that a large vocabulary does not cost three times its logits."""
+    assert any("_log_softmax" in name for name in texts["BF16"].trace)
+    assert not any("_log_softmax" in name for name in texts["BF16, compiled"].trace)
+
+
+@pytest.mark.gpu_path("flash attention")
+@pytest.mark.parametrize("name", ["BF16", "FP16", "BF16, compiled"])
+def test_the_trainer_attends_by_a_fused_kernel(texts, name):
+    fused = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
+    assert any(kernel in event for event in texts[name].trace for kernel in fused)
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    training = small(
+        model={"entrypoint": "tests.gpu.user_gpu:loud"},
+        data=user("float_samples"),
+        precision="FP16",
+        optimizer={"name": "AdamW", "learningRate": 0.001},
+        steps=30,
+        logging={"interval": 1},
+    )
+    run = {"training": training}
+    cases = {"through": [run], "resumed": [{**run, "stop_after": 20}, run]}
+    return run_cases(tmp_path_factory.mktemp("scaled"), 1, cases, "cuda")
+
+
+@pytest.mark.gpu_path("FP16 with its scaler")
+def test_the_scale_falls_where_gradients_overflow(scaled):
+    through = scaled["through"]
+    assert through["errors"] == [None]
+    # It starts at 2^16 and halves; gradients of about 1,000 times that do not fit FP16.
+    assert 1 <= through["scale"] < 2**16
+    assert all(math.isfinite(line[LOSS]) for line in through["metrics"] if "lr" in line)
+
+
+@pytest.mark.gpu_path("FP16 with its scaler")
+def test_the_scale_is_restored_from_a_checkpoint(scaled):
+    through, resumed = scaled["through"], scaled["resumed"]
+    assert "stopped after step 20" in resumed["errors"][0]
+    assert resumed["errors"][1] is None
+    # Begun anew it would overflow again, and leave steps out.
+    assert resumed["scale"] == through["scale"]
+    losses = [[line[LOSS] for line in result["metrics"] if "lr" in line] for result in (through, resumed)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.gpu_path("memory snapshot")
+def test_a_full_gpu_leaves_a_snapshot(tmp_path):
+    training = small(
+        model={"entrypoint": "tests.gpu.user_gpu:greedy"},
+        data=user("float_samples"),
+        profiling={"firstStep": 5, "steps": 1, "memorySnapshot": True},
+    )
+    rank = train(tmp_path, training).rank
+    assert rank.code == 1
+    assert "OutOfMemoryError" in rank.report.error.message
+    snapshot = pickle.loads((tmp_path / "storage" / "test" / "profile" / "rank-0-memory.pickle").read_bytes())
+    assert {"segments", "device_traces"} <= snapshot.keys()

@@ -1,0 +1,45 @@
+"""Which backend ranks on GPUs talk through, and where their messages leave from; no GPU is needed to decide."""
+
+import pytest
+import torch
+
+from disttrain_trainer.device import GLOO, NCCL, Device, backend_of_gpus, channel_of, gpu_of
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "devices", "gpus", "backend"),
+    [
+        (1, 1, 1, NCCL),
+        (8, 1, 8, NCCL),
+        (2, 1, 1, GLOO),
+        (4, 1, 2, GLOO),
+        (3, 1, 2, GLOO),
+        (2, 2, 4, NCCL),
+        (4, 2, 4, GLOO),
+        # One rank whose devices are the same GPU talks to nobody on it.
+        (1, 5, 1, NCCL),
+    ],
+)
+def test_ranks_that_share_a_gpu_go_through_gloo(ranks, devices, gpus, backend):
+    assert backend_of_gpus(ranks, devices, gpus) == backend
+
+
+def test_ranks_beyond_the_last_gpu_begin_anew():
+    assert [gpu_of(rank, devices=1, gpus=2) for rank in range(5)] == [0, 1, 0, 1, 0]
+    assert [gpu_of(rank, devices=2, gpus=4) for rank in range(3)] == [0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "channel"),
+    [(GPU, NCCL, GPU), (GPU, GLOO, CPU), (CPU, NCCL, CPU), (CPU, GLOO, CPU), (CPU, "cpu:gloo", CPU)],
+)
+def test_gloo_sends_from_the_hosts_memory(device, backend, channel):
+    assert channel_of(device, backend) == channel
+
+
+def test_only_ranks_on_one_gpu_are_told_so():
+    assert Device(GPU, GLOO).shares_gpu
+    assert not Device(GPU, NCCL).shares_gpu
+    assert not Device(CPU, "gloo").shares_gpu
