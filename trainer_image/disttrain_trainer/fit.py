@@ -1,12 +1,12 @@
 """Whether stored weights are those of this model."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.errors import CheckpointMismatch
+from disttrain_trainer.step_manifest import Place
 
 Shapes = Mapping[str, Sequence[int] | None]
 
@@ -20,7 +20,7 @@ def stored_shapes(metadata: Metadata, prefix: str) -> Shapes:
     }
 
 
-def require_model_fits(there: Shapes, here: Mapping[str, Any], path: Path, advice: str) -> None:
+def require_model_fits(there: Shapes, here: Mapping[str, Any], path: Place, advice: str) -> None:
     """Raises CheckpointMismatch naming the first parameter that is not alike at `path` and in this model."""
     for name, value in here.items():
         if name not in there:
