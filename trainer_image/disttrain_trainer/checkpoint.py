@@ -1,4 +1,4 @@
-"""Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
+"""Checkpoints in the format of torch.distributed.checkpoint, committed by a rename (objects: see object_steps.py).
 
 Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and the random state
 of each rank. Hyperparameters are not taken from a checkpoint: the manifest's count.
