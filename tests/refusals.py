@@ -182,9 +182,9 @@ REFUSALS = (
         {"training": {"checkpoint": {"interval": 10}}},
     ),
     Refusal(
-        "ClaimNameOrSize",
+        "ClaimNameOrSizeOrUrl",
         "spec.storage",
-        "exactly one of `claimName` and `size` must be given",
+        "exactly one of `claimName`, `size` and `url` must be given",
         {"storage": CLAIM | {"size": "1Gi"}},
     ),
     *(

@@ -40,5 +40,6 @@ CHECKPOINT_REFUSALS = (
 
 CHECKPOINTS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "the best of the judged checkpoints": saving(evaluation=5, interval=10, keepBest=2, bestMetric="Loss"),
+    "checkpoints in an object store": {"storage": {"url": "s3://bucket/a/prefix"}},
     "checkpoints that training waits for": saving(asynchronous=False),
 }

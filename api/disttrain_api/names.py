@@ -92,7 +92,7 @@ class Env:
     ROLE = "DISTTRAIN_ROLE"
     ROLE_INDEX = "DISTTRAIN_ROLE_INDEX"
     CONFIG = "DISTTRAIN_CONFIG"  # path of job.json; absent where the template has a command of its own
-    STORAGE = "DISTTRAIN_STORAGE"  # folder that outlives the pod; absent without `storage`
+    STORAGE = "DISTTRAIN_STORAGE"  # folder or URL that outlives the pod; absent without `storage`
     SCRATCH = "DISTTRAIN_SCRATCH"  # folder that dies with the pod
     PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL

@@ -57,12 +57,15 @@ class ParameterServers(ApiModel):
 
 
 class Storage(ApiModel):
-    """Where checkpoints outlive pods, mounted at /checkpoints in every pod: exactly one of `claimName` and `size`."""
+    """Where checkpoints outlive pods: a volume at /checkpoints in every pod, or an object store. Exactly one of
+    `claimName`, `size` and `url`."""
 
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing PersistentVolumeClaim of the job's namespace."""
     size: Annotated[str, Field(pattern=_QUANTITY, max_length=32)] | None = None
     """Size of a claim that the operator creates for the job."""
+    url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
+    """A prefix in an object store; credentials and endpoint come from the template's environment."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Class of the created claim. Absent: the cluster's default."""
     access_mode: AccessMode | None = None

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
 from disttrain_trainer.errors import TrainerError
+from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.weights import SUFFIX, export_weights
 
 
-def export(checkpoint: Path, target: Path) -> int:
+def export(checkpoint: Path | ObjectPath, target: Path) -> int:
     """Write the file and say so. Raises CommandError."""
     if target.suffix != SUFFIX:
         raise CommandError(f"{target} must end with {SUFFIX}", USAGE)

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(command=_validate)
 
     export = commands.add_parser("export", help="write a checkpoint's model into one file", description=_export.__doc__)
-    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a checkpoint, or of several")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or URL of a checkpoint, or of several")
     export.add_argument("target", type=Path, metavar="OUT.safetensors", help="file to write")
     export.set_defaults(command=_export)
 
@@ -106,8 +106,9 @@ def _validate(given: argparse.Namespace) -> int:
 def _export(given: argparse.Namespace) -> int:
     """Write the model of a checkpoint (of several, the latest), trained in any layout, into one safetensors file."""
     from disttrain.export import export
+    from disttrain_trainer.object_path import location
 
-    return export(given.checkpoint, given.target)
+    return export(location(given.checkpoint), given.target)
 
 
 def _collectives(given: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     slices = gpu_slices(spec)
     with folder.locked(), open_view(raw["metadata"]["name"]) as view:
         status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices))
-    storage = folder.storage(spec.storage) if spec.storage else None
+    storage = (spec.storage.url or folder.storage(spec.storage)) if spec.storage else None
     _draw(folder)
     print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
     print(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}), end="", flush=True)

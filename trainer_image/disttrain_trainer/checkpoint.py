@@ -1,4 +1,4 @@
-"""Checkpoints in the format of torch.distributed.checkpoint, committed by a rename.
+"""Checkpoints in the format of torch.distributed.checkpoint, committed by a rename (objects: see object_steps.py).
 
 Content of a `step-N` folder: model (by parameter name), optimizer state, loss scaler, data cursor, and of each rank its
 random state, what compression has kept of its gradients, and the replica that it trains alone. Hyperparameters are not
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shutil
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -47,19 +46,19 @@ from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.rotation import figure_name, kept
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import StepManifest, read_manifest
-from disttrain_trainer.step_writer import StepWriter
-from disttrain_trainer.storage import StepFolders, full_is_an_error, require_shared
+from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
+from disttrain_trainer.step_writer import METADATA_FILE, StepWriter, reader_of
+from disttrain_trainer.storage import full_is_an_error, require_shared, steps_in
 
 
 class Checkpoints:
     """The checkpoints of this job on its storage. Every method is called by all ranks together."""
 
-    def __init__(self, folder: Path, config: Config, world: World) -> None:
+    def __init__(self, folder: Place, config: Config, world: World) -> None:
         self._world = world
         self._settings = config.training.checkpoint or Checkpoint()
         self._attempt = config.attempt
-        self._folders = StepFolders(folder)
+        self._folders = steps_in(folder, config.job.uid)
         self._fence = Fence(folder, Owner(uid=config.job.uid, attempt=config.attempt))
         self._copier = HostCopier(world.device) if config.saves_in_background else None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -68,7 +67,7 @@ class Checkpoints:
         """The latest checkpoint that is known to be complete."""
 
     @classmethod
-    def open(cls, folder: Path, config: Config, world: World) -> Checkpoints:
+    def open(cls, folder: Place, config: Config, world: World) -> Checkpoints:
         """Take the folder over from earlier attempts and clean up what they left unfinished.
 
         Raises StorageNotShared, InvalidConfiguration (cannot write) or Fenced.
@@ -94,7 +93,7 @@ class Checkpoints:
         _load(state, path, self._world)
         restore_kept_gradients(state, path, self._world)
         restore_replica(state, path, self._world)
-        written = datetime.fromtimestamp((path / ".metadata").stat().st_mtime, UTC)
+        written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
         self.latest = _report(state.step, path, written)
         return self.latest
 
@@ -170,7 +169,7 @@ class Checkpoints:
             with full_is_an_error(self._folders.folder):
                 path = self._folders.commit(partial, step)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            self._folders.discard(partial)
             raise
         figures = {one: self._figure(one) for one in self._folders.complete()}
         self._folders.keep(kept(figures, self._settings))
@@ -181,10 +180,9 @@ class Checkpoints:
         manifest = read_manifest(self._folders.path(step)) if self._settings.keep_best else None
         return manifest.figures.get(figure_name(self._settings)) if isinstance(manifest, StepManifest) else None
 
-    def _give_up(self, partial: Path, error: CheckpointException) -> None:
+    def _give_up(self, partial: Place, error: CheckpointException) -> None:
         """Remove what was written; say so where a full file system is the cause."""
-        size = sum(file.stat().st_size for file in partial.glob("*")) if partial.is_dir() else 0
-        shutil.rmtree(partial, ignore_errors=True)
+        size = self._folders.discard(partial)
         # A newer attempt cleans up the folder of an older one under its feet; then that is the cause.
         self._fence.check()
         if any(no_room(cause) for cause, _ in error.failures.values()):
@@ -211,9 +209,9 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
     }
 
 
-def _load(state: State, path: Path, world: World) -> None:
+def _load(state: State, path: Place, world: World) -> None:
     rank = world.rank
-    reader = dcp.FileSystemReader(path)
+    reader = reader_of(path)
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
     names = names_of_all_ranks(contents["model"], world)
@@ -241,7 +239,7 @@ def _load(state: State, path: Path, world: World) -> None:
     state.cursor = Cursor(train["epoch"], train["position"]) if same_data else Cursor()
 
 
-def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection[str], path: Path) -> None:
+def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection[str], path: Place) -> None:
     """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there.
 
     names: of the model's parameters and buffers on all ranks.
@@ -257,5 +255,5 @@ def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection
                 )
 
 
-def _report(step: int, path: Path, written: datetime) -> CheckpointReport:
+def _report(step: int, path: Place, written: datetime) -> CheckpointReport:
     return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))

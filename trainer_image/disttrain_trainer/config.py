@@ -19,6 +19,7 @@ from disttrain_api.spec import JobSpec, Storage, Workers
 from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.object_path import ObjectPath, location
 
 # How long a rank waits for a live but silent peer. A peer that has died is noticed at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -38,7 +39,7 @@ class Config:
     master: str = ""
     """host:port where the ranks meet, for messages."""
     attempt: int = 1
-    checkpoint_folder: Path | None = None
+    checkpoint_folder: Path | ObjectPath | None = None
     """Where checkpoints, fence and metrics lie; None without storage."""
     metrics_folder: Path | None = None
     """Where metrics, events and traces go; None: nowhere."""
@@ -53,6 +54,14 @@ class Config:
     @property
     def training(self) -> Training:
         return self.job.training
+
+    @property
+    def initial_weights(self) -> Path | ObjectPath | None:
+        """Where the weights lie that a new job begins with; a relative path counts from the storage."""
+        text = self.training.checkpoint.initial_from if self.training.checkpoint else None
+        if text is None or self.checkpoint_folder is None:
+            return None
+        return location(text) if text.startswith("/") or "://" in text else self.checkpoint_folder.parent / text
 
     @property
     def saves_in_background(self) -> bool:
@@ -85,7 +94,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     storage = environment.get(Env.STORAGE)
     report_dir = environment.get(Env.REPORT_DIR)
     metrics_dir = environment.get(Env.METRICS_DIR)
-    checkpoint_folder = Path(storage, job.checkpoint_folder) if storage else None
+    checkpoint_folder = location(storage) / job.checkpoint_folder if storage else None
+    beside = checkpoint_folder if isinstance(checkpoint_folder, Path) else None
     grace = environment.get(Env.GRACE_SECONDS)
     return Config(
         job=job,
@@ -98,7 +108,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
         checkpoint_folder=checkpoint_folder,
-        metrics_folder=Path(metrics_dir) if metrics_dir else checkpoint_folder,
+        metrics_folder=Path(metrics_dir) if metrics_dir else beside,
         report_dir=Path(report_dir) if report_dir else None,
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
         node=environment.get(Env.NODE_NAME) or socket.gethostname(),

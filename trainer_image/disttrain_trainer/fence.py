@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from disttrain_trainer.errors import Fenced
 from disttrain_trainer.files import write_atomically
+from disttrain_trainer.object_path import ObjectPath
 
 FENCE_FILE = "fence.json"
 
@@ -28,7 +29,7 @@ class Owner(BaseModel):
 class Fence:
     """The fence of a checkpoint folder, as one attempt sees it."""
 
-    folder: Path
+    folder: Path | ObjectPath
     owner: Owner
 
     def take(self) -> None:

@@ -3,9 +3,14 @@
 import os
 from pathlib import Path
 
+from disttrain_trainer.object_path import ObjectPath
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename."""
+
+def write_atomically(path: Path | ObjectPath, text: str) -> None:
+    """Write to a temporary name beside `path`, then rename. An object is never half written."""
+    if isinstance(path, ObjectPath):
+        path.write_text(text)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w") as file:
         file.write(text)

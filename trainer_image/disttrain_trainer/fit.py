@@ -1,13 +1,13 @@
 """Whether stored weights are those of this model."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.errors import CheckpointMismatch
 from disttrain_trainer.mesh import World
+from disttrain_trainer.step_manifest import Place
 
 Shapes = Mapping[str, Sequence[int] | None]
 
@@ -26,7 +26,9 @@ def names_of_all_ranks(weights: Mapping[str, Any], world: World) -> Collection[s
     return weights.keys() if world.mesh.pipeline == 1 else set().union(*world.gather(set(weights)))
 
 
-def require_model_fits(there: Shapes, here: Mapping[str, Any], names: Collection[str], path: Path, advice: str) -> None:
+def require_model_fits(
+    there: Shapes, here: Mapping[str, Any], names: Collection[str], path: Place, advice: str
+) -> None:
     """Raises CheckpointMismatch naming the first parameter that is not alike at `path` and in this model.
 
     here: what this rank has of it; names: of what all ranks have.

@@ -1,7 +1,5 @@
 """What compression has kept of the gradients, in a checkpoint: of each rank its own, like the random state."""
 
-from pathlib import Path
-
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -10,6 +8,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from disttrain_trainer.mesh import World
 from disttrain_trainer.report import say
 from disttrain_trainer.state import State
+from disttrain_trainer.step_manifest import Place
+from disttrain_trainer.step_writer import reader_of
 
 _PART = "gradients"
 _MARK = "steps"
@@ -24,7 +24,7 @@ def kept_gradients(state: State, rank: int) -> dict[str, object]:
     return {_PART: {str(rank): {state.gradient_sum.name: {**kept, _MARK: torch.tensor(state.step)}}}}
 
 
-def restore_kept_gradients(state: State, path: Path, world: World) -> None:
+def restore_kept_gradients(state: State, path: Place, world: World) -> None:
     """Go on with what was kept in the checkpoint at `path`. A collective call.
 
     Another compression, another number of replicas or other parameters begin with nothing kept, and say so.
@@ -32,7 +32,7 @@ def restore_kept_gradients(state: State, path: Path, world: World) -> None:
     gradient_sum = state.gradient_sum
     if gradient_sum is None or gradient_sum.kept is None:
         return
-    reader = dcp.FileSystemReader(path)
+    reader = reader_of(path)
     room = room_for(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
     # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
     if not all(world.gather(_MARK in room and _fits(room, state))):

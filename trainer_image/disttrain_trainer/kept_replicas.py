@@ -5,7 +5,6 @@ What a checkpoint holds as model and optimizer is what they agree on, so any oth
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,6 +14,8 @@ from disttrain_trainer.kept_gradients import room_for
 from disttrain_trainer.mesh import World
 from disttrain_trainer.report import say
 from disttrain_trainer.state import State
+from disttrain_trainer.step_manifest import Place
+from disttrain_trainer.step_writer import reader_of
 
 _OWN, _COMMON = "replicas", "block"
 _MARK = "steps"
@@ -47,7 +48,7 @@ def saved_replica(state: State, rank: int) -> Iterator[dict[str, object]]:
         }
 
 
-def restore_replica(state: State, path: Path, world: World) -> None:
+def restore_replica(state: State, path: Place, world: World) -> None:
     """Go on as this rank's replica in the checkpoint at `path`, whose model the state holds already.
 
     Of another mode or another number of replicas all begin with that model, and say so.
@@ -64,9 +65,9 @@ def restore_replica(state: State, path: Path, world: World) -> None:
     replicas.go_on(own, _load(path, (_COMMON, replicas.name)))
 
 
-def _load(path: Path, keys: tuple[str, ...]) -> Mapping[str, Tensor]:
+def _load(path: Place, keys: tuple[str, ...]) -> Mapping[str, Tensor]:
     """All tensors below `keys`; none where the checkpoint has nothing there."""
-    reader = dcp.FileSystemReader(path)
+    reader = reader_of(path)
     room = room_for(reader.read_metadata(), ".".join([*keys, ""]))
     if room:
         contents: dict[str, object] = dict(room)

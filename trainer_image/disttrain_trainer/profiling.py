@@ -38,7 +38,7 @@ def profiling(settings: Profiling | None, world: World, folder: Path | None, ste
         yield Profiler(None)
         return
     if folder is None:
-        raise InvalidConfiguration("`training.profiling` needs `spec.storage`, where traces can lie")
+        raise InvalidConfiguration("`training.profiling` needs a volume in `spec.storage`, where traces can lie")
     target = folder / FOLDER
     target.mkdir(parents=True, exist_ok=True)
     with _snapshot_when_full(settings, world, target):

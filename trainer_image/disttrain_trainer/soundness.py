@@ -1,15 +1,14 @@
 """Which checkpoint to start from: the latest whose every byte is as it was written."""
 
-from pathlib import Path
-
 from disttrain_trainer.errors import CheckpointBroken
 from disttrain_trainer.mesh import World
+from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.report import say
-from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
+from disttrain_trainer.step_manifest import Place, StepManifest, flaws, read_manifest
 from disttrain_trainer.storage import StepFolders
 
 
-def latest_sound(folders: StepFolders, world: World) -> int | None:
+def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None:
     """Step of the latest sound checkpoint, None where there is no checkpoint. Called by all ranks together.
 
     Each file is read by one rank, so that a large checkpoint is verified in parallel. Damaged checkpoints after the
@@ -34,7 +33,7 @@ def latest_sound(folders: StepFolders, world: World) -> int | None:
     return None
 
 
-def flaw_of(path: Path, world: World) -> str | None:
+def flaw_of(path: Place, world: World) -> str | None:
     """The first thing that is wrong with a checkpoint. Called by all ranks together."""
     manifest = world.from_first(lambda: read_manifest(path))
     if isinstance(manifest, StepManifest):

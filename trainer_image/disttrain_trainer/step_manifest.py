@@ -12,8 +12,15 @@ from pathlib import Path
 
 from disttrain_api.base import ApiModel
 from disttrain_trainer.files import write_atomically
+from disttrain_trainer.object_path import ObjectPath
 
 MANIFEST_FILE = "manifest.json"
+PENDING_FILE = "manifest.pending"
+"""In an object store: the manifest of a checkpoint that is not committed yet."""
+
+_BLOCK_BYTES = 2**20
+
+Place = Path | ObjectPath
 
 
 class FileDigest(ApiModel):
@@ -51,19 +58,22 @@ class StepManifest(ApiModel):
         return _json(self.model_copy(update={"sha256": hashlib.sha256(_json(blank).encode()).hexdigest()}))
 
 
-def digest_of(path: Path) -> FileDigest:
+def digest_of(path: Place) -> FileDigest:
     """Reads the whole file. Raises OSError."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileDigest(size=file.tell(), sha256=digest)
+        digest, size = hashlib.sha256(), 0
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return FileDigest(size=size, sha256=digest.hexdigest())
 
 
-def write_manifest(folder: Path, manifest: StepManifest) -> None:
+def write_manifest(folder: Place, manifest: StepManifest) -> None:
     """Write it into the folder that it describes."""
-    write_atomically(folder / MANIFEST_FILE, manifest.text())
+    write_atomically(folder / (PENDING_FILE if isinstance(folder, ObjectPath) else MANIFEST_FILE), manifest.text())
 
 
-def read_manifest(folder: Path) -> StepManifest | str | None:
+def read_manifest(folder: Place) -> StepManifest | str | None:
     """The manifest of a checkpoint; the flaw where it cannot be trusted; None where there is none.
 
     Checkpoints of earlier versions have none.
@@ -79,13 +89,13 @@ def read_manifest(folder: Path) -> StepManifest | str | None:
     return manifest if manifest.text() == text else f"{path} is not as it was written"
 
 
-def flaws(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[str]:
+def flaws(folder: Place, manifest: StepManifest, names: Iterable[str]) -> list[str]:
     """A sentence for each of the named files that is not as the manifest says. Reads them whole."""
     found = (_flaw(folder / name, manifest.files[name]) for name in names)
     return [flaw for flaw in found if flaw is not None]
 
 
-def _flaw(path: Path, expected: FileDigest) -> str | None:
+def _flaw(path: Place, expected: FileDigest) -> str | None:
     try:
         size = path.stat().st_size
         if size != expected.size:
@@ -93,7 +103,7 @@ def _flaw(path: Path, expected: FileDigest) -> str | None:
         if digest_of(path) != expected:
             return f"{path} has other bytes than were written"
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return f"{path} cannot be read: {error.strerror or error}"
     return None
 
 

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from disttrain_trainer.errors import no_room
-from disttrain_trainer.step_manifest import FileDigest, StepManifest, digest_of, write_manifest
+from disttrain_trainer.object_path import OPTIONS, ObjectPath
+from disttrain_trainer.step_manifest import FileDigest, Place, StepManifest, digest_of, write_manifest
 
 METADATA_FILE = ".metadata"
 """torch's own list of what stands where."""
@@ -28,9 +30,13 @@ class _Written(WriteResult):
 class StepWriter(FileSystemWriter):
     """Writes a rank's file of a checkpoint; on rank 0 also what describes all of them."""
 
-    def __init__(self, folder: Path, manifest: StepManifest) -> None:
+    def __init__(self, folder: Place, manifest: StepManifest) -> None:
         """`manifest`: what is known before anything is written."""
-        super().__init__(folder)
+        # Where there is no file to sync, torch would sync the whole machine.
+        super().__init__(str(folder), sync_files=not isinstance(folder, ObjectPath))
+        if isinstance(folder, ObjectPath):
+            self.fs = object_file_system()
+            self.path = self.fs.init_path(str(folder), **OPTIONS)
         self._folder = folder
         self._manifest = manifest
 
@@ -43,7 +49,7 @@ class StepWriter(FileSystemWriter):
         try:
             results = super().write_data(plan, planner).wait()
         except Exception as error:
-            refusal = refusal_of(self._folder)
+            refusal = refusal_of(self._folder) if isinstance(self._folder, Path) else None
             if refusal is None:
                 raise
             raise refusal from error
@@ -65,6 +71,22 @@ class StepWriter(FileSystemWriter):
         files[METADATA_FILE] = digest_of(self._folder / METADATA_FILE)
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         write_manifest(self._folder, self._manifest.model_copy(update={"files": files, "time": time}))
+
+
+def reader_of(place: Place) -> FileSystemReader:
+    """torch's reader of a checkpoint."""
+    if not isinstance(place, ObjectPath):
+        return FileSystemReader(place)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # needs fsspec
+
+    return FsspecReader(str(place), **OPTIONS)
+
+
+def object_file_system() -> FileSystemBase:
+    """torch's view of fsspec."""
+    from torch.distributed.checkpoint._fsspec_filesystem import FileSystem  # needs fsspec
+
+    return FileSystem()
 
 
 def refusal_of(folder: Path) -> OSError | None:

@@ -20,6 +20,9 @@ from pathlib import Path
 from disttrain_trainer.errors import InvalidConfiguration, StorageFull, StorageNotShared, no_room
 from disttrain_trainer.files import sync_folder
 from disttrain_trainer.mesh import World
+from disttrain_trainer.object_path import ObjectPath
+from disttrain_trainer.object_steps import ObjectSteps
+from disttrain_trainer.step_manifest import Place
 from disttrain_trainer.step_writer import METADATA_FILE
 
 _STEP = re.compile(r"step-(\d+)")
@@ -88,6 +91,12 @@ class StepFolders:
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
+    def discard(self, partial: Path) -> int:
+        """Delete what was written of a checkpoint that failed; returns its bytes."""
+        size = sum(file.stat().st_size for file in partial.glob("*")) if partial.is_dir() else 0
+        shutil.rmtree(partial, ignore_errors=True)
+        return size
+
     def clean(self) -> None:
         """Delete what earlier attempts left unfinished."""
         for entry in self.folder.iterdir():
@@ -96,7 +105,12 @@ class StepFolders:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-def require_shared(folder: Path, world: World, within: float = SHARED_WITHIN_SECONDS) -> None:
+def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
+    """The checkpoints in a folder or below a prefix of an object store; `uid` of the job that writes there."""
+    return ObjectSteps(place, uid) if isinstance(place, ObjectPath) else StepFolders(place)
+
+
+def require_shared(folder: Place, world: World, within: float = SHARED_WITHIN_SECONDS) -> None:
     """Make `folder`; every rank must see what rank 0 writes there.
 
     Raises StorageNotShared on every rank, naming those that do not; InvalidConfiguration where rank 0 cannot write.
@@ -109,23 +123,23 @@ def require_shared(folder: Path, world: World, within: float = SHARED_WITHIN_SEC
     if blind:
         raise StorageNotShared(
             f"ranks {', '.join(map(str, blind))} do not see a file that rank 0 wrote to {folder} within {within:g} s: "
-            "`storage` must be one volume that all pods share"
+            "`storage` must be one volume, or one object store, that all pods share"
         )
 
 
-def _write_nonce(folder: Path) -> str:
+def _write_nonce(folder: Place) -> str:
     name = f".shared-{secrets.token_hex(8)}"
     try:
         with full_is_an_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
     except OSError as error:
-        raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {error.strerror}") from error
+        raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {error.strerror or error}") from error
     return name
 
 
 @contextmanager
-def full_is_an_error(folder: Path) -> Iterator[None]:
+def full_is_an_error(folder: Place) -> Iterator[None]:
     """Raises StorageFull for an OSError that says so."""
     try:
         yield
@@ -135,7 +149,7 @@ def full_is_an_error(folder: Path) -> Iterator[None]:
         raise StorageFull(f"no room in {folder}, not even for a small file; ask for a larger `storage.size`") from error
 
 
-def _appears(path: Path, within: float) -> bool:
+def _appears(path: Place, within: float) -> bool:
     deadline = time.monotonic() + within
     while not path.exists():
         if time.monotonic() > deadline:

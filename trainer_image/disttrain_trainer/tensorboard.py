@@ -38,7 +38,9 @@ def open_events(wanted: bool | None, folder: Path | None) -> Events:
     """Raises InvalidConfiguration where event files are wanted and cannot be written."""
     if wanted is False or folder is None:
         if wanted:
-            raise InvalidConfiguration("`training.logging.tensorBoard` needs `spec.storage`, where event files can lie")
+            raise InvalidConfiguration(
+                "`training.logging.tensorBoard` needs a volume in `spec.storage`, where event files can lie"
+            )
         return Events()
     if find_spec("tensorboard") is None:
         if wanted:

@@ -226,9 +226,8 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
-    if latest is None and settings.initial_from is not None:
-        # A relative path counts from the storage, in which the job's folder lies.
-        source = load_weights(state.module, config.checkpoint_folder.parent / settings.initial_from, world)
+    if latest is None and config.initial_weights is not None:
+        source = load_weights(state.module, config.initial_weights, world)
         say(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
     return checkpoints

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
@@ -20,9 +20,9 @@ from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.mesh import World
 from disttrain_trainer.soundness import flaw_of
-from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
-from disttrain_trainer.step_writer import METADATA_FILE
-from disttrain_trainer.storage import StepFolders
+from disttrain_trainer.step_manifest import Place, StepManifest, flaws, read_manifest
+from disttrain_trainer.step_writer import METADATA_FILE, reader_of
+from disttrain_trainer.storage import steps_in
 
 SUFFIX = ".safetensors"
 
@@ -42,20 +42,20 @@ class SafetensorsReader(HuggingFaceStorageReader):
         self.fs = _LoneFile()
 
 
-def weights_at(path: Path) -> Path:
+def weights_at(path: Place) -> Place:
     """`path` itself where it is a safetensors file or a checkpoint, else the latest checkpoint in it.
 
     Raises InvalidConfiguration where it is nothing of the kind.
     """
-    if (path.is_file() and path.suffix == SUFFIX) or (path / METADATA_FILE).is_file():
+    if (path.suffix == SUFFIX and isinstance(path, Path) and path.is_file()) or (path / METADATA_FILE).is_file():
         return path
-    steps = StepFolders(path).complete() if path.is_dir() else []
+    steps = steps_in(path).complete() if path.is_dir() else []
     if not steps:
-        raise InvalidConfiguration(f"{path} is neither a {SUFFIX} file nor a folder with a complete checkpoint")
-    return StepFolders(path).path(steps[-1])
+        raise InvalidConfiguration(f"{path} is neither a {SUFFIX} file on this machine nor holds a complete checkpoint")
+    return steps_in(path).path(steps[-1])
 
 
-def load_weights(module: nn.Module, path: Path, world: World) -> Path:
+def load_weights(module: nn.Module, path: Place, world: World) -> Place:
     """Load weights into a model, whole or cut; returns where they were. Called by all ranks together.
 
     Numbers are converted to the model's format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch
@@ -66,7 +66,7 @@ def load_weights(module: nn.Module, path: Path, world: World) -> Path:
     flaw = None if is_file else flaw_of(source, world)
     if flaw is not None:
         raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}; name another checkpoint")
-    reader = SafetensorsReader(source) if is_file else FileSystemReader(source)
+    reader = SafetensorsReader(source) if is_file else reader_of(source)
     weights = get_model_state_dict(module)
     there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
     names, advice = (
@@ -79,7 +79,7 @@ def load_weights(module: nn.Module, path: Path, world: World) -> Path:
     return source
 
 
-def export_weights(path: Path, target: Path) -> list[str]:
+def export_weights(path: Place, target: Path) -> list[str]:
     """Write the model of a checkpoint, of whatever layout, into one safetensors file, in a process of its own.
 
     Returns the names of what a model holds besides tensors, which is left out. Needs memory for the whole model.
@@ -93,7 +93,7 @@ def export_weights(path: Path, target: Path) -> list[str]:
     found = flaws(source, manifest, manifest.files) if isinstance(manifest, StepManifest) else [manifest]
     for flaw in filter(None, found):
         raise CheckpointBroken(f"{flaw}; export another checkpoint")
-    metadata = FileSystemReader(source).read_metadata()
+    metadata = reader_of(source).read_metadata()
     shapes = stored_shapes(metadata, "model.")
     weights = {
         name: torch.empty(tuple(shape), dtype=metadata.state_dict_metadata[f"model.{name}"].properties.dtype)
@@ -103,7 +103,7 @@ def export_weights(path: Path, target: Path) -> list[str]:
     with warnings.catch_warnings():
         # That there is one process is what is wanted.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load({"model": weights}, storage_reader=FileSystemReader(source), no_dist=True)
+        dcp.load({"model": weights}, storage_reader=reader_of(source), no_dist=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         # "format" tells other readers that these are torch's.

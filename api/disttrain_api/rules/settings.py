@@ -168,14 +168,14 @@ SETTING_RULES = (
         reads=("spec.storage",),
     ),
     Rule(
-        id="ClaimNameOrSize",
+        id="ClaimNameOrSizeOrUrl",
         path="spec.storage",
         scope="spec.storage",
-        sentence="exactly one of `claimName` and `size` must be given",
+        sentence="exactly one of `claimName`, `size` and `url` must be given",
         check=lambda spec: when(
-            spec.storage is not None and (spec.storage.claim_name is None) == (spec.storage.size is None)
+            spec.storage is not None and [spec.storage.claim_name, spec.storage.size, spec.storage.url].count(None) != 2
         ),
-        cel="has(self.claimName) != has(self.size)",
+        cel="(has(self.claimName) ? 1 : 0) + (has(self.size) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
     ),
     _only_with_size("storageClassName", "storage_class_name"),
     _only_with_size("accessMode", "access_mode"),

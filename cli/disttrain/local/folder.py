@@ -96,7 +96,7 @@ class RunFolder:
             if name in secret:
                 (self.config / name).write_text(secret[name])
         (self.config / TOKEN_FILE).chmod(0o600)
-        if storage is not None:
+        if storage is not None and storage.url is None:
             self.storage(storage).mkdir(parents=True, exist_ok=True)
 
     def forget_pod(self, pod: str) -> None:

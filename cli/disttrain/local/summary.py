@@ -24,7 +24,7 @@ def exit_code(status: JobStatus, *, interrupted_by: int | None) -> int:
     return verdict.exit_code or 1 if permanent and verdict is not None else 1
 
 
-def summary(status: JobStatus, folder: RunFolder, *, storage: Path | None) -> str:
+def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None) -> str:
     """What a person wants to read first."""
     if _holds(status, ConditionType.COMPLETE):
         return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage)])
@@ -51,12 +51,12 @@ def _figures(status: JobStatus) -> Iterator[str]:
         yield f"{known.samples_per_second:,.0f} samples/s"
 
 
-def _places(folder: RunFolder, storage: Path | None) -> Iterator[str]:
+def _places(folder: RunFolder, storage: Path | str | None) -> Iterator[str]:
     yield f"logs {_short(folder.logs)}"
     if any(folder.metrics.glob("*.png")):
         yield f"plots {_short(folder.metrics)}"
     if storage is not None:
-        yield f"checkpoints {_short(storage)}"
+        yield f"checkpoints {_short(storage) if isinstance(storage, Path) else storage}"
 
 
 def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:

@@ -37,7 +37,7 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     if spec.training is not None:
         environment[Env.CONFIG] = f"{site.config_dir}/{CONFIG_FILE}"
     if spec.storage is not None:
-        environment[Env.STORAGE] = site.storage_dir
+        environment[Env.STORAGE] = spec.storage.url or site.storage_dir
     if spec.parameter_servers is not None:
         servers = (address(job, Role.PS, index, attempt, site) for index in range(spec.parameter_servers.replicas))
         environment[Env.PS_ADDRESSES] = ",".join(f"{host}:{port}" for host, port in servers)

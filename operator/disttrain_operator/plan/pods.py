@@ -101,7 +101,7 @@ def _fill_pod(pod_spec: Manifest, job: PlannedJob, spec: JobSpec, site: Site) ->
         {"name": "disttrain-scratch", "emptyDir": {}},
         {"name": "disttrain-shm", "emptyDir": _shm(defaults.shm_size_limit)},
     ]
-    if spec.storage is not None:
+    if spec.storage is not None and spec.storage.url is None:
         claim = spec.storage.claim_name or claim_name(job.name, job.uid)
         volumes.append({"name": "disttrain-storage", "persistentVolumeClaim": {"claimName": claim}})
     pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *volumes]
@@ -186,6 +186,6 @@ def _mounts(spec: JobSpec, site: Site) -> list[tuple[str, str]]:
         ("disttrain-scratch", site.scratch_dir),
         ("disttrain-shm", "/dev/shm"),
     ]
-    if spec.storage is not None:
+    if spec.storage is not None and spec.storage.url is None:
         mounts.append(("disttrain-storage", site.storage_dir))
     return mounts

@@ -211,6 +211,14 @@ def test_storage_is_mounted_in_every_pod(storage: dict[str, str], name: str) -> 
     assert (claim(job) is None) == ("claimName" in storage)
 
 
+def test_an_object_store_is_no_volume() -> None:
+    job = a_job(storage={"url": "s3://bucket/a/prefix"})
+    manifest = pod(job, Role.WORKER, 1, 1, SITE)
+    assert "disttrain-storage" not in str(manifest)
+    assert environment(manifest)["DISTTRAIN_STORAGE"] == "s3://bucket/a/prefix"
+    assert claim(job) is None
+
+
 def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
     job = a_job(storage={"size": "1Gi"}, training={"checkpoint": {"folder": "shared-run"}})
     manifest = secret(job, SITE)

@@ -1,0 +1,180 @@
+"""Checkpoints in an object store: a real S3 server, moto's, on the loopback."""
+
+import json
+
+import pytest
+import torch
+from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
+from safetensors.torch import load_file
+
+from disttrain.main import main
+from disttrain_api.names import ExitCode
+from disttrain_trainer import object_path
+from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.object_path import ObjectPath
+from disttrain_trainer.object_steps import ObjectSteps
+from disttrain_trainer.step_manifest import StepManifest, read_manifest
+from tests.unit.trainer.test_checkpoint import model_at
+from tests.unit.trainer.worlds import free_port, job, launch, small, user
+
+UID = "1f3a9c2e-0000-4000-8000-000000000000"
+GATED = "tests.unit.trainer.gated_writer"
+TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 2}, logging={"interval": 1})
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """The server, and what a template's environment says about it; in this process, too."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {**KEYS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        object_path._connected.cache_clear()
+        yield settings
+    object_path._connected.cache_clear()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(environment):
+    return S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
+
+
+@pytest.fixture
+def bucket(client, request):
+    """A prefix in a bucket of the test's own."""
+    name = f"bucket-{abs(hash(request.node.nodeid))}"
+    client.mkdir(name)
+    return f"s3://{name}/runs"
+
+
+def run(folder, training, url, ranks=2, attempt=1, **options):
+    config = job(training, uid=UID)
+    with launch(folder, config, ranks=ranks, storage=url, attempt=attempt, **options) as world:
+        return world.ended()
+
+
+def names(client, url):
+    """Objects of the job's folder."""
+    return sorted(path.split("/test/", 1)[1] for path in client.find(f"{url}/test"))
+
+
+def folders(url):
+    return ObjectSteps(ObjectPath(f"{url}/test"), UID)
+
+
+class TestRuns:
+    def test_stopped_and_resumed_equals_a_run_on_a_disk(self, environment, client, bucket, tmp_path):
+        """Two attempts, another layout in the second, rotation, and nothing left over."""
+        first = run(tmp_path / "first", {**TRAINING, "steps": 3}, bucket)
+        assert [rank.code for rank in first] == [ExitCode.DONE] * 2, first[0].err
+        assert first[1].report.checkpoint.path == f"{bucket}/test/step-3.1f3a9c2e-1"
+        client.pipe_file(f"{bucket}/test/step-5.1f3a9c2e-1/__0_0.distcp", b"left over")
+        second = run(tmp_path / "second", TRAINING, bucket, attempt=2)
+        assert [rank.code for rank in second] == [ExitCode.DONE] * 2, second[0].err
+        assert "resuming after step 3" in second[0].out
+        one = [f"step-{step}.1f3a9c2e-2/{name}" for step in (4, 6) for name in (".metadata", "__0_0.distcp")]
+        two = [f"step-{step}.1f3a9c2e-2/{name}" for step in (4, 6) for name in ("__1_0.distcp", "manifest.json")]
+        assert names(client, bucket) == ["fence.json", *sorted(one + two)]
+        local = tmp_path / "local"
+        run(tmp_path / "third", TRAINING, local)
+        target = tmp_path / "out.safetensors"
+        assert main(["export", f"{bucket}/test", str(target)]) == 0
+        found, expected = load_file(target), model_at(local, 6)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        assert not (tmp_path / "s3:").exists()
+
+    def test_a_damaged_one_is_passed_over(self, client, bucket, tmp_path):
+        run(tmp_path / "first", {**TRAINING, "steps": 4}, bucket, ranks=1)
+        path = f"{bucket}/test/step-4.1f3a9c2e-1/__0_0.distcp"
+        client.pipe_file(path, client.cat_file(path)[:-1])
+        ranks = run(tmp_path / "second", {**TRAINING, "steps": 4}, bucket, ranks=1, attempt=2)
+        assert [rank.code for rank in ranks] == [ExitCode.DONE], ranks[0].err
+        assert f"step 4 is damaged: {path} has" in ranks[0].out
+        assert "resuming after step 2" in ranks[0].out
+        assert folders(bucket).complete() == [2, 4]
+        assert "1f3a9c2e-2" in str(folders(bucket).path(4))
+        assert not any("1f3a9c2e-1" in name for name in names(client, bucket) if name.startswith("step-4"))
+
+    def test_an_old_attempt_commits_nothing_any_more(self, client, environment, bucket, tmp_path):
+        """It is overtaken while its first checkpoint is being written."""
+        training = {**TRAINING, "steps": 100_000, "checkpoint": {"interval": 100}}
+        config = job(training, uid=UID)
+        options = {"storage": bucket, "module": GATED, "GATE": str(tmp_path)}
+        with launch(tmp_path / "run", config, **options) as world:
+            world.wait_until(lambda: world.reached(101))
+            client.pipe_file(f"{bucket}/test/fence.json", json.dumps({"uid": UID, "attempt": 2}).encode())
+            (tmp_path / "go").touch()
+            ended = world.ended()
+        assert [rank.code for rank in ended] == [ExitCode.FENCED], ended[0].err
+        assert names(client, bucket) == ["fence.json"]
+
+    def test_ranks_with_another_store_are_named(self, bucket, tmp_path):
+        other = bucket.replace("/runs", "/others")
+        ranks = run(tmp_path, TRAINING, [bucket, other])
+        assert [rank.code for rank in ranks] == [ExitCode.STORAGE_NOT_SHARED] * 2, ranks[0].err
+        assert "ranks 1 do not see" in ranks[0].report.error.message
+
+    def test_without_a_bucket_the_sentence_names_the_field(self, environment, tmp_path):
+        ranks = run(tmp_path, TRAINING, "s3://no-such-bucket/runs", ranks=1)
+        assert ranks[0].code == ExitCode.INVALID_CONFIGURATION, ranks[0].err
+        assert "`storage`: rank 0 cannot write to s3://no-such-bucket/runs/test" in ranks[0].report.error.message
+
+    def test_a_job_begins_with_weights_from_the_store(self, bucket, tmp_path):
+        run(tmp_path / "first", {**TRAINING, "steps": 2}, bucket, ranks=1)
+        checkpoint = {"initialFrom": "test", "folder": "another"}
+        training = {**TRAINING, "steps": 2, "checkpoint": checkpoint, "model": user("double_mlp")}
+        config = job(training, uid=UID) | {"checkpointFolder": "another"}
+        with launch(tmp_path / "second", config, storage=bucket) as world:
+            ended = world.ended()
+        assert [rank.code for rank in ended] == [ExitCode.DONE], ended[0].err
+        assert f"weights from {bucket}/test/step-2.1f3a9c2e-1" in ended[0].out
+
+
+class TestSteps:
+    def write(self, steps, step, attempt, commit=True):
+        partial = steps.partial(step, attempt)
+        (partial / "__0_0.distcp").write_text("content")
+        manifest = StepManifest(step=step, attempt=attempt, world_size=1, mesh={})
+        (partial / "manifest.pending").write_text(manifest.text())
+        return steps.commit(partial, step) if commit else partial
+
+    def test_only_a_manifest_makes_one_complete(self, client, bucket):
+        steps = folders(bucket)
+        assert steps.complete() == []
+        self.write(steps, 10, 1)
+        self.write(steps, 20, 1, commit=False)
+        assert steps.complete() == [10]
+        steps.clean()
+        assert names(client, bucket) == ["step-10.1f3a9c2e-1/__0_0.distcp", "step-10.1f3a9c2e-1/manifest.json"]
+
+    def test_the_last_commit_of_a_step_counts(self, client, bucket):
+        steps = folders(bucket)
+        self.write(steps, 10, 2)
+        self.write(steps, 10, 1)
+        assert steps.complete() == [10]
+        assert read_manifest(steps.path(10)).attempt == 1
+        assert len(names(client, bucket)) == 2
+
+    def test_what_is_set_aside_goes_when_its_step_is_reached(self, bucket):
+        steps = folders(bucket)
+        for step in (10, 20, 30):
+            self.write(steps, step, 1)
+        steps.set_aside(20)
+        assert steps.complete() == [10, 30]
+        steps.keep({10})
+        assert steps.complete() == [10]
+        self.write(steps, 15, 2)
+        assert (steps.partial(20, 1) / "broken").exists()
+        self.write(steps, 20, 2)
+        assert not steps.partial(20, 1).exists()
+        assert steps.complete() == [10, 15, 20]
+
+    def test_other_protocols_need_their_package(self):
+        with pytest.raises(InvalidConfiguration, match=r"gs://.*disttrain\[s3\]"):
+            ObjectPath("gs://bucket/x").exists()
