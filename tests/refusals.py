@@ -8,6 +8,7 @@ from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_AC
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
+from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -29,6 +30,7 @@ REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
+    *SERVER_REFUSALS,
     *PIPELINE_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
@@ -57,13 +59,6 @@ REFUSALS = (
         "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
         " are spread over those ranks; raise `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
-    ),
-    Refusal(
-        "ParameterServerMode",
-        f"{PARALLELISM}.dataParallel.mode",
-        "`mode` ParameterServer is not built yet: use AllReduce, or run servers of your own with"
-        " `spec.parameterServers` and a command in both templates",
-        {"parallelism": {"dataParallel": {"mode": "ParameterServer"}}},
     ),
     Refusal(
         "GpusMultipleOfProcesses",
@@ -270,13 +265,6 @@ REFUSALS = (
         servers({"name": "trainer"}),
     ),
     Refusal(
-        "ServersWithoutTraining",
-        "spec.parameterServers",
-        "`parameterServers` cannot be combined with `training` yet: run both programs by a command in their templates,"
-        " or remove `parameterServers`",
-        {"parameterServers": own_program()},
-    ),
-    Refusal(
         "GpusByGpusPerPod",
         WORKERS,
         "`nvidia.com/gpu` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
@@ -345,6 +333,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
+    **SERVERS_ACCEPTED,
     **PIPELINES_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},

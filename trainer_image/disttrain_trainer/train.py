@@ -22,6 +22,7 @@ from contextlib import suppress
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
@@ -204,8 +205,15 @@ def run(stop: StopRequest) -> int:
         config = read_config()
         devices = config.job.parallelism.devices_per_process or 1
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
-        world = join_world(config, device)
-        train(config, world, reporter, stop)
+        if config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
+            # Not above: it is made of this module's steps.
+            from disttrain_trainer.parameter_server.work import alone, work
+
+            world = join_world(alone(config), device)
+            work(config, world, reporter, stop)
+        else:
+            world = join_world(config, device)
+            train(config, world, reporter, stop)
         reporter.update(done=True)
     # CheckpointException derives from BaseException.
     except (Exception, CheckpointException) as error:

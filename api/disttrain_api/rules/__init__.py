@@ -14,6 +14,7 @@ from disttrain_api.rules.pods import POD_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
+from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
@@ -23,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     *PIPELINE_RULES,
     *COMBINATION_RULES,
     *GRADIENT_SUM_RULES,
+    *SERVER_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *FAILURE_RULES,
