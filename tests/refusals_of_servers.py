@@ -73,6 +73,20 @@ SERVER_REFUSALS = (
         "`parameterServer` holds settings of `mode` ParameterServer: set it, or remove them",
         {"parallelism": {"dataParallel": {"parameterServer": {"synchronization": "Async"}}}},
     ),
+    Refusal(
+        "WorkersOfServersComeBack",
+        "spec.runPolicy.failurePolicy",
+        "the work of worker 0, which leads, is done by nobody else: give rules with Ignore `roles: [ps]`, or use"
+        " RestartPod, with which the other workers go on until it is back",
+        {**on_servers(), "runPolicy": {"failurePolicy": {"rules": [{"action": "Ignore"}]}}},
+    ),
+    Refusal(
+        "SuccessOfServersOfTraining",
+        "spec.runPolicy.successPolicy",
+        "`successPolicy.role` ps does not go with `training`, whose servers serve until the workers are done: use role"
+        " worker",
+        {**on_servers(), "runPolicy": {"successPolicy": {"role": "ps"}}},
+    ),
     *(
         Refusal(
             "SettingOfAnotherSynchronization",
@@ -94,6 +108,10 @@ SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "updates as they arrive": {
         **on_servers(synchronization="Async", stalenessAwareRate=True),
         "training": {"maxGradientNorm": 1.0},
+    },
+    "a worker that is made again alone": {
+        **on_servers(),
+        "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod", "roles": ["worker"]}]}},
     },
     "updates of a bounded age": on_servers(synchronization="BoundedStaleness", staleness=0),
 }
