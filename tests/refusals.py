@@ -11,6 +11,7 @@ from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
+from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -34,6 +35,7 @@ REFUSALS = (
     *MODEL_REFUSALS,
     *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
+    *SERVER_REFUSALS,
     *PIPELINE_REFUSALS,
     *RELAXED_REFUSALS,
     Refusal(
@@ -63,13 +65,6 @@ REFUSALS = (
         "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
         " are spread over those ranks; raise `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
-    ),
-    Refusal(
-        "ParameterServerMode",
-        f"{PARALLELISM}.dataParallel.mode",
-        "`mode` ParameterServer is not built yet: use AllReduce, or run servers of your own with"
-        " `spec.parameterServers` and a command in both templates",
-        {"parallelism": {"dataParallel": {"mode": "ParameterServer"}}},
     ),
     Refusal(
         "GpusMultipleOfProcesses",
@@ -276,13 +271,6 @@ REFUSALS = (
         servers({"name": "trainer"}),
     ),
     Refusal(
-        "ServersWithoutTraining",
-        "spec.parameterServers",
-        "`parameterServers` cannot be combined with `training` yet: run both programs by a command in their templates,"
-        " or remove `parameterServers`",
-        {"parameterServers": own_program()},
-    ),
-    Refusal(
         "GpusByGpusPerPod",
         WORKERS,
         "`nvidia.com/gpu` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
@@ -353,6 +341,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **MODELS_ACCEPTED,
     **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
+    **SERVERS_ACCEPTED,
     **PIPELINES_ACCEPTED,
     **RELAXED_ACCEPTED,
     "training with two pods": {},

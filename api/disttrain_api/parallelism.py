@@ -86,18 +86,40 @@ class Compression(ApiModel):
     """TopK and RandomK only: momentum of SGD, gathered before numbers are chosen. Absent: 0."""
 
 
+class Synchronization(StrEnum):
+    """When parameter servers apply what workers push."""
+
+    SYNC = "Sync"
+    ASYNC = "Async"
+    BOUNDED_STALENESS = "BoundedStaleness"
+
+
+class ParameterServer(ApiModel):
+    """How workers and parameter servers work together."""
+
+    synchronization: Synchronization = Synchronization.SYNC
+    """Sync: one update per step, as AllReduce. Async: one per worker's part of the batch, as it arrives.
+    BoundedStaleness: as Async, but no worker runs far ahead."""
+    staleness: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """BoundedStaleness only: parts that a worker may be ahead of the slowest one. Absent: 4."""
+    staleness_aware_rate: bool | None = None
+    """Not for Sync: the learning rate of an update is divided by its staleness. Absent: false."""
+
+
 class DataParallel(ApiModel):
     """How data-parallel replicas are kept equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
     """AllReduce sums gradients over all replicas in every step. LocalSGD and BMUF let replicas train alone and average
-    their parameters now and then. ParameterServer is not built yet."""
+    their parameters now and then. ParameterServer: servers hold the parameters, workers push gradients to them."""
     sync_batch_norm: bool = False
     """BatchNorm layers look at the batches of all replicas together, not of each alone."""
     local_sgd: Annotated[LocalSgd | None, Field(alias="localSGD")] = None
     """Settings of LocalSGD. Absent: its defaults."""
     bmuf: Bmuf | None = None
     """Settings of BMUF. Absent: its defaults."""
+    parameter_server: ParameterServer | None = None
+    """ParameterServer only. Absent: Sync."""
     all_reduce: AllReduce = AllReduce.BACKEND
     """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
     compression: Compression | None = None

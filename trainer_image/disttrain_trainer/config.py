@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from disttrain_api.batch import Batch, resolve_batch
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
-from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, TOKEN_FILE, Env
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import microbatches_of
-from disttrain_api.spec import JobSpec, Storage, Workers
+from disttrain_api.spec import JobSpec, ParameterServers, Storage, Workers
 from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
@@ -50,6 +52,10 @@ class Config:
     threads_given: bool = False
     """Whether OMP_NUM_THREADS decides the number of threads."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
+    servers: tuple[str, ...] = ()
+    """host:port of each parameter server."""
+    token: str = ""
+    """The job's token, where it has parameter servers."""
 
     @property
     def training(self) -> Training:
@@ -75,7 +81,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     Without RANK, WORLD_SIZE and the rest this is a world of one rank, so the module can be run by hand.
     Raises InvalidConfiguration naming the field or variable.
     """
-    job = read_job(Path(environment.get(Env.CONFIG) or Path(CONFIG_DIR, CONFIG_FILE)))
+    path = Path(environment.get(Env.CONFIG) or Path(CONFIG_DIR, CONFIG_FILE))
+    job = read_job(path)
     world_size = _number(environment, Env.WORLD_SIZE, 1)
     rank = _number(environment, Env.RANK, 0)
     if not 0 <= rank < world_size:
@@ -113,7 +120,23 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
         node=environment.get(Env.NODE_NAME) or socket.gethostname(),
         threads_given="OMP_NUM_THREADS" in environment,
+        **_servers(job, path.parent, environment),
     )
+
+
+def _servers(job: JobConfig, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Addresses and token, where the job's parameters lie on servers."""
+    if job.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
+        return {}
+    addresses = tuple(filter(None, environment.get(Env.PS_ADDRESSES, "").split(",")))
+    if not addresses:
+        raise InvalidConfiguration(f"{Env.PS_ADDRESSES} is not set, but the job's parameters lie on servers: where?")
+    try:
+        return {"servers": addresses, "token": (folder / TOKEN_FILE).read_text()}
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"{folder / TOKEN_FILE} cannot be read ({error.strerror}), expected the job's token beside {CONFIG_FILE}"
+        ) from error
 
 
 def read_job(path: Path) -> JobConfig:
@@ -138,8 +161,11 @@ def resolve(job: JobConfig, world_size: int, local_world_size: int = 1) -> tuple
     Raises InvalidConfiguration for anything that `disttrain validate` refuses, so that a job.json that came another way
     is held to the same rules.
     """
+    has_servers = job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
     spec = JobSpec(
         workers=Workers(replicas=world_size // local_world_size, processes_per_pod=local_world_size),
+        # How many there are is the environment's to say.
+        parameter_servers=ParameterServers() if has_servers else None,
         parallelism=job.parallelism,
         training=job.training,
         # Whether there is storage is the environment's to say.

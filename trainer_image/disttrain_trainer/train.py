@@ -23,6 +23,7 @@ from contextlib import closing, contextmanager, suppress
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
@@ -263,10 +264,17 @@ def run(stop: StopRequest) -> int:
         config = read_config()
         devices = config.job.parallelism.devices_per_process or 1
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
-        world = join_world(config, device)
-        if device.shares_gpu:
-            say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
-        train(config, world, reporter, stop)
+        if config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
+            # Not above: it is made of this module's steps.
+            from disttrain_trainer.parameter_server.work import alone, work
+
+            world = join_world(alone(config), device)
+            work(config, world, reporter, stop)
+        else:
+            world = join_world(config, device)
+            if device.shares_gpu:
+                say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
+            train(config, world, reporter, stop)
         reporter.update(done=True)
     # CheckpointException derives from BaseException.
     except (Exception, CheckpointException) as error:

@@ -17,6 +17,7 @@ from disttrain_api.rules.relaxed import RELAXED_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
+from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *GRADIENT_SUM_RULES,
     *RELAXED_RULES,
+    *SERVER_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
     *CHECKPOINT_RULES,

@@ -3,7 +3,7 @@
 from math import prod
 
 from disttrain_api.names import DEFAULT_GPU_RESOURCE
-from disttrain_api.parallelism import DataParallelMode, Parallelism
+from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
@@ -160,15 +160,6 @@ LAYOUT_RULES = (
         cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",
         values={"degree": EXPERT, "product": EXPERT_RANKS},
         reads=("spec.parallelism",),
-    ),
-    Rule(
-        id="ParameterServerMode",
-        path="spec.parallelism.dataParallel.mode",
-        scope="spec.parallelism.dataParallel",
-        sentence="`mode` ParameterServer is not built yet: use AllReduce, or run servers of your own with"
-        " `spec.parameterServers` and a command in both templates",
-        check=lambda spec: when(spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER),
-        cel="self.mode != 'ParameterServer'",
     ),
     Rule(
         id="GpusMultipleOfProcesses",

@@ -162,18 +162,27 @@ POD_RULES = (
         path="spec.parameterServers.template",
         sentence="the servers have nothing to run: give their container `trainer` a command or an image of its own",
         check=lambda spec: when(
-            spec.parameter_servers is not None and not _has_program(spec.parameter_servers.template)
+            spec.training is None
+            and spec.parameter_servers is not None
+            and not _has_program(spec.parameter_servers.template)
         ),
-        scope="spec.parameterServers",
-        cel=_some_trainer("self.template", _HAS_PROGRAM),
+        cel="has(self.training) || !has(self.parameterServers)"
+        f" || {_some_trainer('self.parameterServers.template', _HAS_PROGRAM)}",
+        reads=("spec.training", "spec.parameterServers.template"),
     ),
     Rule(
-        id="ServersWithoutTraining",
-        path="spec.parameterServers",
-        sentence="`parameterServers` cannot be combined with `training` yet: run both programs by a command in their"
-        " templates, or remove `parameterServers`",
-        check=lambda spec: when(spec.parameter_servers is not None and spec.training is not None),
-        cel="!has(self.parameterServers) || !has(self.training)",
+        id="ServersOneProgram",
+        path="spec.parameterServers.template",
+        sentence="`spec.training` decides what the servers' container `trainer` runs, so it may have no `command` and"
+        " no `args`: remove them, or `spec.training`",
+        check=lambda spec: when(
+            spec.training is not None
+            and spec.parameter_servers is not None
+            and _has_command(spec.parameter_servers.template)
+        ),
+        cel="!has(self.training) || !has(self.parameterServers)"
+        f" || !{_some_trainer('self.parameterServers.template', _HAS_COMMAND)}",
+        reads=("spec.training", "spec.parameterServers.template"),
     ),
     Rule(
         id="GpusByGpusPerPod",

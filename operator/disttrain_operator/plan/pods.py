@@ -11,7 +11,10 @@ from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
 
-_AGENT_COMMAND = ["python3", "-m", "disttrain_trainer.agent"]
+_COMMANDS = {
+    Role.WORKER: ["python3", "-m", "disttrain_trainer.agent"],
+    Role.PS: ["python3", "-m", "disttrain_trainer.parameter_server.main"],
+}
 
 
 class RolePlan:
@@ -159,8 +162,8 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
     trainer.setdefault("image", site.trainer_image)
     if site.defaults.image_pull_policy:
         trainer.setdefault("imagePullPolicy", site.defaults.image_pull_policy)
-    if spec.training is not None and role is Role.WORKER:
-        trainer["command"] = _AGENT_COMMAND
+    if spec.training is not None:
+        trainer["command"] = _COMMANDS[role]
     trainer.setdefault("terminationMessagePath", TERMINATION_LOG)
     # A program that writes no termination message leaves the end of its log there.
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")

@@ -99,6 +99,17 @@ def test_parameter_servers_are_addressed_in_every_pod_and_are_no_nodes() -> None
     assert "PET_NODE_RANK" not in server
 
 
+def test_servers_of_a_job_that_trains_run_our_own_server() -> None:
+    job = a_job(parameterServers={"replicas": 2}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
+    server = pod(job, Role.PS, 0, 1, SITE)
+    container = server["spec"]["containers"][0]
+    assert container["image"] == "disttrain/trainer:test"
+    assert container["command"] == ["python3", "-m", "disttrain_trainer.parameter_server.main"]
+    assert {"DISTTRAIN_CONFIG", "DISTTRAIN_PS_ADDRESSES", "WORLD_SIZE"} <= environment(server).keys()
+    addressed = service(job, SITE)["spec"]["selector"]
+    assert "disttrain.io/role" not in addressed, "workers look their servers up"
+
+
 def test_a_template_with_a_command_keeps_it_and_gets_no_configuration() -> None:
     job = a_job(training=None, workers={"template": command_template()})
     manifest = pod(job, Role.WORKER, 0, 1, SITE)

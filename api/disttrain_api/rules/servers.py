@@ -1,0 +1,158 @@
+"""Parameters on servers: what such a job needs, and what does not go with it."""
+
+from disttrain_api.parallelism import AllReduce, DataParallel, DataParallelMode, Synchronization
+from disttrain_api.rules.layout import PIPELINE, SHARD
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+from disttrain_api.training import Precision
+
+_DATA_PARALLEL = "spec.parallelism.dataParallel"
+_MODE = f"{_DATA_PARALLEL}.mode"
+_SETTINGS = f"{_DATA_PARALLEL}.parameterServer"
+_CEL = "self.parallelism.dataParallel"
+_IS_MODE = f"{_CEL}.mode == 'ParameterServer'"
+_IS_SYNC = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.synchronization == 'Sync')"
+_CUTS = (
+    ("dataParallelShardDegree", "data_parallel_shard_degree", f"{SHARD} > 1"),
+    (
+        "tensorParallelDegree",
+        "tensor_parallel_degree",
+        "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)",
+    ),
+    ("pipelineParallelDegree", "pipeline_parallel_degree", f"{PIPELINE} > 1"),
+    (
+        "devicesPerProcess",
+        "devices_per_process",
+        "(has(self.parallelism.devicesPerProcess) && self.parallelism.devicesPerProcess > 1)",
+    ),
+)
+_CUT = " : ".join(
+    [
+        *(f"{cel} ? '{alias}'" for alias, _, cel in _CUTS),
+        f"{_CEL}.allReduce != 'Backend' ? 'allReduce'",
+        f"has({_CEL}.compression) ? 'compression'",
+        "has(self.training) && self.training.offload.parameters ? 'offload.parameters'",
+        "has(self.training) && self.training.precision == 'FP16' ? 'precision: FP16'",
+        "''",
+    ]
+)
+
+
+def _data_parallel(spec: JobSpec) -> DataParallel:
+    return spec.parallelism.data_parallel
+
+
+def _has_mode(spec: JobSpec) -> bool:
+    return _data_parallel(spec).mode is DataParallelMode.PARAMETER_SERVER
+
+
+def _synchronization(spec: JobSpec) -> Synchronization:
+    settings = _data_parallel(spec).parameter_server
+    return Synchronization.SYNC if settings is None else settings.synchronization
+
+
+def _unfit(spec: JobSpec) -> str | None:
+    """The first setting that does not go with servers."""
+    for alias, field, _ in _CUTS:
+        if (getattr(spec.parallelism, field) or 1) > 1:
+            return alias
+    if _data_parallel(spec).all_reduce is not AllReduce.BACKEND:
+        return "allReduce"
+    if _data_parallel(spec).compression is not None:
+        return "compression"
+    if spec.training is not None and spec.training.offload.parameters:
+        return "offload.parameters"
+    return "precision: FP16" if spec.training is not None and spec.training.precision is Precision.FP16 else None
+
+
+def _servers_with_unfit(spec: JobSpec) -> Values | None:
+    setting = _unfit(spec)
+    return {"setting": setting} if _has_mode(spec) and setting is not None else None
+
+
+def _setting_of_other_synchronization(spec: JobSpec) -> Values | None:
+    settings = _data_parallel(spec).parameter_server
+    if settings is None:
+        return None
+    found = settings.synchronization
+    if settings.staleness is not None and found is not Synchronization.BOUNDED_STALENESS:
+        return {"setting": "staleness", "synchronization": found.value}
+    aware = settings.staleness_aware_rate is not None and found is Synchronization.SYNC
+    return {"setting": "stalenessAwareRate", "synchronization": found.value} if aware else None
+
+
+_OTHER_SETTING = (
+    "(has(self.staleness) && self.synchronization != 'BoundedStaleness' ? 'staleness'"
+    " : has(self.stalenessAwareRate) && self.synchronization == 'Sync' ? 'stalenessAwareRate' : '')"
+)
+
+SERVER_RULES = (
+    Rule(
+        id="ModeNeedsServers",
+        path=_MODE,
+        sentence="`mode` ParameterServer needs `spec.training` and `spec.parameterServers`, whose `replicas` says how"
+        " many servers hold the parameters: add them, or use AllReduce",
+        check=lambda spec: when(_has_mode(spec) and (spec.training is None or spec.parameter_servers is None)),
+        cel=f"!({_IS_MODE}) || (has(self.training) && has(self.parameterServers))",
+        reads=(_MODE, "spec.training", "spec.parameterServers"),
+    ),
+    Rule(
+        id="ServersNeedMode",
+        path="spec.parameterServers",
+        sentence="`parameterServers` beside `training` need `parallelism.dataParallel.mode` ParameterServer: set it, or"
+        " remove `parameterServers`",
+        check=lambda spec: when(
+            spec.parameter_servers is not None and spec.training is not None and not _has_mode(spec)
+        ),
+        cel=f"!has(self.parameterServers) || !has(self.training) || {_IS_MODE}",
+        reads=(_MODE, "spec.training", "spec.parameterServers"),
+    ),
+    Rule(
+        id="ServersWithOthers",
+        path=_MODE,
+        sentence="`mode` ParameterServer does not go with `{setting}`, which is not built for it: remove one of the"
+        " two",
+        check=_servers_with_unfit,
+        cel=f"!({_IS_MODE}) || ({_CUT}) == ''",
+        values={"setting": _CUT},
+        reads=(
+            _DATA_PARALLEL,
+            *(f"spec.parallelism.{alias}" for alias, *_ in _CUTS),
+            "spec.training.offload.parameters",
+            "spec.training.precision",
+        ),
+    ),
+    Rule(
+        id="ServersWithClipping",
+        path="spec.training.maxGradientNorm",
+        sentence="`maxGradientNorm` does not go with `synchronization` Sync: each server sees its part of the gradient"
+        " alone; use Async or BoundedStaleness, where workers clip what they push",
+        check=lambda spec: when(
+            _has_mode(spec)
+            and _synchronization(spec) is Synchronization.SYNC
+            and spec.training is not None
+            and spec.training.max_gradient_norm is not None
+        ),
+        cel=f"!({_IS_MODE}) || !{_IS_SYNC} || !has(self.training) || !has(self.training.maxGradientNorm)",
+        reads=(_DATA_PARALLEL, "spec.training.maxGradientNorm"),
+    ),
+    Rule(
+        id="SettingsOfServersNeedMode",
+        path=_SETTINGS,
+        scope=_DATA_PARALLEL,
+        sentence="`parameterServer` holds settings of `mode` ParameterServer: set it, or remove them",
+        check=lambda spec: when(_data_parallel(spec).parameter_server is not None and not _has_mode(spec)),
+        cel="!has(self.parameterServer) || self.mode == 'ParameterServer'",
+        reads=(_SETTINGS, _MODE),
+    ),
+    Rule(
+        id="SettingOfAnotherSynchronization",
+        path=_SETTINGS,
+        scope=_SETTINGS,
+        sentence="`{setting}` is not a setting of `synchronization` {synchronization}: remove it, or change"
+        " `synchronization`",
+        check=_setting_of_other_synchronization,
+        cel=f"{_OTHER_SETTING} == ''",
+        values={"setting": _OTHER_SETTING, "synchronization": "self.synchronization"},
+    ),
+)

@@ -1,0 +1,119 @@
+"""Push and pull of parameters by one worker and 1 or 2 servers over loopback, in GB/s of both directions together.
+
+Reference: the same transport moving the same frames without a server behind them, in turn with it. Goal: at least
+0.6 of that. The last row is what copying the same bytes in memory takes, the limit of both.
+"""
+
+# ruff: noqa: E402 - a script's own folder is on its path, the repository is not
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trainer_image")]
+
+import torch
+import zmq
+from torch import nn
+
+from benchmarks import harness
+from disttrain_api.batch import Batch
+from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.training import Data, DataName, Model, ModelName, Training
+from disttrain_trainer.parameter_server.client import Servers
+from disttrain_trainer.parameter_server.heartbeat import connect
+from disttrain_trainer.parameter_server.placement import place
+from disttrain_trainer.parameter_server.serve import Loop
+from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.parameter_server.wire import key_of
+from tests.cluster.ports import free_port
+
+KEY = key_of("benchmark", "uid", 1)
+PARAMETERS = 16
+
+
+def serve(index: int, address: str) -> None:
+    """One server, until it is killed."""
+    torch.set_num_threads(1)
+    model, data = Model(name=ModelName.MLP), Data(name=DataName.DIGITS)
+    training = Training(model=model, data=data, steps=1, micro_batch_size=1)
+    settings = ParameterServer(synchronization=Synchronization.ASYNC)
+    Loop(Server(ServerConfig(index, 1, training, Batch(1, 1, 1), settings)), KEY, address).run(lambda: False)
+
+
+def echo(address: str) -> None:
+    """The transport alone: takes frames, and sends the first ones that it took."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.bind(f"tcp://{address}")
+    kept = None
+    while True:
+        sender, *frames = socket.recv_multipart(copy=False)
+        kept = kept or [frame.buffer for frame in frames]
+        answer = [b"taken"] if frames[0].bytes == b"push" else kept
+        socket.send_multipart([sender.bytes, *answer], copy=False)
+
+
+def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Functions that push and pull once and return the seconds: through our servers, and by raw frames."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2 * count)]
+    context = multiprocessing.get_context("spawn")
+    for index in range(count):
+        context.Process(target=serve, args=(index, addresses[index]), daemon=True).start()
+        context.Process(target=echo, args=(addresses[count + index],), daemon=True).start()
+    parameters = {f"p{index:02}": nn.Parameter(torch.ones(numbers // PARAMETERS)) for index in range(PARAMETERS)}
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    servers = Servers(addresses[:count], KEY, 0, parameters, lambda: False, 60.0)
+    servers.load({})
+    sockets = [connect(zmq.Context.instance(), address) for address in addresses[count:]]
+    placed = place({name: parameter.numel() for name, parameter in parameters.items()}, count)
+    pieces = [[memoryview(torch.ones(one.size).numpy()) for one in segments] for segments in placed]
+    state = {"step": 0, "pulled": servers.pull()}
+
+    def through_servers() -> float:
+        begin = time.perf_counter()
+        # Without weight nothing is updated: this is about moving, not about the optimizer.
+        servers.push(Task(state["step"], 0), 0.0, state["pulled"], state["step"])
+        state["pulled"], state["step"] = servers.pull(), state["step"] + 1
+        return time.perf_counter() - begin
+
+    def raw() -> float:
+        begin = time.perf_counter()
+        for kind in (b"push", b"pull"):
+            for socket, piece in zip(sockets, pieces, strict=True):
+                socket.send_multipart([kind, *(piece if kind == b"push" else [])], copy=False)
+            for socket in sockets:
+                socket.recv_multipart(copy=False)
+        return time.perf_counter() - begin
+
+    return through_servers, raw
+
+
+def measure(quick: bool) -> Iterator[harness.Row]:
+    megabytes, repeats = (40, 3) if quick else (400, 7)
+    moved = 2 * megabytes / 1000
+    torch.set_num_threads(1)
+    for count in (1, 2):
+        ours, raw = with_servers(count, megabytes * 250_000)
+        pairs = [(ours(), raw()) for _ in range(repeats + 1)][1:]
+        values, references = ([moved / seconds for seconds in column] for column in zip(*pairs, strict=True))
+        yield harness.row(f"push + pull of {megabytes} MB, {count} servers", "GB/s", values, references)
+    source = torch.ones(megabytes * 250_000)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        target.copy_(source)
+        times.append(megabytes / 1000 / (time.perf_counter() - begin))
+    yield harness.row(f"copy of {megabytes} MB in memory", "GB/s", times)
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, measure, ("torch", "pyzmq"))
+    for child in multiprocessing.active_children():
+        child.kill()

@@ -1,0 +1,117 @@
+"""Jobs whose parameters lie on servers and that cannot be, and some that can."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import SERVERS, Refusal, own_program, untrained
+
+DATA_PARALLEL = "spec.parallelism.dataParallel"
+
+
+def on_servers(parallelism: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """The part of a spec that lays the parameters onto two servers."""
+    mode: dict[str, Any] = {"mode": "ParameterServer"} | ({"parameterServer": settings} if settings else {})
+    given = dict(parallelism or {})
+    mode |= given.pop("dataParallel", {})
+    return {"parameterServers": {"replicas": 2}, "parallelism": {"dataParallel": mode, **given}}
+
+
+def with_other(setting: str, changes: Mapping[str, Any]) -> Refusal:
+    """A setting that does not go with servers."""
+    return Refusal(
+        "ServersWithOthers",
+        f"{DATA_PARALLEL}.mode",
+        f"`mode` ParameterServer does not go with `{setting}`, which is not built for it: remove one of the two",
+        changes,
+    )
+
+
+SERVER_REFUSALS = (
+    *(
+        Refusal(
+            "ModeNeedsServers",
+            f"{DATA_PARALLEL}.mode",
+            "`mode` ParameterServer needs `spec.training` and `spec.parameterServers`, whose `replicas` says how many"
+            " servers hold the parameters: add them, or use AllReduce",
+            {**changes, "parallelism": {"dataParallel": {"mode": "ParameterServer"}}},
+        )
+        for changes in ({}, untrained(own_program()), untrained(own_program(), parameterServers=own_program()))
+    ),
+    Refusal(
+        "ServersNeedMode",
+        "spec.parameterServers",
+        "`parameterServers` beside `training` need `parallelism.dataParallel.mode` ParameterServer: set it, or remove"
+        " `parameterServers`",
+        {"parameterServers": {"replicas": 2}},
+    ),
+    Refusal(
+        "ServersOneProgram",
+        SERVERS,
+        "`spec.training` decides what the servers' container `trainer` runs, so it may have no `command` and no `args`:"
+        " remove them, or `spec.training`",
+        {**on_servers(), "parameterServers": own_program({"name": "trainer", "command": ["serve"]})},
+    ),
+    *(
+        with_other(degree, {"workers": {"replicas": 4}, **on_servers({degree: 2})})
+        for degree in ("dataParallelShardDegree", "tensorParallelDegree", "pipelineParallelDegree")
+    ),
+    with_other("devicesPerProcess", on_servers({"devicesPerProcess": 2})),
+    with_other("allReduce", on_servers({"dataParallel": {"allReduce": "Ring"}})),
+    with_other("compression", on_servers({"dataParallel": {"compression": {"name": "FP16"}}})),
+    with_other("offload.parameters", {**on_servers(), "training": {"offload": {"parameters": True}}}),
+    with_other("precision: FP16", {**on_servers(), "training": {"precision": "FP16"}}),
+    Refusal(
+        "ServersWithClipping",
+        "spec.training.maxGradientNorm",
+        "`maxGradientNorm` does not go with `synchronization` Sync: each server sees its part of the gradient alone;"
+        " use Async or BoundedStaleness, where workers clip what they push",
+        {**on_servers(), "training": {"maxGradientNorm": 1.0}},
+    ),
+    Refusal(
+        "SettingsOfServersNeedMode",
+        f"{DATA_PARALLEL}.parameterServer",
+        "`parameterServer` holds settings of `mode` ParameterServer: set it, or remove them",
+        {"parallelism": {"dataParallel": {"parameterServer": {"synchronization": "Async"}}}},
+    ),
+    Refusal(
+        "WorkersOfServersComeBack",
+        "spec.runPolicy.failurePolicy",
+        "the work of worker 0, which leads, is done by nobody else: give rules with Ignore `roles: [ps]`, or use"
+        " RestartPod, with which the other workers go on until it is back",
+        {**on_servers(), "runPolicy": {"failurePolicy": {"rules": [{"action": "Ignore"}]}}},
+    ),
+    Refusal(
+        "SuccessOfServersOfTraining",
+        "spec.runPolicy.successPolicy",
+        "`successPolicy.role` ps does not go with `training`, whose servers serve until the workers are done: use role"
+        " worker",
+        {**on_servers(), "runPolicy": {"successPolicy": {"role": "ps"}}},
+    ),
+    *(
+        Refusal(
+            "SettingOfAnotherSynchronization",
+            f"{DATA_PARALLEL}.parameterServer",
+            f"`{setting}` is not a setting of `synchronization` {synchronization}: remove it, or change"
+            " `synchronization`",
+            on_servers(synchronization=synchronization, **{setting: value}),
+        )
+        for synchronization, setting, value in (
+            ("Async", "staleness", 2),
+            ("Sync", "staleness", 2),
+            ("Sync", "stalenessAwareRate", True),
+        )
+    ),
+)
+
+SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "parameters on servers": on_servers(),
+    "updates as they arrive": {
+        **on_servers(synchronization="Async", stalenessAwareRate=True),
+        "training": {"maxGradientNorm": 1.0},
+    },
+    "a worker that is made again alone": {
+        **on_servers(),
+        "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod", "roles": ["worker"]}]}},
+    },
+    "updates of a bounded age": on_servers(synchronization="BoundedStaleness", staleness=0),
+}

@@ -1,0 +1,267 @@
+"""Where parameters lie, how messages look on the wire, and who works on what: what holds for all inputs."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttrain_api.batch import Batch
+from disttrain_api.parallelism import Synchronization
+from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.parameter_server.placement import place
+from disttrain_trainer.parameter_server.tasks import LEADER, Lease, Tasks, Verdict
+from disttrain_trainer.parameter_server.wire import FORMATS, Malformed, Message, decode, encode, key_of
+
+KEY = key_of("token", "uid", 1)
+
+sizes = st.dictionaries(st.text("abc.", min_size=1, max_size=4), st.integers(0, 50), max_size=6)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+tensors = st.builds(
+    lambda name, length: torch.randn(length).to(FORMATS[name]), st.sampled_from(sorted(FORMATS)), st.integers(0, 20)
+)
+messages = st.builds(
+    Message,
+    st.text(max_size=5),
+    st.dictionaries(st.text(max_size=3), json_values, max_size=3),
+    st.lists(tensors, max_size=3),
+)
+
+
+class TestPlacement:
+    @given(sizes, st.integers(1, 8))
+    def test_every_number_lies_on_one_server_and_shares_are_equal(self, sizes, servers):
+        placed = place(sizes, servers)
+        keys = [(one.name, at) for segments in placed for one in segments for at in range(one.start, one.stop)]
+        assert keys == [(name, at) for name in sorted(sizes) for at in range(sizes[name])]
+        shares = [sum(one.size for one in segments) for segments in placed]
+        assert len(placed) == servers
+        assert max(shares) - min(shares) <= 1
+
+    @given(sizes, st.integers(1, 8), st.randoms())
+    def test_the_order_in_which_parameters_are_given_does_not_count(self, sizes, servers, chance):
+        shuffled = list(sizes.items())
+        chance.shuffle(shuffled)
+        assert place(dict(shuffled), servers) == place(sizes, servers)
+
+    def test_no_servers(self):
+        with pytest.raises(ValueError, match="0 servers"):
+            place({"a": 1}, 0)
+
+
+class TestWire:
+    @given(messages)
+    def test_what_is_sent_arrives(self, message):
+        found = decode([bytes(frame) for frame in encode(message, KEY)], KEY)
+        assert (found.kind, found.fields) == (message.kind, message.fields)
+        assert [tensor.dtype for tensor in found.tensors] == [tensor.dtype for tensor in message.tensors]
+        assert all(torch.equal(one, other) for one, other in zip(found.tensors, message.tensors, strict=True))
+
+    def test_tensors_are_not_copied(self):
+        tensor = torch.zeros(4)
+        frames = encode(Message("push", tensors=[tensor]), KEY)
+        received = bytearray(frames[2])
+        found = decode([*frames[:2], received], KEY).tensors[0]
+        tensor[0] = 1.0
+        assert bytes(frames[2])[:4] == tensor[:1].numpy().tobytes()
+        received[0:4] = tensor[:1].numpy().tobytes()
+        assert found[0] == 1.0
+
+    @given(messages, st.data())
+    def test_nothing_but_what_was_sent_is_believed(self, message, data):
+        """One byte of code or header changed, a frame more or less, a tensor cut: Malformed, and nothing else."""
+        frames = [bytearray(frame) for frame in encode(message, KEY)]
+        match data.draw(st.sampled_from(["flip", "drop", "add", "cut"])):
+            case "flip":
+                frame = data.draw(st.sampled_from(frames[:2]))
+                frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+            case "drop":
+                frames.pop(data.draw(st.integers(0, len(frames) - 1)))
+            case "add":
+                frames.append(bytearray(8))
+            case "cut":
+                frames[-1] += b"x"
+        with pytest.raises(Malformed):
+            decode([bytes(frame) for frame in frames], KEY)
+
+    @given(st.lists(st.binary(max_size=40), max_size=4))
+    def test_noise_is_malformed(self, frames):
+        with pytest.raises(Malformed):
+            decode(frames, KEY)
+
+    @pytest.mark.parametrize("other", [key_of("other", "uid", 1), key_of("token", "uid", 2), key_of("token", "id", 1)])
+    def test_another_token_job_or_attempt_is_not_listened_to(self, other):
+        with pytest.raises(Malformed, match="not authenticated"):
+            decode(encode(Message("pull"), other), KEY)
+
+    @pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, [1]])
+    def test_a_field_of_another_type_is_malformed(self, value):
+        with pytest.raises(Malformed, match="`step` of next"):
+            Message("next", {"step": value}).number("step")
+
+
+class Simulation:
+    """Workers that ask, compute for random times, die silently or not, come back; and what must hold meanwhile."""
+
+    SILENCE = 5.0
+
+    def __init__(self, chance, workers, steps, synchronization, staleness, size):
+        self.chance, self.workers, self.steps = chance, workers, steps
+        self.synchronization, self.staleness = synchronization, staleness
+        self.sampler = Sampler(size, 3, Batch(micro=2, accumulation=1, world=2 * workers), workers)
+        self.tasks = Tasks(workers, steps, synchronization, staleness, self.SILENCE)
+        self.hold_at = chance.randint(1, steps)
+        self.tasks.start(self.sampler, 0, Cursor(), self.hold_at, 0.0)
+        self.now = 0.0
+        self.computing: dict[int, Lease] = {}
+        self.idle = set(range(workers))
+        self.dead: set[int] = set()
+        self.used: dict[int, list[int]] = {}
+        self.completed: set[tuple[int, int]] = set()
+        self.done: set[int] = set()
+
+    def run(self):
+        for _ in range(3000):
+            if len(self.done) == self.workers:
+                return
+            self.act()
+            for worker, answer in self.tasks.answers():
+                self.answered(worker, answer)
+        raise AssertionError("it does not end")
+
+    def act(self):
+        self.now += self.chance.random()
+        for worker in range(self.workers):
+            # Heartbeats.
+            if worker not in self.dead:
+                self.tasks.saw(worker, self.now)
+        for worker in self.tasks.expire(self.now):
+            assert worker in self.dead
+        worker = self.chance.randrange(self.workers)
+        if worker in self.dead:
+            if self.chance.random() < 0.3:
+                self.dead.discard(worker)
+                self.tasks.join(worker, self.now)
+                self.idle.add(worker)
+        elif self.chance.random() < 0.1 and worker not in self.done:
+            self.die(worker)
+        elif worker in self.computing and self.chance.random() < 0.7:
+            self.complete(worker)
+        elif worker in self.idle:
+            self.idle.discard(worker)
+            self.tasks.ask(worker, self.now)
+
+    def die(self, worker):
+        self.dead.add(worker)
+        self.idle.discard(worker)
+        # It may have pushed and said so just before it died, or have been lost to sight for a while.
+        lease = self.computing.pop(worker, None)
+        if lease is not None and self.chance.random() < 0.3:
+            self.take(worker, lease)
+        if self.chance.random() < 0.5:
+            self.tasks.leave(worker)
+
+    def complete(self, worker):
+        self.take(worker, self.computing.pop(worker))
+        self.tasks.ask(worker, self.now)
+
+    def take(self, worker, lease):
+        if not self.tasks.complete(worker, lease.task, (1.0, 2.0, 2.0)):
+            return
+        assert lease.task not in self.completed
+        self.completed.add(lease.task)
+        slots = self.sampler.microbatches(lease.cursor, lease.task.part)
+        self.used.setdefault(lease.cursor.epoch, []).extend(
+            int(index) for slot in slots for index, weight in zip(slot.indices, slot.weights, strict=True) if weight
+        )
+
+    def answered(self, worker, answer):
+        if worker in self.dead:
+            # It had asked before it died; whatever it is told is lost.
+            return
+        if isinstance(answer, Lease):
+            assert worker not in self.computing
+            self.computing[worker] = answer
+            assert answer.task.step < self.hold_at
+            earlier = {(step, part) for step in range(answer.task.step) for part in range(self.workers)}
+            if self.synchronization is Synchronization.SYNC:
+                assert earlier <= self.completed
+            if self.synchronization is Synchronization.BOUNDED_STALENESS:
+                clocks = self.tasks.live_clocks
+                assert answer.ahead == clocks[worker] - min(clocks.values()) <= self.staleness
+        elif answer is Verdict.HOLD:
+            assert worker == LEADER
+            assert len(self.completed) == self.hold_at * self.workers
+            if self.hold_at < self.steps:
+                self.hold_at = self.chance.randint(self.hold_at + 1, self.steps)
+            self.tasks.release(self.hold_at)
+            if len(self.completed) == self.steps * self.workers:
+                self.done.add(worker)
+            else:
+                self.tasks.ask(worker, self.now)
+        else:
+            assert answer is Verdict.DONE
+            self.done.add(worker)
+
+
+class TestTasks:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.integers(0, 10**6),
+        st.integers(1, 4),
+        st.integers(1, 9),
+        st.sampled_from(list(Synchronization)),
+        st.integers(0, 3),
+        st.integers(1, 30),
+    )
+    def test_every_sample_once_per_epoch_under_deaths(self, seed, workers, steps, synchronization, staleness, size):
+        simulation = Simulation(random.Random(seed), workers, steps, synchronization, staleness, size)
+        simulation.run()
+        assert simulation.completed == {(step, part) for step in range(steps) for part in range(workers)}
+        assert [result.step for result in simulation.tasks.results] == list(range(steps))
+        whole = [used for epoch, used in simulation.used.items() if epoch != max(simulation.used)]
+        assert all(sorted(used) == list(range(size)) for used in whole)
+        assert all(len(used) == len(set(used)) for used in simulation.used.values())
+
+    def test_in_sync_each_worker_gets_a_part_before_anyone_gets_two(self):
+        tasks = Tasks(2, 3, Synchronization.SYNC, 0, 5.0)
+        tasks.start(Sampler(9, 0, Batch(2, 1, 4), 2), 0, Cursor(), 3, 0.0)
+        tasks.ask(1, 0.0)
+        [(_, first)] = tasks.answers()
+        tasks.complete(1, first.task, (0.0, 1.0, 1.0))
+        tasks.ask(1, 0.0)
+        assert tasks.answers() == []
+        tasks.leave(0)
+        [(worker, second)] = tasks.answers()
+        assert (worker, second.task) == (1, (0, 1))
+
+    def test_who_comes_back_holds_nobody_up(self):
+        tasks = Tasks(2, 9, Synchronization.BOUNDED_STALENESS, 1, 5.0)
+        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks.expire(6.0)
+        for _ in range(4):
+            tasks.ask(0, 6.0)
+            [(_, lease)] = tasks.answers()
+            tasks.complete(0, lease.task, (0.0, 1.0, 1.0))
+        tasks.join(1, 7.0)
+        assert tasks.live_clocks == {0: 4, 1: 4}
+
+    def test_a_stop_ends_at_the_next_whole_step(self):
+        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks.ask(0, 0.0)
+        [(_, first)] = tasks.answers()
+        tasks.stop()
+        tasks.complete(0, first.task, (0.0, 1.0, 1.0))
+        tasks.ask(0, 0.0)
+        [(_, second)] = tasks.answers()
+        assert (first.task, second.task) == ((0, 0), (0, 1))
+        tasks.complete(0, second.task, (0.0, 1.0, 1.0))
+        tasks.ask(1, 0.0)
+        tasks.ask(0, 0.0)
+        assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]

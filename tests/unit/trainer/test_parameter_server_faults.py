@@ -1,0 +1,156 @@
+"""Workers that die, hang and come back, servers that lose what they held: real processes, as their pods run them."""
+
+import json
+import signal
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+
+from disttrain_api.names import ExitCode
+from tests.unit.trainer.worlds import free_port, job, launch, small, user
+
+SERVER = "disttrain_trainer.parameter_server.main"
+STEPS = 30
+# 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
+UPDATES = STEPS // 3 * 5
+TRAINING = small(
+    data=user("slow_samples", seconds=0.003),
+    optimizer={"name": "SGD", "learningRate": 0.05},
+    steps=STEPS,
+    evaluation={"interval": 10},
+    logging={"interval": 1, "tensorBoard": False},
+)
+
+
+class Job:
+    """A job of two workers and one or more servers, each pod in a folder of its own."""
+
+    def __init__(self, folder, stack, servers, settings, training):
+        self.folder, self.stack = folder, stack
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
+        self.config = job(training, parallelism={"dataParallel": {"mode": "ParameterServer", **settings}})
+        self.servers = [
+            self.start(f"server-{index}", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index)) for index in range(servers)
+        ]
+        self.workers = [self.worker(rank) for rank in range(2)]
+
+    def start(self, name, ranks, module, **environment):
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "token").write_text("a-token")
+        variables = {
+            "WORLD_SIZE": "2",
+            "DISTTRAIN_PS_ADDRESSES": ",".join(self.addresses),
+            "DISTTRAIN_TERMINATION_LOG": str(folder / "termination-log"),
+            **environment,
+        }
+        storage = self.folder / "storage"
+        return self.stack.enter_context(launch(folder, self.config, ranks, storage, module=module, **variables))
+
+    def worker(self, rank, name=None):
+        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer.train", RANK=str(rank), LOCAL_RANK="0")
+
+    def reached(self, step):
+        self.workers[0].wait_until(lambda: self.workers[0].reached(step))
+
+    def lines(self):
+        text = (self.folder / "storage" / "test" / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def last(self):
+        return [line for line in self.lines() if "servers/version_max" in line][-1]
+
+
+@contextmanager
+def a_job(folder, servers=1, training=TRAINING, **settings):
+    with ExitStack() as stack:
+        yield Job(folder, stack, servers, settings, training)
+
+
+def signalled(world, number):
+    world.processes[0].send_signal(number)
+
+
+def ended(world, rank):
+    """Exit code and report of a worker."""
+    code = world.processes[0].wait(120.0)
+    return code, world.report(rank)
+
+
+@pytest.mark.parametrize("synchronization", ["Sync", "BoundedStaleness"])
+def test_a_worker_that_dies_stops_nobody_and_one_that_comes_back_is_taken_in(tmp_path, synchronization):
+    with a_job(tmp_path, parameterServer={"synchronization": synchronization}) as running:
+        running.reached(5)
+        signalled(running.workers[1], signal.SIGKILL)
+        running.workers[1].processes[0].wait(30.0)
+        again = running.worker(1, "worker-1-again")
+        code, report = ended(running.workers[0], 0)
+        assert (code, report.step, report.done) == (0, STEPS, True)
+        assert ended(again, 1)[0] == 0
+        version = running.last()["servers/version_max"]
+        assert version == (STEPS if synchronization == "Sync" else UPDATES)
+        steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
+        assert steps == list(range(1, STEPS + 1))
+
+
+def test_the_leader_comes_back_to_where_the_others_are(tmp_path):
+    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+        running.reached(5)
+        signalled(running.workers[0], signal.SIGKILL)
+        running.workers[0].processes[0].wait(30.0)
+        again = running.worker(0, "worker-0-again")
+        code, report = ended(again, 0)
+        assert (code, report.step, report.done) == (0, STEPS, True)
+        assert ended(running.workers[1], 1)[0] == 0
+        assert running.last()["servers/version_min"] == running.last()["servers/version_max"] == UPDATES
+
+
+def test_a_worker_that_hangs_is_done_without_and_may_wake_up(tmp_path):
+    with a_job(tmp_path, parameterServer={"synchronization": "Sync"}) as running:
+        running.reached(5)
+        signalled(running.workers[1], signal.SIGSTOP)
+        assert ended(running.workers[0], 0)[0] == 0
+        signalled(running.workers[1], signal.SIGCONT)
+        assert ended(running.workers[1], 1)[0] == 0
+        assert running.last()["servers/version_max"] == STEPS
+
+
+def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_counted(tmp_path):
+    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+        running.reached(3)
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(f"tcp://{running.addresses[0]}")
+        stranger.send_multipart([b"0" * 32, b'{"kind":"finish","fields":{},"tensors":[]}'])
+        running.workers[0].wait_until(lambda: running.last().get("servers/dropped_messages") == 1.0)
+        stranger.close(linger=0)
+        context.term()
+        signalled(running.servers[1], signal.SIGKILL)
+        running.servers[1].processes[0].wait(30.0)
+        running.start("server-1-again", 1, SERVER, DISTTRAIN_ROLE_INDEX="1")
+        for rank, worker in enumerate(running.workers):
+            code, report = ended(worker, rank)
+            assert code == ExitCode.PEER_LOST
+            assert "parameter server 1" in report.error.message
+
+
+def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):
+    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+        running.reached(5)
+        for world in (*running.servers, *running.workers):
+            signalled(world, signal.SIGTERM)
+        codes = [ended(worker, rank)[0] for rank, worker in enumerate(running.workers)]
+        assert codes == [ExitCode.STOPPED, ExitCode.STOPPED]
+        assert [server.processes[0].wait(30.0) for server in running.servers] == [0, 0]
+        report = running.workers[0].report(0)
+        assert 5 <= report.checkpoint.step == report.step < STEPS
+
+
+def test_data_that_differs_between_workers_is_refused(tmp_path):
+    with a_job(tmp_path, training={**TRAINING, "data": user("unlike_samples")}) as running:
+        ends = [ended(worker, rank) for rank, worker in enumerate(running.workers[1:], start=1)]
+        found = [(code, report.error.message) for code, report in ends if code == ExitCode.DATA_NOT_FOUND]
+        signalled(running.workers[0], signal.SIGKILL)
+        assert found
+        assert "training samples" in found[0][1]

@@ -1,0 +1,232 @@
+"""The servers as a worker sees them: requests, each answered before the next one. Times out never by itself: while the
+heartbeat hears the servers, an answer comes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import zmq
+from torch import Tensor, nn
+
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.errors import DataUnlike, PeerLost
+from disttrain_trainer.parameter_server.heartbeat import Heartbeat, connect
+from disttrain_trainer.parameter_server.placement import Segment, place
+from disttrain_trainer.parameter_server.tasks import StepResult, Task, Verdict
+from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+
+_LOOK_MILLISECONDS = 200
+_LINGER_MILLISECONDS = 2000
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the manager says to a worker that begins. step, cursor: where the job stands, if it has started."""
+
+    started: bool
+    step: int
+    cursor: Cursor
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the manager says to a worker that asks for work: a task, or why there is none."""
+
+    task: Task | None
+    verdict: Verdict | None
+    cursor: Cursor
+    floor: int
+    complete: int
+    ahead: int
+    results: list[StepResult]
+    stopping: bool
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What came with the parameters of all servers: per server its version and the parts that it had taken in."""
+
+    versions: list[int]
+    taken: list[int]
+    squares: dict[int, float]
+    """Sum of squares of the whole gradient of the last steps, by step; only where steps are updated as a whole."""
+
+
+class Servers:
+    """All servers of the job, and the named parameters whose numbers they hold."""
+
+    def __init__(
+        self, addresses: Sequence[str], key: bytes, worker: int, parameters: Mapping[str, nn.Parameter],
+        stopping: Callable[[], bool], patience: float,
+    ) -> None:  # fmt: skip
+        """`addresses`: host:port. `stopping`: whether this worker was told to stop. `patience`: seconds for the first
+        answer."""
+        self._key, self._worker, self._life = key, worker, secrets.token_hex(8)
+        self._stopping = stopping
+        self._parameters = dict(parameters)
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self.placement = place(sizes, len(addresses))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [connect(self._context, address) for address in addresses]
+        self._heartbeat = Heartbeat(self._context, addresses, key, worker, self._life, stopping, patience)
+
+    def hello(self, samples: int) -> Welcome:
+        """Begin. Raises DataUnlike where others have found another number of samples."""
+        answer = self._ask(0, Message("hello", {"worker": self._worker, "life": self._life, "samples": samples}))
+        return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
+
+    def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Give the servers the parameters and the optimizer's state of each, by name of the parameter."""
+        messages = []
+        for segments in self.placement:
+            parts = [_parts_of_state(states.get(one.name, {}), one) for one in segments]
+            values = [_numbers(self._parameters[one.name].detach(), one) for one in segments]
+            tensors = [*values, *(tensor for part in parts for tensor in part.values())]
+            messages.append(Message("load", {"states": [list(part) for part in parts]}, tensors))
+        self._ask_all(messages)
+
+    def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
+        """Let the work begin; the leader alone says so."""
+        fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
+        self._ask(0, Message("start", {"worker": self._worker, **fields}))
+
+    def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
+        """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
+
+        `hold_at`: the leader's next step before which nothing is to be lent.
+        """
+        fields: dict[str, Any] = {"worker": self._worker, "stopping": self._stopping()}
+        if done is not None:
+            task, loss, weight, samples = done
+            fields |= {"done": list(task), "loss": loss, "weight": weight, "samples": samples}
+        if hold_at is not None:
+            fields["hold_at"] = hold_at
+        return _answer(self._ask(0, Message("next", fields)))
+
+    def pull(self) -> Pulled:
+        """Overwrite the parameters with those of the servers."""
+        answers = self._ask_all([Message("pull")] * len(self._sockets))
+        squares: dict[int, float] = {}
+        with torch.no_grad():
+            for segments, answer in zip(self.placement, answers, strict=True):
+                for segment, values in zip(segments, answer.tensors, strict=True):
+                    _numbers(self._parameters[segment.name], segment).copy_(values)
+                for step, square in answer.fields["squares"].items():
+                    squares[int(step)] = squares.get(int(step), 0.0) + square
+        versions = [answer.number("version") for answer in answers]
+        return Pulled(versions, [answer.number("taken") for answer in answers], squares)
+
+    def push(self, task: Task, weight: float, pulled: Pulled, floor: int) -> int:
+        """Give the servers the parameters' gradients; back when all have taken them in. Returns the bytes sent."""
+        messages = []
+        for segments, taken in zip(self.placement, pulled.taken, strict=True):
+            gradients = {index: self._parameters[one.name].grad for index, one in enumerate(segments)}
+            present = {index: gradient for index, gradient in gradients.items() if gradient is not None}
+            tensors = [_numbers(gradient, segments[index]).cpu() for index, gradient in present.items()]
+            fields = {"task": list(task), "weight": weight, "taken": taken, "floor": floor, "ranges": list(present)}
+            messages.append(Message("push", fields, tensors))
+        self._ask_all(messages)
+        return sum(tensor.nbytes for message in messages for tensor in message.tensors)
+
+    def fetch(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's state by parameter: tensors in its shape, and single numbers."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for segments, answer in zip(
+            self.placement, self._ask_all([Message("fetch")] * len(self._sockets)), strict=True
+        ):
+            rest = iter(answer.tensors)
+            for segment, names in zip(segments, answer.fields["states"], strict=False):
+                for name in names:
+                    _put(found.setdefault(segment.name, {}), name, segment, next(rest), self._parameters[segment.name])
+        return found
+
+    def figures(self) -> list[Message]:
+        """What each server has counted."""
+        return self._ask_all([Message("figures")] * len(self._sockets))
+
+    def finish(self) -> None:
+        """Tell the servers that the job's work is done, or stopped and kept."""
+        self._ask_all([Message("finish", {"worker": self._worker})] * len(self._sockets))
+
+    def close(self) -> None:
+        """Leave: what this worker was lent is lent to others at once."""
+        self._heartbeat.end()
+        self._send(0, Message("leave", {"worker": self._worker}))
+        for socket in self._sockets:
+            socket.close(linger=_LINGER_MILLISECONDS)
+        self._context.term()
+
+    def _ask(self, server: int, message: Message) -> Message:
+        self._send(server, message)
+        return self._receive(server)
+
+    def _ask_all(self, messages: Sequence[Message]) -> list[Message]:
+        for server, message in enumerate(messages):
+            self._send(server, message)
+        return [self._receive(server) for server in range(len(messages))]
+
+    def _send(self, server: int, message: Message) -> None:
+        # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
+        self._sockets[server].send_multipart(encode(message, self._key), copy=False)
+
+    def _receive(self, server: int) -> Message:
+        socket = self._sockets[server]
+        while not socket.poll(_LOOK_MILLISECONDS):
+            if self._heartbeat.failure is not None:
+                raise PeerLost(self._heartbeat.failure)
+        frames = socket.recv_multipart(copy=False)
+        try:
+            answer = decode([frame.buffer for frame in frames], self._key)
+        except Malformed as error:
+            raise PeerLost(f"parameter server {server} does not speak as one of this job: {error}") from error
+        if answer.kind == "empty":
+            raise PeerLost(f"parameter server {server} holds no parameters: it was started anew")
+        if answer.kind == "unlike":
+            raise DataUnlike(f"{answer.fields['reason']}: the data must be alike in every pod")
+        if answer.kind == "refused":
+            raise RuntimeError(f"parameter server {server} refuses a message of this worker: {answer.fields['reason']}")
+        return answer
+
+
+def _numbers(values: Tensor, segment: Segment) -> Tensor:
+    """The segment's numbers of a parameter or its gradient, in the same memory."""
+    return values.detach().reshape(-1)[segment.start : segment.stop]
+
+
+def _parts_of_state(state: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:
+    """The segment's part of an optimizer's state. Numbers for the whole parameter go with every segment."""
+    return {
+        name: (value.reshape(-1) if value.dim() == 0 else value.reshape(-1)[segment.start : segment.stop]).cpu()
+        for name, value in state.items()
+    }
+
+
+def _put(state: dict[str, Tensor], name: str, segment: Segment, values: Tensor, parameter: nn.Parameter) -> None:
+    """The opposite of `_parts_of_state`, for one entry."""
+    if name == "step":
+        state[name] = values[0].clone()
+        return
+    whole = state.setdefault(name, torch.zeros(parameter.shape, dtype=values.dtype))
+    whole.view(-1)[segment.start : segment.stop] = values
+
+
+def _answer(message: Message) -> Answer:
+    task = Task(*message.numbers("task")) if message.kind == "task" else None
+    return Answer(
+        task=task,
+        verdict=None if task is not None else Verdict(message.kind),
+        cursor=_cursor(message) if task is not None else Cursor(),
+        floor=message.number("floor") if task is not None else 0,
+        complete=message.number("complete") if task is not None else 0,
+        ahead=message.number("ahead") if task is not None else 0,
+        results=[StepResult(int(step), *rest) for step, *rest in message.fields["results"]],
+        stopping=message.fields["stopping"] is True,
+    )
+
+
+def _cursor(message: Message) -> Cursor:
+    return Cursor(message.number("epoch"), message.number("position"))

@@ -1,0 +1,92 @@
+"""When a server applies what workers push. Pure but for the shard that it changes.
+
+A push is the mean gradient of a part of a global batch and the part's weight (its samples or tokens). Each server takes
+in each part once, whoever computed it and however often it comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.tasks import Task
+
+Rate = Callable[[int], float]
+"""Learning rate of a step."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """gradients: [length] of each range that has one. taken: parts that the server had when the worker pulled."""
+
+    task: Task
+    weight: float
+    gradients: Mapping[int, Tensor]
+    taken: int
+    floor: int
+    """Steps below it are complete: nothing of them will be pushed that must be remembered."""
+
+
+class Gradients:
+    """Takes pushes in, one update per step (`together`) or per part."""
+
+    def __init__(self, shard: Shard, parts: int, rate: Rate, *, together: bool, staleness_aware: bool = False) -> None:
+        """`parts` of each step. `staleness_aware`: the rate of an update is divided by its staleness."""
+        self._shard, self._parts, self._rate = shard, parts, rate
+        self._together, self._staleness_aware = together, staleness_aware
+        self._kept: dict[Task, Push] = {}
+        self._seen: set[Task] = set()
+        self._floor = 0
+        self.taken = 0
+        """Parts taken in."""
+        self.late = 0
+        """Parts that had been taken in before."""
+        self.staleness: Counter[int] = Counter()
+        """Of pushes: parts of others that were taken in between its pull and it."""
+        self.squares: dict[int, float] = {}
+        """Sum of squares of the gradient of the last steps that were updated as a whole."""
+
+    def take(self, push: Push) -> bool:
+        """Apply it or keep it for its step. False where its part has been taken in before."""
+        if push.task.step < self._floor or push.task in self._seen:
+            self.late += 1
+            return False
+        self._forget_below(push.floor)
+        self._seen.add(push.task)
+        staleness = max(0, self.taken - push.taken)
+        self.taken += 1
+        if self._together:
+            self._kept[push.task] = push
+            self._update_step(push.task.step)
+            return True
+        self.staleness[staleness] += 1
+        if push.weight > 0:
+            rate = self._rate(push.task.step)
+            self._shard.update(push.gradients, rate / max(1, staleness) if self._staleness_aware else rate)
+        return True
+
+    def _update_step(self, step: int) -> None:
+        """Update once all parts are there: the mean over the global batch, summed in order of parts."""
+        tasks = [Task(step, part) for part in range(self._parts)]
+        if not all(task in self._kept for task in tasks):
+            return
+        pushes = [self._kept.pop(task) for task in tasks]
+        total = sum(push.weight for push in pushes) or 1.0
+        sums: dict[int, Tensor] = {}
+        for push in pushes:
+            for index, gradient in push.gradients.items():
+                scaled = gradient * (push.weight / total)
+                sums[index] = sums[index].add_(scaled) if index in sums else scaled
+        self.squares[step] = self._shard.update(sums, self._rate(step))
+        for old in [number for number in self.squares if number < step - 64]:
+            del self.squares[old]
+        self._floor = max(self._floor, step + 1)
+
+    def _forget_below(self, floor: int) -> None:
+        if floor > self._floor:
+            self._floor = floor
+        self._seen = {task for task in self._seen if task.step >= self._floor}

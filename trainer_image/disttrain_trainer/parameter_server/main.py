@@ -1,0 +1,79 @@
+"""A parameter server: `python -m disttrain_trainer.parameter_server.main`, the program of a pod of role ps."""
+
+import os
+
+from disttrain_trainer.stop import StopRequest
+
+if __name__ == "__main__":
+    # First of all: importing torch takes seconds in which SIGTERM may come.
+    stop_request = StopRequest.on_sigterm()
+
+import sys
+import traceback
+
+import torch
+
+from disttrain_api.names import Env, ExitCode, exit_reason
+from disttrain_api.parallelism import ParameterServer
+from disttrain_api.report import RankFailure
+from disttrain_trainer.agent.environment import termination_log
+from disttrain_trainer.agent.reports import TerminationMessage
+from disttrain_trainer.config import Config, read_config
+from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
+from disttrain_trainer.parameter_server.serve import Loop
+from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.wire import key_of
+
+
+def run(stop: StopRequest) -> int:
+    """Everything from the environment to the exit code; no exception leaves."""
+    try:
+        # Its rank is none of the workers': read_config has nothing of a rank to find.
+        environment = {name: value for name, value in os.environ.items() if name != Env.RANK}
+        config = read_config(environment)
+        if config.threads_given:
+            torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
+        serve(config, _index(config), stop)
+    except Exception as error:
+        if not isinstance(error, TrainerError):
+            traceback.print_exception(error)
+        told = describe(error)
+        print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
+        failure = RankFailure(rank=0, exit_code=told.exit_code, reason=told.reason, message=told.message)
+        TerminationMessage(termination_log(os.environ)).write(None, failure)
+        return told.exit_code
+    return 0
+
+
+def serve(config: Config, index: int, stop: StopRequest) -> None:
+    """Be server `index` until told to stop and the work is finished."""
+    settings = config.job.parallelism.data_parallel.parameter_server or ParameterServer()
+    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings))
+    loop = Loop(server, key_of(config.token, config.job.uid, config.attempt), config.servers[index])
+    print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
+    stop.before_exit = lambda message: TerminationMessage(termination_log(os.environ)).write(None, _stopped(message))
+    stop.loop_started(config.grace_seconds)
+    loop.run(lambda: stop.requested)
+    loop.close()
+
+
+def _stopped(message: str) -> RankFailure:
+    code = ExitCode.STOPPED
+    return RankFailure(rank=0, exit_code=code, reason=exit_reason(code), message=message)
+
+
+def _index(config: Config) -> int:
+    text = os.environ.get(Env.ROLE_INDEX, "")
+    if not text.isdigit() or int(text) >= len(config.servers):
+        raise InvalidConfiguration(
+            f"{Env.ROLE_INDEX} is {text!r}, expected 0 to {len(config.servers) - 1}: {Env.PS_ADDRESSES} has"
+            f" {len(config.servers)} servers"
+        )
+    return int(text)
+
+
+if __name__ == "__main__":
+    code = run(stop_request)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,77 @@
+"""The loop around a server: frames in, frames out. All decisions are server.py's."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import zmq
+
+from disttrain_trainer.errors import PortInUse
+from disttrain_trainer.parameter_server.server import Answers, Server
+from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+
+_TICK_MILLISECONDS = 500
+
+
+class Loop:
+    """Serves until told to end. `dropped` counts messages that nobody of this job's attempt has sent."""
+
+    def __init__(self, server: Server, key: bytes, address: str) -> None:
+        """`address`: host:port as workers know it. Raises PortInUse."""
+        self._server, self._key = server, key
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self.dropped = 0
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket.bind(f"tcp://{_listening_on(host)}:{port}")
+        except zmq.ZMQError as error:
+            raise PortInUse(f"cannot listen on port {port}: {error.strerror}; use a free port") from error
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Until it was told to stop and the work is finished: the last checkpoint needs what the server holds."""
+        told = False
+        while not (told and self._server.finished):
+            if self._socket.poll(_TICK_MILLISECONDS):
+                self._receive()
+            self._send(self._server.tick(time.monotonic()))
+            if stopping() and not told:
+                told = True
+                self._send(self._server.stop())
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+        self._context.term()
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart(copy=False)
+        sender = frames[0].bytes
+        try:
+            message = decode([frame.buffer for frame in frames[1:]], self._key)
+        except Malformed:
+            self.dropped += 1
+            return
+        if message.kind == "figures":
+            message = Message("figures", {**message.fields, "dropped": self.dropped})
+        try:
+            answers = self._server.receive(sender, message, time.monotonic())
+        except Malformed as error:
+            answers = [(sender, Message("refused", {"reason": str(error)}))]
+        self._send(answers)
+
+    def _send(self, answers: Answers) -> None:
+        for receiver, message in answers:
+            # Not to wait for a worker that is gone; who lives asks for one thing at a time.
+            with suppress(zmq.Again):
+                self._socket.send_multipart([receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
+
+
+def _listening_on(host: str) -> str:
+    """The address itself where it is one of this machine's, as in a local run; in a pod, whose host is a name, all."""
+    with suppress(ValueError):
+        return f"[{host}]" if ipaddress.ip_address(host.strip("[]")).version == 6 else host
+    return "*"

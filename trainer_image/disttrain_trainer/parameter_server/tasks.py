@@ -1,0 +1,247 @@
+"""Who works on what: a global batch is cut into parts, and workers are lent one part at a time. Pure; times are given.
+
+    ask -> (lent a part | must wait | told to hold, to stop or that all is done) -> complete -> ask -> …
+
+A part whose worker dies, falls silent or leaves is lent to another one, and counts once however often it is completed,
+so that every sample is used exactly once per epoch (leases: Gray and Cheriton, SOSP 1989). Who may be lent what is the
+synchronization's to say:
+
+    Sync              no part of a step before all parts of the step before are complete (bulk-synchronous)
+    Async             the next part, whoever asks
+    BoundedStaleness  as Async, but nobody may have completed more than s parts more than the slowest live worker
+                      (stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale Synchronous
+                      Parallel Parameter Server", NIPS 2013)
+
+The worker of rank 0 leads: before the step that it has named nothing is lent until it has done there what it does
+alone, for example a checkpoint. Nothing is under way then, so it sees the parameters of exactly that step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from disttrain_api.parallelism import Synchronization
+from disttrain_trainer.data.sampler import Cursor, Sampler
+
+LEADER = 0
+
+
+class Task(NamedTuple):
+    """One part of the global batch of a step; parts and steps count from 0."""
+
+    step: int
+    part: int
+
+
+class Verdict(StrEnum):
+    """Why a worker gets no task."""
+
+    HOLD = "hold"
+    DONE = "done"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A task that is lent."""
+
+    task: Task
+    cursor: Cursor
+    floor: int
+    """Steps below it are complete."""
+    complete: int
+    """Tasks completed since the start; every server has taken them in."""
+    ahead: int
+    """Parts that the worker has completed more than the slowest live one."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A complete step: sum of losses, number of samples or tokens, number of samples."""
+
+    step: int
+    loss: float
+    weight: float
+    samples: float
+
+
+@dataclass
+class _Step:
+    cursor: Cursor
+    waiting: list[int]
+    lent: dict[int, int] = field(default_factory=dict)
+    """Worker of each part that is lent."""
+    done: set[int] = field(default_factory=set)
+    givers: set[int] = field(default_factory=set)
+    """Workers that have been lent a part of it."""
+    results: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+
+
+class Tasks:
+    """The tasks of a job. `silence`: seconds after which a worker that says nothing counts as dead."""
+
+    def __init__(
+        self, workers: int, steps: int, synchronization: Synchronization, staleness: int, silence: float
+    ) -> None:
+        self.workers, self.steps = workers, steps
+        self._synchronization, self._staleness, self._silence = synchronization, staleness, silence
+        self._sampler: Sampler | None = None
+        self._open: dict[int, _Step] = {}
+        self._next, self._cursor = 0, Cursor()
+        self._hold_at = 0
+        self._held = False
+        self._complete = 0
+        self.floor = 0
+        self.cursor = Cursor()
+        """Where the data stands after the steps below `floor`."""
+        self.stopping = False
+        self._seen: dict[int, float] = {}
+        self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
+        self._asking: list[int] = []
+        self.results: list[StepResult] = []
+        """Complete steps that the leader has not been told of."""
+
+    @property
+    def started(self) -> bool:
+        return self._sampler is not None
+
+    def start(self, sampler: Sampler, step: int, cursor: Cursor, hold_at: int, now: float) -> None:
+        """Begin with this step. Every worker counts as alive until it has been silent for long enough."""
+        self._sampler = sampler
+        self._next = self.floor = step
+        self._cursor = self.cursor = cursor
+        self._hold_at = hold_at
+        self._seen = dict.fromkeys(range(self.workers), now) | self._seen
+
+    def join(self, worker: int, now: float) -> None:
+        """A worker begins, perhaps anew: what its former life was lent goes back."""
+        self.leave(worker)
+        self.saw(worker, now)
+        if worker == LEADER:
+            # Whatever it was held for died with its former life.
+            self._held = False
+
+    def saw(self, worker: int, now: float) -> None:
+        """A sign of life. Who comes back from the dead does not hold up the others: its clock is the slowest one's."""
+        if worker not in self._seen:
+            self._clocks[worker] = max(self._clocks[worker], min(self.live_clocks.values(), default=0))
+        self._seen[worker] = now
+
+    def leave(self, worker: int) -> None:
+        """The worker is gone; what it was lent goes back."""
+        self._seen.pop(worker, None)
+        self._asking = [other for other in self._asking if other != worker]
+        for step in self._open.values():
+            step.givers.discard(worker)
+            for part in [part for part, holder in step.lent.items() if holder == worker]:
+                del step.lent[part]
+                step.waiting = sorted([*step.waiting, part])
+
+    def expire(self, now: float) -> list[int]:
+        """The workers that have been silent for too long; they count as gone from now on."""
+        silent = [worker for worker, seen in self._seen.items() if now - seen > self._silence]
+        for worker in silent if self.started else ():
+            self.leave(worker)
+        return silent if self.started else []
+
+    def ask(self, worker: int, now: float) -> None:
+        """The worker wants a task; `answers` gives it, now or later."""
+        self.saw(worker, now)
+        if worker not in self._asking:
+            self._asking.append(worker)
+
+    def complete(self, worker: int, task: Task, result: tuple[float, float, float]) -> bool:
+        """Every server has what the worker pushed for the task; `result`: its loss, weight and samples.
+
+        False where it had been completed before.
+        """
+        step = self._open.get(task.step)
+        if step is None or task.part in step.done:
+            return False
+        step.lent.pop(task.part, None)
+        step.waiting = [part for part in step.waiting if part != task.part]
+        step.done.add(task.part)
+        step.results[task.part] = result
+        self._clocks[worker] += 1
+        self._complete += 1
+        self._close_steps()
+        return True
+
+    def release(self, hold_at: int) -> None:
+        """The leader has done its work; the next is before step `hold_at`."""
+        self._hold_at, self._held = hold_at, False
+        if self.stopping:
+            self.stop()
+
+    def stop(self) -> None:
+        """End at the next step that nobody has begun."""
+        self.stopping = True
+        self._hold_at = min(self._hold_at, self._next)
+
+    @property
+    def live_clocks(self) -> dict[int, int]:
+        """Parts that each live worker has completed."""
+        return {worker: self._clocks[worker] for worker in sorted(self._seen)}
+
+    def answers(self) -> list[tuple[int, Lease | Verdict]]:
+        """What can be said now to those who have asked; each is answered once."""
+        found: list[tuple[int, Lease | Verdict]] = []
+        for worker in list(self._asking) if self.started else ():
+            answer = self._verdict(worker) or self._lend(worker)
+            if answer is not None:
+                self._asking.remove(worker)
+                found.append((worker, answer))
+        return found
+
+    def _verdict(self, worker: int) -> Verdict | None:
+        if worker == LEADER and self.floor >= self._hold_at and not self._held:
+            self._held = True
+            return Verdict.HOLD
+        if self.floor >= self.steps:
+            return Verdict.DONE
+        return Verdict.STOP if self.stopping and worker != LEADER and self.floor >= self._hold_at else None
+
+    def _lend(self, worker: int) -> Lease | None:
+        clocks = self.live_clocks
+        ahead = clocks[worker] - min(clocks.values())
+        if self._synchronization is Synchronization.BOUNDED_STALENESS and ahead > self._staleness:
+            return None
+        for number in (*sorted(self._open), None):
+            step = self._open[number] if number is not None else self._begin_step()
+            if step is not None and step.waiting and self._may_have(worker, step):
+                number = self._next - 1 if number is None else number
+                part = step.waiting.pop(0)
+                step.lent[part] = worker
+                step.givers.add(worker)
+                return Lease(Task(number, part), step.cursor, self.floor, self._complete, ahead)
+        return None
+
+    def _may_have(self, worker: int, step: _Step) -> bool:
+        """In Sync a second part of a step is for those alone whose peers cannot take it."""
+        if self._synchronization is not Synchronization.SYNC or worker not in step.givers:
+            return True
+        return len(step.waiting) > len(self._seen.keys() - step.givers)
+
+    def _begin_step(self) -> _Step | None:
+        if self._next >= min(self._hold_at, self.steps):
+            return None
+        if self._synchronization is Synchronization.SYNC and self._open:
+            return None
+        assert self._sampler is not None
+        step = self._open[self._next] = _Step(self._cursor, list(range(self.workers)))
+        self._next += 1
+        self._cursor = self._sampler.advance(self._cursor)
+        return step
+
+    def _close_steps(self) -> None:
+        assert self._sampler is not None
+        while self.floor in self._open and len(self._open[self.floor].done) == self.workers:
+            step = self._open.pop(self.floor)
+            loss, weight, samples = (
+                sum(column) for column in zip(*(step.results[part] for part in sorted(step.done)), strict=True)
+            )
+            self.results.append(StepResult(self.floor, loss, weight, samples))
+            self.floor += 1
+            self.cursor = self._sampler.advance(self.cursor)

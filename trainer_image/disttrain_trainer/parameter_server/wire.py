@@ -1,0 +1,134 @@
+"""Messages between workers and servers as frames: [code, header, tensor, tensor, …].
+
+The header is JSON: what the message is, its fields, number format and length of each tensor. The code is the
+HMAC-SHA256 (RFC 2104) of the header under a key made of the job's token, so that nobody without the token is listened
+to; a key belongs to one attempt, so that pods of an older one are not listened to either. Tensors follow as they lie in
+memory. Nothing that comes from the wire is unpickled.
+"""
+
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORMATS = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+Frame = bytes | bytearray | memoryview
+
+_NAMES = {number_format: name for name, number_format in FORMATS.items()}
+_CODE_BYTES = 32
+_MAX_HEADER_BYTES = 16 * 2**20
+
+
+class Malformed(Exception):  # noqa: N818 - said of a message, not raised to a user
+    """Frames that are no message of this job; the text says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is said (`kind`), its fields (JSON values) and one-dimensional CPU tensors."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Sequence[Tensor] = ()
+
+    def number(self, name: str) -> int:
+        """A field that is a whole number of at least 0. Raises Malformed."""
+        value = self.fields.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise Malformed(f"`{name}` of {self.kind} is {value!r:.40}, expected a whole number of at least 0")
+        return value
+
+    def real(self, name: str) -> float:
+        """A field that is a number, inf and nan included. Raises Malformed."""
+        value = self.fields.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise Malformed(f"`{name}` of {self.kind} is {value!r:.40}, expected a number")
+        return float(value)
+
+    def numbers(self, name: str) -> list[int]:
+        """A field that is a list of whole numbers of at least 0. Raises Malformed."""
+        values = self.fields.get(name)
+        if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+            raise Malformed(f"`{name}` of {self.kind} is {values!r:.40}, expected a list of whole numbers")
+        return values
+
+
+def key_of(token: str, uid: str, attempt: int) -> bytes:
+    """The key under which one attempt of a job authenticates its messages."""
+    return hmac.digest(token.encode(), f"disttrain parameter server {uid} {attempt}".encode(), "sha256")
+
+
+def encode(message: Message, key: bytes) -> list[Frame]:
+    """The frames of a message. Tensors are not copied: they must stay as they are until the frames are sent."""
+    header = json.dumps(
+        {
+            "kind": message.kind,
+            "fields": dict(message.fields),
+            "tensors": [[_NAMES[tensor.dtype], tensor.numel()] for tensor in message.tensors],
+        }
+    ).encode()
+    return [hmac.digest(key, header, "sha256"), header, *(_bytes_of(tensor) for tensor in message.tensors)]
+
+
+def decode(frames: Sequence[Frame], key: bytes) -> Message:
+    """The message in these frames; its tensors lie in the frames' memory. Raises Malformed."""
+    if len(frames) < 2:
+        raise Malformed(f"{len(frames)} frames, expected at least 2")
+    code, header = bytes(frames[0]), memoryview(frames[1])
+    if len(code) != _CODE_BYTES or header.nbytes > _MAX_HEADER_BYTES:
+        raise Malformed(f"a code of {len(code)} and a header of {header.nbytes} bytes")
+    if not hmac.compare_digest(hmac.digest(key, header, "sha256"), code):
+        raise Malformed("not authenticated by the token of this job's attempt")
+    kind, fields, described = _parse(bytes(header))
+    if len(described) != len(frames) - 2:
+        raise Malformed(f"{len(frames) - 2} tensors, the header says {len(described)}")
+    tensors = [_tensor(frame, *entry) for frame, entry in zip(frames[2:], described, strict=True)]
+    return Message(kind, fields, tensors)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().view(torch.uint8).numpy())
+
+
+def _parse(header: bytes) -> tuple[str, dict[str, Any], list[tuple[torch.dtype, int]]]:
+    try:
+        parsed = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("the header is not JSON") from error
+    if not isinstance(parsed, dict):
+        raise Malformed("the header is not an object")
+    kind, fields, described = (parsed.get(name) for name in ("kind", "fields", "tensors"))
+    if not (isinstance(kind, str) and isinstance(fields, dict) and isinstance(described, list)):
+        raise Malformed("the header lacks its kind, fields or tensors")
+    entries = []
+    for entry in described:
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0] in FORMATS):
+            raise Malformed("a tensor of no known format")
+        if type(entry[1]) is not int or entry[1] < 0:
+            raise Malformed("a tensor of no length")
+        entries.append((FORMATS[entry[0]], entry[1]))
+    return kind, fields, entries
+
+
+def _tensor(frame: Frame, number_format: torch.dtype, length: int) -> Tensor:
+    memory = memoryview(frame)
+    if memory.nbytes != length * number_format.itemsize:
+        raise Malformed(f"a tensor of {memory.nbytes} bytes, the header says {length} x {number_format.itemsize}")
+    if length == 0:
+        return torch.empty(0, dtype=number_format)
+    if memory.readonly:
+        memory = memoryview(bytearray(memory))
+    found = torch.frombuffer(memory, dtype=torch.uint8)
+    # A transport may begin a frame anywhere; numbers that cross their natural bounds are not every processor's.
+    if found.data_ptr() % number_format.itemsize:
+        found = found.clone()
+    return found.view(number_format)

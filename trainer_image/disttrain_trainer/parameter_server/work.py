@@ -1,0 +1,235 @@
+"""A worker of a job whose parameters lie on servers.
+
+    ask for a task -> pull the parameters -> gradients of the task's samples -> push them -> ask for the next one
+
+A worker is a world of one rank: it shares no process group with the others, so that nobody's death is anybody else's.
+The worker of rank 0 leads: it also starts the job, reports it, evaluates and writes the checkpoints, which are those of
+any other layout.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from disttrain_api.mesh import Mesh
+from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.training import Checkpoint, Training
+from disttrain_trainer.checkpoint import Checkpoints
+from disttrain_trainer.config import Config
+from disttrain_trainer.data.batches import load_microbatch
+from disttrain_trainer.errors import PeerLost, Stopped
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
+from disttrain_trainer.parameter_server.figures import Rates
+from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
+from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.profiling import profiling
+from disttrain_trainer.randomness import seed_everything
+from disttrain_trainer.recipe import build_state
+from disttrain_trainer.report import Metrics, Reporter
+from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.state import State
+from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.train import (
+    accumulate_gradients,
+    clip_gradients,
+    open_checkpoints,
+    run_evaluation,
+    save,
+    start_metrics,
+    stopped,
+)
+
+
+def alone(config: Config) -> Config:
+    """The config of a world of this worker alone."""
+    return replace(config, rank=0, world_size=1, mesh=Mesh())
+
+
+def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
+    """Work until the job has done its last step; the State holds the parameters pulled last. Raises TrainerError.
+
+    world: of this worker alone.
+    """
+    state = build_state(config, world)
+    state.sampler = replace(state.sampler, replicas=config.world_size)
+    seed_everything(config.training.seed, 1 + config.rank)
+    named = {name: value for name, value in state.module.named_parameters() if value.requires_grad}
+    for parameter in named.values():
+        parameter.data = parameter.data.contiguous()
+    key = key_of(config.token, config.job.uid, config.attempt)
+    patience = config.timeout.total_seconds()
+    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience)
+    worker = Worker(config, world, state, servers)
+    stop.loop_started(config.grace_seconds)
+    try:
+        welcome = servers.hello(len(state.data.training))
+        leader = begin(worker, welcome, reporter) if config.rank == LEADER else None
+        if leader is None:
+            reporter.update(total_steps=config.training.steps)
+        run(worker, leader)
+    finally:
+        servers.close()
+    return state
+
+
+@dataclass
+class Worker:
+    """One worker. `norm`: of its last gradient, before clipping."""
+
+    config: Config
+    world: World
+    """Of this rank alone."""
+    state: State
+    servers: Servers
+    norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    loading_seconds: float = 0.0
+    sent_bytes: int = 0
+
+    @property
+    def among(self) -> World:
+        """This worker among the others, for names and counts; not for talking to them."""
+        return replace(self.world, rank=self.config.rank, size=self.config.world_size)
+
+    @property
+    def together(self) -> bool:
+        """Whether a step is one update."""
+        settings = self.config.job.parallelism.data_parallel.parameter_server or ParameterServer()
+        return settings.synchronization is Synchronization.SYNC
+
+    def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
+        """Compute and push the task; the task with its loss (summed), weight and samples."""
+        assert answer.task is not None
+        state, task = self.state, answer.task
+        begin = time.monotonic()
+        slots = state.sampler.microbatches(answer.cursor, task.part)
+        microbatches = [load_microbatch(state.data.training, slot, self.world.device.torch) for slot in slots]
+        self.loading_seconds = time.monotonic() - begin
+        weight = sum(microbatch.weight for microbatch in microbatches)
+        samples = sum(microbatch.samples for microbatch in microbatches)
+        # The mean over this part; the servers weigh it by the part's weight.
+        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
+        if not self.together:
+            self.norm = clip_gradients(state, self.config.training.max_gradient_norm, self.world)
+        self.sent_bytes += self.servers.push(task, weight, pulled, answer.floor)
+        state.optimizer.zero_grad()
+        return task, float(loss) * weight, weight, samples
+
+
+@dataclass
+class Leader:
+    """What the worker of rank 0 does besides."""
+
+    worker: Worker
+    checkpoints: Checkpoints | None
+    metrics: Metrics
+    reporter: Reporter
+
+    def note(self, results: list[StepResult], pulled: Pulled) -> None:
+        """Record and log the steps that are complete."""
+        training, state = self.worker.config.training, self.worker.state
+        for result in results:
+            if result.step >= state.step:
+                state.step = result.step + 1
+                state.cursor = state.sampler.advance(state.cursor)
+            self.metrics.record(
+                loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64),
+                weight=result.weight,
+                own_weight=result.weight,
+                gradient_norm=self._norm(result.step, pulled),
+                samples=result.samples,
+                rate=training.optimizer.learning_rate * rate_factor(training.lr_schedule, result.step, training.steps),
+                loading_seconds=self.worker.loading_seconds,
+                routing=None,
+                gradient_bytes=self.worker.sent_bytes,
+            )
+            self.worker.sent_bytes = 0
+            if result.step + 1 == training.steps or (result.step + 1) % training.logging.interval == 0:
+                self.metrics.log(result.step + 1)
+
+    def hold(self) -> None:
+        """What is due after the step that the job stands at, whose parameters were just pulled."""
+        config, state = self.worker.config, self.worker.state
+        last = state.step == config.training.steps
+        interval = config.training.evaluation.interval
+        if last or (interval and state.step % interval == 0):
+            run_evaluation(state, config, self.worker.world, self.metrics)
+        if self.checkpoints is not None and (last or self.checkpoints.due(state.step)):
+            self.fetch()
+            save(state, self.checkpoints, self.metrics, self.reporter)
+
+    def fetch(self) -> None:
+        """The servers' optimizer state becomes this rank's, for the checkpoint."""
+        scatter_states(self.worker.state, self.worker.servers.fetch())
+
+    def _norm(self, step: int, pulled: Pulled) -> torch.Tensor:
+        if self.worker.together and step in pulled.squares:
+            return torch.tensor(math.sqrt(pulled.squares[step]), dtype=torch.float64)
+        return self.worker.norm.detach().to("cpu", torch.float64)
+
+
+def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
+    """Restore and hand the parameters to the servers, unless they are at work already."""
+    config, state, servers = worker.config, worker.state, worker.servers
+    checkpoints = open_checkpoints(config, worker.world, state, reporter)
+    metrics = start_metrics(config, worker.among, state, reporter)
+    metrics.figures = Rates(servers).figures
+    if welcome.started:
+        state.step, state.cursor = welcome.step, welcome.cursor
+    else:
+        servers.load(gather_states(state))
+        servers.start(state.step, state.cursor, next_due(state.step, config.training, checkpoints is not None))
+    return Leader(worker, checkpoints, metrics, reporter)
+
+
+def next_due(step: int, training: Training, checkpoints: bool) -> int:
+    """The next step after which the leader has something to do that needs the parameters of exactly that step."""
+    intervals = [training.evaluation.interval]
+    if checkpoints:
+        intervals.append((training.checkpoint or Checkpoint()).interval)
+    due = [(step // interval + 1) * interval for interval in intervals if interval]
+    return min([*due, training.steps])
+
+
+def run(worker: Worker, leader: Leader | None) -> None:
+    """Task after task until there are no more. Raises Stopped after SIGTERM."""
+    servers, state, training = worker.servers, worker.state, worker.config.training
+    done, hold_at = None, None
+    with profiling(training.profiling, worker.among, worker.config.metrics_folder, state.step) as profiler:
+        while True:
+            answer = servers.next(done, hold_at)
+            done = hold_at = None
+            if answer.verdict is Verdict.STOP:
+                raise Stopped("SIGTERM: stopped; the worker of rank 0 writes the checkpoint")
+            if answer.verdict is Verdict.DONE:
+                return
+            pulled = servers.pull()
+            require_all(answer, pulled)
+            if leader is not None:
+                leader.note(answer.results, pulled)
+            if answer.verdict is None:
+                done = worker.compute(answer, pulled)
+                profiler.step()
+            elif leader is not None:
+                leader.hold()
+                if answer.stopping and state.step < training.steps:
+                    leader.fetch()
+                    reason = stopped(state, leader.checkpoints, leader.metrics, leader.reporter)
+                    servers.finish()
+                    raise reason
+                if state.step == training.steps:
+                    servers.finish()
+                    return
+                hold_at = next_due(state.step, training, leader.checkpoints is not None)
+
+
+def require_all(answer: Answer, pulled: Pulled) -> None:
+    """Every server must have taken in all that was complete when the task was lent: bounded staleness rests on it."""
+    for server, taken in enumerate(pulled.taken):
+        if taken < answer.complete:
+            raise PeerLost(f"parameter server {server} has taken in {taken} of {answer.complete} completed tasks")
