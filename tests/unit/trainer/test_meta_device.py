@@ -24,6 +24,7 @@ COMMON = {"data": user("double_tokens"), "steps": 3, "logging": {"interval": 1}}
 TRAININGS = {
     "tied": small(**COMMON, model=built()),
     "untied": small(**COMMON, model=built(tieWeights=False)),
+    "experts": small(**COMMON, model=built(experts=4)),
 }
 # ranks, training, parallelism, changes of the training
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
@@ -41,6 +42,8 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "pp2": (2, "tied", {"pipelineParallelDegree": 2}, {}),
     "pp2 x fsdp2": (4, "untied", {"pipelineParallelDegree": 2, SHARD: 2}, {}),
     "tp2, vocabulary": (2, "untied", {TENSOR: 2, "vocabularyParallel": True}, {}),
+    "experts over fsdp2": (2, "experts", {SHARD: 2, "expertParallelDegree": 2}, {}),
+    "experts over tp2": (2, "experts", {TENSOR: 2, "expertParallelDegree": 2}, {}),
     "fsdp2 x tp2": (4, "tied", {SHARD: 2, TENSOR: 2}, {}),
     "dp2 x tp2": (4, "untied", {"dataParallelReplicateDegree": 2, TENSOR: 2}, {}),
 }
