@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What `make gpu` runs with.
-GPU_PYTHON ?= $(BIN)/python
+# A Python that has torch with CUDA, pydantic, pytest and scikit-learn, for `make gpu`; absent: .venv's.
+GPU_PYTHON ?=
 # What `make test` runs; for example TESTS="tests/unit -k rules".
 TESTS ?= tests
 
@@ -93,8 +93,8 @@ e2e: setup ## End-to-end tests alone, on the cluster of KUBECONFIG or on one of 
 	$(BIN)/pytest tests/e2e
 
 .PHONY: gpu
-gpu: setup ## Tests and the benchmark of one GPU, written down in docs/gpu.md (GPU_PYTHON=… where torch has CUDA)
-	$(GPU_PYTHON) benchmarks/gpu_record.py
+gpu: $(if $(GPU_PYTHON),,setup) ## Tests and the benchmark of one GPU, written down in docs/gpu.md
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu_record.py
 
 .PHONY: soak
 soak: setup ## All tests in their long variants

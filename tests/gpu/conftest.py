@@ -17,6 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         item.add_marker(pytest.mark.gpu)
+        # The first test of a module runs the worlds of all.
+        item.add_marker(pytest.mark.timeout(900))
         paths = [path for mark in item.iter_markers("gpu_path") for path in mark.args]
         if unknown := set(paths) - PATHS.keys():
             raise pytest.UsageError(f"{item.nodeid}: gpu_path {unknown} is none of benchmarks/gpu_table.py's PATHS")

@@ -22,7 +22,6 @@ DIGITS = {
     "microBatchSize": 64,
     "logging": {"interval": 10},
 }
-# Flash attention wants heads of at least 8 numbers, and half precision.
 TEXT = {
     "model": {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 128}},
     "data": {"name": "text", "config": {"sequenceLength": 128}},
@@ -31,7 +30,6 @@ TEXT = {
     "microBatchSize": 32,
     "maxGradientNorm": 1.0,
     "logging": {"interval": 1},
-    "evaluation": {"batchSize": 256},
     "profiling": {"firstStep": 20, "steps": 1},
 }
 
@@ -49,7 +47,8 @@ class Trained:
 def train(folder, training: dict[str, Any], **environment: str) -> Trained:
     config = job(training)
     with launch(folder, config, storage=folder / "storage", device="cuda", **environment) as world:
-        (rank,) = world.ended()
+        # Compiling takes its time where nothing is cached.
+        (rank,) = world.ended(within=400)
     metrics = folder / "storage" / "test" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     traces = (folder / "storage" / "test" / "profile").glob("rank-0-step-*.json")

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from disttrain_trainer.device import GLOO, NCCL, Device, backend_of_gpus, channel_of, gpu_of
+from disttrain_trainer.parallel.pipeline.stages import StageBetween
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -43,3 +45,13 @@ def test_only_ranks_on_one_gpu_are_told_so():
     assert Device(GPU, GLOO).shares_gpu
     assert not Device(GPU, NCCL).shares_gpu
     assert not Device(CPU, "gloo").shares_gpu
+
+
+@pytest.mark.parametrize(("device", "leave"), [("meta", "meta"), ("cpu", "meta")])
+def test_a_stage_takes_its_inputs_to_its_device_and_its_outputs_away(device, leave):
+    # Tensors on "meta" stand for those of another device: they have sizes alone.
+    stage = StageBetween([nn.Linear(2, 3, device=device)], (), torch.device(device), torch.device(leave))
+    seen = []
+    stage.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].device.type))
+    assert stage(torch.ones(4, 2)).device.type == leave
+    assert seen == [device]
