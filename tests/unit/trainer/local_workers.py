@@ -142,23 +142,25 @@ def hierarchical(pod: int, period: int, global_period: int, steps: int) -> Sync:
 def bmuf(
     period: int, steps: int, momentum: float, rate: float, *, nesterov: bool, plain: int = 0, reset: bool = False
 ) -> Sync:
-    """Chen and Huo 2016: G = mean - W(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t)."""
+    """Chen and Huo 2016: G = mean - V(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t).
+
+    V is what the workers are given at the end of a block: W, or with Nesterov's momentum W + momentum D.
+    """
     state: dict[str, Tensor] = {}
 
     def sync(workers: Workers, done: int) -> None:
         if not state:
-            state["W"] = _initial()
+            state["W"] = state["V"] = _initial()
             state["D"] = torch.zeros_like(state["W"])
         if ends_block(done, period, steps):
             mean = workers.mean()
             if done <= plain:
-                state["W"] = mean
-                workers.put(mean)
+                state["W"] = state["V"] = mean
             else:
-                state["D"] = momentum * state["D"] + rate * (mean - state["W"])
+                state["D"] = momentum * state["D"] + rate * (mean - state["V"])
                 state["W"] = state["W"] + state["D"]
-                ahead = nesterov and done < steps
-                workers.put(state["W"] + momentum * state["D"] if ahead else state["W"])
+                state["V"] = state["W"] + momentum * state["D"] if nesterov else state["W"]
+            workers.put(state["V"] if done < steps else state["W"])
             for optimizer in workers.optimizers if reset else ():
                 optimizer.state.clear()
         workers.evaluated = state["W"]

@@ -13,6 +13,8 @@ from disttrain_trainer.parallel.local_sgd.update import BlockMomentum, OuterSgd
 SMALL = st.integers(1, 12)
 NUMBERS = st.floats(-1e6, 1e6)
 FACTORS = st.floats(0, 0.99)
+# The first of torch's optimizers in a process takes seconds.
+UNHURRIED = settings(deadline=None)
 
 
 @st.composite
@@ -30,6 +32,7 @@ def tensor(values):
 
 
 class TestPlan:
+    @UNHURRIED
     @given(plans())
     def test_all_are_together_at_the_end_and_never_longer_apart_than_the_period(self, plan):
         assert plan.together(plan.steps)
@@ -38,12 +41,14 @@ class TestPlan:
             apart = 0 if plan.together(done) else apart + 1
             assert apart < plan.global_period
 
+    @UNHURRIED
     @given(plans())
     def test_a_pod_meets_as_often_as_its_period_says_once_replicas_are_alone(self, plan):
         for done in range(plan.summed_steps + 1, plan.steps):
             alone = done - plan.summed_steps
             assert (plan.meeting(done) is Meeting.NOBODY) == (alone % plan.period != 0)
 
+    @UNHURRIED
     @given(plans())
     def test_without_a_global_period_pods_have_no_meetings(self, plan):
         if plan.global_period == plan.period:
@@ -59,20 +64,22 @@ class TestPlan:
 
 
 class TestBlockMomentum:
+    @UNHURRIED
     @given(NUMBERS, NUMBERS, NUMBERS, st.booleans())
     def test_without_momentum_and_at_rate_1_it_is_the_average_bit_for_bit(self, previous, mean, momentum, nesterov):
         block = BlockMomentum(0.0, 1.0, nesterov)(tensor(previous), tensor(mean), tensor(momentum))
         assert torch.equal(block.model, tensor(mean))
         assert torch.equal(block.start, tensor(mean))
 
+    @UNHURRIED
     @given(st.lists(NUMBERS, min_size=1, max_size=6), FACTORS, st.floats(0.1, 2), st.booleans())
     def test_it_follows_the_papers_formulas(self, means, momentum, rate, nesterov):
         model, kept = tensor(0.5), tensor(0.0)
-        expected, filtered = 0.5, 0.0
+        expected, filtered, start = 0.5, 0.0, 0.5
         for mean in means:
             block = BlockMomentum(momentum, rate, nesterov)(model, tensor(mean), kept)
             model, kept = block.model, block.momentum
-            filtered = momentum * filtered + rate * (mean - expected)
+            filtered = momentum * filtered + rate * (mean - start)
             expected += filtered
             start = expected + momentum * filtered if nesterov else expected
             scale = 1e-9 * max(1.0, *(abs(number) for number in means))
@@ -80,18 +87,18 @@ class TestBlockMomentum:
                 [expected, filtered, start], rel=1e-9, abs=scale
             )
 
-    def test_with_the_default_momentum_an_average_change_counts_n_times_in_the_end(self):
+    @pytest.mark.parametrize("nesterov", [True, False])
+    def test_with_the_default_momentum_an_average_change_counts_n_times_in_the_end(self, nesterov):
         """N replicas that change by 1 each in one block, then no more: the model has changed by N."""
         replicas = 4
-        update = BlockMomentum(1 - 1 / replicas, 1.0, nesterov=False)
+        update = BlockMomentum(1 - 1 / replicas, 1.0, nesterov)
         block = update(tensor(0.0), tensor(1.0), tensor(0.0))
         for _ in range(200):
             block = update(block.model, block.start, block.momentum)
         assert float(block.model) == pytest.approx(replicas)
 
 
-# The first of torch's optimizers in a process takes seconds.
-@settings(deadline=None)
+@UNHURRIED
 @given(st.lists(NUMBERS, min_size=1, max_size=6), st.floats(0.1, 2), st.floats(0.1, 0.99))
 def test_the_outer_step_is_torchs_nesterov_sgd(means, rate, momentum):
     expected = torch.nn.Parameter(tensor(0.5))
@@ -106,6 +113,7 @@ def test_the_outer_step_is_torchs_nesterov_sgd(means, rate, momentum):
         assert float(model) == pytest.approx(expected.item(), rel=1e-9, abs=1e-9 * max(map(abs, means), default=1))
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(1, 60))
 def test_buckets_hold_everything_once_in_order_and_one_format_each(shapes, size_bytes):
     tensors = [torch.zeros(count, dtype=torch.float64 if wide else torch.float32) for count, wide in shapes]

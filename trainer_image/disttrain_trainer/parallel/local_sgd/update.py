@@ -28,8 +28,8 @@ class Update(Protocol):
 class BlockMomentum:
     """Block-wise model update filtering (Chen and Huo, ICASSP 2016).
 
-    G = mean - W(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t). The next block starts at W(t), with
-    Nesterov's momentum at W(t) + momentum D(t).
+    G = mean - V(t-1); D(t) = momentum D(t-1) + rate G; W(t) = W(t-1) + D(t). The next block starts at V(t), which is
+    W(t), or with Nesterov's momentum W(t) + momentum D(t).
     """
 
     momentum: float
@@ -37,12 +37,15 @@ class BlockMomentum:
     nesterov: bool
 
     def __call__(self, previous: Tensor, mean: Tensor, momentum: Tensor) -> Block:
-        change = mean - previous
-        filtered = self.momentum * momentum + self.rate * change
+        carried = self.momentum * momentum
+        change = mean - (previous + carried if self.nesterov else previous)
+        filtered = carried + self.rate * change
         # W(t-1) + D(t), written so that momentum 0 and rate 1 give the mean's own bits.
-        model = mean + (self.rate - 1) * change + self.momentum * momentum
-        start = model + self.momentum * filtered if self.nesterov else model
-        return Block(model, start, filtered)
+        model = mean + (self.rate - 1) * change
+        if self.nesterov:
+            return Block(model, model + self.momentum * filtered, filtered)
+        model = model + carried
+        return Block(model, model, filtered)
 
 
 @dataclass(frozen=True)
