@@ -93,13 +93,20 @@ SERVER_REFUSALS = (
             f"{DATA_PARALLEL}.parameterServer",
             f"`{setting}` is not a setting of `synchronization` {synchronization}: remove it, or change"
             " `synchronization`",
-            on_servers(synchronization=synchronization, **{setting: value}),
+            {**on_servers(synchronization=synchronization, **{setting: value}), "storage": {"claimName": "a-claim"}},
         )
         for synchronization, setting, value in (
             ("Async", "staleness", 2),
             ("Sync", "staleness", 2),
             ("Sync", "stalenessAwareRate", True),
+            ("Sync", "snapshotInterval", 9),
         )
+    ),
+    Refusal(
+        "SnapshotsNeedStorage",
+        f"{DATA_PARALLEL}.parameterServer.snapshotInterval",
+        "`snapshotInterval` needs `spec.storage`, where snapshots can lie: add it, or remove the interval",
+        on_servers(synchronization="Async", snapshotInterval=9),
     ),
 )
 
@@ -114,4 +121,8 @@ SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod", "roles": ["worker"]}]}},
     },
     "updates of a bounded age": on_servers(synchronization="BoundedStaleness", staleness=0),
+    "servers that write down what they hold": {
+        **on_servers(synchronization="Async", snapshotInterval=9),
+        "storage": {"claimName": "a-claim"},
+    },
 }

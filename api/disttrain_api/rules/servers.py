@@ -77,13 +77,24 @@ def _setting_of_other_synchronization(spec: JobSpec) -> Values | None:
     found = settings.synchronization
     if settings.staleness is not None and found is not Synchronization.BOUNDED_STALENESS:
         return {"setting": "staleness", "synchronization": found.value}
-    aware = settings.staleness_aware_rate is not None and found is Synchronization.SYNC
-    return {"setting": "stalenessAwareRate", "synchronization": found.value} if aware else None
+    for alias, value in (
+        ("stalenessAwareRate", settings.staleness_aware_rate),
+        ("snapshotInterval", settings.snapshot_interval),
+    ):
+        if value is not None and found is Synchronization.SYNC:
+            return {"setting": alias, "synchronization": found.value}
+    return None
+
+
+def _snapshots_without_storage(spec: JobSpec) -> Values | None:
+    settings = _data_parallel(spec).parameter_server
+    return when(spec.storage is None and settings is not None and settings.snapshot_interval is not None)
 
 
 _OTHER_SETTING = (
     "(has(self.staleness) && self.synchronization != 'BoundedStaleness' ? 'staleness'"
-    " : has(self.stalenessAwareRate) && self.synchronization == 'Sync' ? 'stalenessAwareRate' : '')"
+    " : self.synchronization != 'Sync' ? '' : has(self.stalenessAwareRate) ? 'stalenessAwareRate'"
+    " : has(self.snapshotInterval) ? 'snapshotInterval' : '')"
 )
 
 SERVER_RULES = (
@@ -154,5 +165,16 @@ SERVER_RULES = (
         check=_setting_of_other_synchronization,
         cel=f"{_OTHER_SETTING} == ''",
         values={"setting": _OTHER_SETTING, "synchronization": "self.synchronization"},
+    ),
+    Rule(
+        id="SnapshotsNeedStorage",
+        path=f"{_SETTINGS}.snapshotInterval",
+        sentence="`snapshotInterval` needs `spec.storage`, where snapshots can lie: add it, or remove the interval",
+        check=lambda spec: when(
+            spec.storage is None
+            and getattr(_data_parallel(spec).parameter_server, "snapshot_interval", None) is not None
+        ),
+        cel=f"has(self.storage) || !has({_CEL}.parameterServer) || !has({_CEL}.parameterServer.snapshotInterval)",
+        reads=("spec.storage", _SETTINGS),
     ),
 )

@@ -15,6 +15,8 @@ from disttrain_trainer.parameter_server.tasks import LEADER, Lease, Tasks, Verdi
 from disttrain_trainer.parameter_server.wire import FORMATS, Malformed, Message, decode, encode, key_of
 
 KEY = key_of("token", "uid", 1)
+# A busy machine is no failure.
+UNHURRIED = settings(deadline=None)
 
 sizes = st.dictionaries(st.text("abc.", min_size=1, max_size=4), st.integers(0, 50), max_size=6)
 json_values = st.recursive(
@@ -34,6 +36,7 @@ messages = st.builds(
 
 
 class TestPlacement:
+    @UNHURRIED
     @given(sizes, st.integers(1, 8))
     def test_every_number_lies_on_one_server_and_shares_are_equal(self, sizes, servers):
         placed = place(sizes, servers)
@@ -43,6 +46,7 @@ class TestPlacement:
         assert len(placed) == servers
         assert max(shares) - min(shares) <= 1
 
+    @UNHURRIED
     @given(sizes, st.integers(1, 8), st.randoms())
     def test_the_order_in_which_parameters_are_given_does_not_count(self, sizes, servers, chance):
         shuffled = list(sizes.items())
@@ -55,6 +59,7 @@ class TestPlacement:
 
 
 class TestWire:
+    @UNHURRIED
     @given(messages)
     def test_what_is_sent_arrives(self, message):
         found = decode([bytes(frame) for frame in encode(message, KEY)], KEY)
@@ -72,6 +77,7 @@ class TestWire:
         received[0:4] = tensor[:1].numpy().tobytes()
         assert found[0] == 1.0
 
+    @UNHURRIED
     @given(messages, st.data())
     def test_nothing_but_what_was_sent_is_believed(self, message, data):
         """One byte of code or header changed, a frame more or less, a tensor cut: Malformed, and nothing else."""
@@ -89,6 +95,7 @@ class TestWire:
         with pytest.raises(Malformed):
             decode([bytes(frame) for frame in frames], KEY)
 
+    @UNHURRIED
     @given(st.lists(st.binary(max_size=40), max_size=4))
     def test_noise_is_malformed(self, frames):
         with pytest.raises(Malformed):

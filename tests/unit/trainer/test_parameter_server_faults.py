@@ -117,7 +117,7 @@ def test_a_worker_that_hangs_is_done_without_and_may_wake_up(tmp_path):
 
 
 def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_counted(tmp_path):
-    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+    with a_job(tmp_path, servers=2) as running:
         running.reached(3)
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
@@ -133,6 +133,23 @@ def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_count
             code, report = ended(worker, rank)
             assert code == ExitCode.PEER_LOST
             assert "parameter server 1" in report.error.message
+
+
+def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path):
+    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async", "snapshotInterval": 5}) as running:
+        snapshot = tmp_path / "storage" / "test" / "servers" / "server-1.snapshot"
+        running.workers[0].wait_until(snapshot.exists)
+        running.reached(5)
+        signalled(running.servers[1], signal.SIGKILL)
+        running.servers[1].processes[0].wait(30.0)
+        again = running.start("server-1-again", 1, SERVER, DISTTRAIN_ROLE_INDEX="1")
+        code, report = ended(running.workers[0], 0)
+        assert (code, report.step, report.done) == (0, STEPS, True)
+        assert ended(running.workers[1], 1)[0] == 0
+        assert "goes on from its snapshot" in again.text(0, "out")
+        last = running.last()
+        assert last["servers/version_max"] == UPDATES
+        assert 0 <= UPDATES - last["servers/version_min"] <= last["servers/lost_pushes"]
 
 
 def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):

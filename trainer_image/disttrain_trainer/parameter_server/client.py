@@ -20,6 +20,7 @@ from disttrain_trainer.parameter_server.tasks import StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _LOOK_MILLISECONDS = 200
+_GREET_MILLISECONDS = 2000
 _LINGER_MILLISECONDS = 2000
 
 
@@ -61,10 +62,10 @@ class Servers:
 
     def __init__(
         self, addresses: Sequence[str], key: bytes, worker: int, parameters: Mapping[str, nn.Parameter],
-        stopping: Callable[[], bool], patience: float,
+        stopping: Callable[[], bool], patience: float, replaceable: bool = False,
     ) -> None:  # fmt: skip
         """`addresses`: host:port. `stopping`: whether this worker was told to stop. `patience`: seconds for the first
-        answer."""
+        answer. `replaceable`: servers but the first may be started anew and go on from a snapshot."""
         self._key, self._worker, self._life = key, worker, secrets.token_hex(8)
         self._stopping = stopping
         self._parameters = dict(parameters)
@@ -72,10 +73,17 @@ class Servers:
         self.placement = place(sizes, len(addresses))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = [connect(self._context, address) for address in addresses]
-        self._heartbeat = Heartbeat(self._context, addresses, key, worker, self._life, stopping, patience)
+        self._heartbeat = Heartbeat(self._context, addresses, key, worker, self._life, stopping, patience, replaceable)
+        self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
+        self._requests = 0
+        self._restarts = [0] * len(addresses)
+        """Restarts of each server that were known when it was asked last."""
+        self.lost = [0] * len(addresses)
+        """Completed tasks that each server has lost by being started anew, as far as this worker has seen."""
 
     def hello(self, samples: int) -> Welcome:
         """Begin. Raises DataUnlike where others have found another number of samples."""
+        self._greet()
         answer = self._ask(0, Message("hello", {"worker": self._worker, "life": self._life, "samples": samples}))
         return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
 
@@ -107,8 +115,12 @@ class Servers:
             fields["hold_at"] = hold_at
         return _answer(self._ask(0, Message("next", fields)))
 
-    def pull(self) -> Pulled:
-        """Overwrite the parameters with those of the servers."""
+    def pull(self, complete: int = 0) -> Pulled:
+        """Overwrite the parameters with those of the servers, which must have taken in the `complete` tasks.
+
+        Bounded staleness rests on that. Raises PeerLost where it is not so, but for a server that was started anew:
+        what it has lost is counted.
+        """
         answers = self._ask_all([Message("pull")] * len(self._sockets))
         squares: dict[int, float] = {}
         with torch.no_grad():
@@ -117,8 +129,13 @@ class Servers:
                     _numbers(self._parameters[segment.name], segment).copy_(values)
                 for step, square in answer.fields["squares"].items():
                     squares[int(step)] = squares.get(int(step), 0.0) + square
-        versions = [answer.number("version") for answer in answers]
-        return Pulled(versions, [answer.number("taken") for answer in answers], squares)
+        taken = [answer.number("taken") for answer in answers]
+        for server, count in enumerate(taken):
+            missing = complete - count
+            if missing > self.lost[server] and not self._heartbeat.restarts[server]:
+                raise PeerLost(f"parameter server {server} has taken in {count} of {complete} completed tasks")
+            self.lost[server] = max(self.lost[server], missing)
+        return Pulled([answer.number("version") for answer in answers], taken, squares)
 
     def push(self, task: Task, weight: float, pulled: Pulled, floor: int) -> int:
         """Give the servers the parameters' gradients; back when all have taken them in. Returns the bytes sent."""
@@ -160,6 +177,17 @@ class Servers:
             socket.close(linger=_LINGER_MILLISECONDS)
         self._context.term()
 
+    def _greet(self) -> None:
+        """Hear from every server once, asking until it answers: from then on it is known when one is started anew."""
+        message = Message("alive", {"worker": self._worker, "life": self._life})
+        for server, socket in enumerate(self._sockets):
+            self._send(server, message)
+            while not socket.poll(_GREET_MILLISECONDS):
+                if self._heartbeat.failure is not None:
+                    raise PeerLost(self._heartbeat.failure)
+                self._transmit(server)
+            self._receive(server)
+
     def _ask(self, server: int, message: Message) -> Message:
         self._send(server, message)
         return self._receive(server)
@@ -170,19 +198,25 @@ class Servers:
         return [self._receive(server) for server in range(len(messages))]
 
     def _send(self, server: int, message: Message) -> None:
+        self._requests += 1
+        self._asked[server] = (b"%d" % self._requests, message)
+        self._transmit(server)
+
+    def _transmit(self, server: int) -> None:
+        number, message = self._asked[server]
+        self._restarts[server] = self._heartbeat.restarts[server]
         # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
-        self._sockets[server].send_multipart(encode(message, self._key), copy=False)
+        self._sockets[server].send_multipart([number, *encode(message, self._key)], copy=False)
 
     def _receive(self, server: int) -> Message:
-        socket = self._sockets[server]
-        while not socket.poll(_LOOK_MILLISECONDS):
-            if self._heartbeat.failure is not None:
-                raise PeerLost(self._heartbeat.failure)
-        frames = socket.recv_multipart(copy=False)
+        frames = self._frames(server)
         try:
-            answer = decode([frame.buffer for frame in frames], self._key)
+            answer = decode([frame.buffer for frame in frames[1:]], self._key)
         except Malformed as error:
             raise PeerLost(f"parameter server {server} does not speak as one of this job: {error}") from error
+        self._heartbeat.heard(server, answer)
+        if self._heartbeat.failure is not None:
+            raise PeerLost(self._heartbeat.failure)
         if answer.kind == "empty":
             raise PeerLost(f"parameter server {server} holds no parameters: it was started anew")
         if answer.kind == "unlike":
@@ -190,6 +224,20 @@ class Servers:
         if answer.kind == "refused":
             raise RuntimeError(f"parameter server {server} refuses a message of this worker: {answer.fields['reason']}")
         return answer
+
+    def _frames(self, server: int) -> list[zmq.Frame]:
+        """Of the answer to what the server was asked last. A server that is started anew is asked once more."""
+        socket = self._sockets[server]
+        while True:
+            while not socket.poll(_LOOK_MILLISECONDS):
+                if self._heartbeat.failure is not None:
+                    raise PeerLost(self._heartbeat.failure)
+                if self._heartbeat.restarts[server] > self._restarts[server]:
+                    self._transmit(server)
+            frames = socket.recv_multipart(copy=False)
+            # Asked twice, it may answer twice.
+            if frames[0].bytes == self._asked[server][0]:
+                return frames
 
 
 def _numbers(values: Tensor, segment: Segment) -> Tensor:

@@ -32,6 +32,7 @@ class Rates:
             "servers/late_pushes": sum(one["late"] for one in answers),
             "servers/dropped_messages": sum(one["dropped"] for one in answers),
             "servers/live_workers": answers[0]["live"],
+            "servers/lost_pushes": max(self.servers.lost),
         }
         self._pushes, self._pulls = pushes, pulls
         return {name: float(value) for name, value in (found | self._of_staleness(answers[0]["staleness"])).items()}

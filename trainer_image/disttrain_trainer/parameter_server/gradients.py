@@ -69,6 +69,15 @@ class Gradients:
             self._shard.update(push.gradients, rate / max(1, staleness) if self._staleness_aware else rate)
         return True
 
+    def remembered(self) -> tuple[int, int, list[int]]:
+        """What a snapshot must hold beside the shard: parts taken in, the floor, and the tasks above it, flattened."""
+        return self.taken, self._floor, [number for task in sorted(self._seen) for number in task]
+
+    def remember(self, taken: int, floor: int, seen: list[int]) -> None:
+        """The opposite of `remembered`."""
+        self.taken, self._floor = taken, floor
+        self._seen = {Task(*pair) for pair in zip(seen[::2], seen[1::2], strict=True)}
+
     def _update_step(self, step: int) -> None:
         """Update once all parts are there: the mean over the global batch, summed in order of parts."""
         tasks = [Task(step, part) for part in range(self._parts)]

@@ -23,19 +23,35 @@ class Heartbeat:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], key: bytes, worker: int, life: str,
-        stopping: Callable[[], bool], patience: float,
+        stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
-        """`patience`: seconds within which a server must answer for the first time."""
+        """`patience`: seconds within which a server must answer for the first time. `replaceable`: servers but the
+        first may be started anew and go on."""
         self._addresses, self._key, self._stopping = addresses, key, stopping
         self._fields = {"worker": worker, "life": life}
         self._patience = max(1, int(patience / _INTERVAL_SECONDS))
         self._context = context
+        self._lock = threading.Lock()
         self._lives: dict[int, str] = {}
+        self._replaceable = replaceable
+        self.restarts = [0] * len(addresses)
+        """How often each server was seen to have been started anew."""
         self._silent = [0] * len(addresses)
         self._ended = threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
+
+    def heard(self, index: int, answer: Message) -> None:
+        """A server has answered; of both threads."""
+        life = str(answer.fields.get("life"))
+        with self._lock:
+            if self._lives.setdefault(index, life) == life:
+                return
+            self._lives[index] = life
+            self.restarts[index] += 1
+            if index == 0 or not self._replaceable:
+                self.failure = f"{self._name(index)} was started anew and has lost what it held"
 
     def end(self) -> None:
         """Stop and close the sockets."""
@@ -60,16 +76,14 @@ class Heartbeat:
         for index, socket in enumerate(sockets):
             self._silent[index] += 1
             with suppress(zmq.Again):
-                socket.send_multipart(encode(message, self._key), zmq.NOBLOCK)
+                socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
 
     def _listen(self, index: int, socket: zmq.Socket[bytes]) -> None:
         with suppress(zmq.Again, Malformed):
             while True:
-                answer = decode(socket.recv_multipart(zmq.NOBLOCK), self._key)
-                life = str(answer.fields.get("life"))
+                answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._key)
                 self._silent[index] = 0
-                if self._lives.setdefault(index, life) != life:
-                    self.failure = f"{self._name(index)} was started anew and has lost what it held"
+                self.heard(index, answer)
 
     def _judge(self) -> None:
         for index, silent in enumerate(self._silent):

@@ -14,7 +14,6 @@ import traceback
 import torch
 
 from disttrain_api.names import Env, ExitCode, exit_reason
-from disttrain_api.parallelism import ParameterServer
 from disttrain_api.report import RankFailure
 from disttrain_trainer.agent.environment import termination_log
 from disttrain_trainer.agent.reports import TerminationMessage
@@ -22,6 +21,8 @@ from disttrain_trainer.config import Config, read_config
 from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
+from disttrain_trainer.parameter_server.snapshots import Snapshots
 from disttrain_trainer.parameter_server.wire import key_of
 
 
@@ -47,9 +48,18 @@ def run(stop: StopRequest) -> int:
 
 def serve(config: Config, index: int, stop: StopRequest) -> None:
     """Be server `index` until told to stop and the work is finished."""
-    settings = config.job.parallelism.data_parallel.parameter_server or ParameterServer()
-    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings))
-    loop = Loop(server, key_of(config.token, config.job.uid, config.attempt), config.servers[index])
+    snapshots = None
+    key = key_of(config.token, config.job.uid, config.attempt)
+    if index > 0 and goes_on_from_snapshots(config):
+        assert config.checkpoint_folder is not None
+        snapshots = Snapshots(config.checkpoint_folder / "servers" / f"server-{index}.snapshot", key)
+    settings, on = settings_of(config), snapshots is not None
+    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on))
+    former = snapshots.read() if snapshots is not None else None
+    if former is not None:
+        server.restore(former)
+        print(f"goes on from its snapshot after {former.number('version')} updates", flush=True)
+    loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
     stop.before_exit = lambda message: TerminationMessage(termination_log(os.environ)).write(None, _stopped(message))
     stop.loop_started(config.grace_seconds)

@@ -11,6 +11,7 @@ import zmq
 
 from disttrain_trainer.errors import PortInUse
 from disttrain_trainer.parameter_server.server import Answers, Server
+from disttrain_trainer.parameter_server.snapshots import Snapshots
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _TICK_MILLISECONDS = 500
@@ -19,8 +20,9 @@ _TICK_MILLISECONDS = 500
 class Loop:
     """Serves until told to end. `dropped` counts messages that nobody of this job's attempt has sent."""
 
-    def __init__(self, server: Server, key: bytes, address: str) -> None:
+    def __init__(self, server: Server, key: bytes, address: str, snapshots: Snapshots | None = None) -> None:
         """`address`: host:port as workers know it. Raises PortInUse."""
+        self._snapshots = snapshots
         self._server, self._key = server, key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -39,6 +41,10 @@ class Loop:
             if self._socket.poll(_TICK_MILLISECONDS):
                 self._receive()
             self._send(self._server.tick(time.monotonic()))
+            if self._snapshots is not None and not self._snapshots.busy:
+                snapshot = self._server.snapshot()
+                if snapshot is not None:
+                    self._snapshots.write(snapshot)
             if stopping() and not told:
                 told = True
                 self._send(self._server.stop())
@@ -49,12 +55,12 @@ class Loop:
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(copy=False)
-        sender = frames[0].bytes
         try:
-            message = decode([frame.buffer for frame in frames[1:]], self._key)
+            message = decode([frame.buffer for frame in frames[2:]], self._key)
         except Malformed:
             self.dropped += 1
             return
+        sender = (frames[0].bytes, frames[1].bytes)
         if message.kind == "figures":
             message = Message("figures", {**message.fields, "dropped": self.dropped})
         try:
@@ -64,10 +70,12 @@ class Loop:
         self._send(answers)
 
     def _send(self, answers: Answers) -> None:
-        for receiver, message in answers:
+        for receiver, answer in answers:
+            # Each answer tells a server that was started anew from the one that was asked before.
+            message = Message(answer.kind, {**answer.fields, "life": self._server.life}, answer.tensors)
             # Not to wait for a worker that is gone; who lives asks for one thing at a time.
             with suppress(zmq.Again):
-                self._socket.send_multipart([receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart([*receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
 
 
 def _listening_on(host: str) -> str:

@@ -25,10 +25,13 @@ from disttrain_trainer.parameter_server.wire import Malformed, Message
 from disttrain_trainer.schedules import rate_factor
 
 DEFAULT_STALENESS = 4
+DEFAULT_SNAPSHOT_INTERVAL = 100
 SILENCE_SECONDS = 10.0
 """A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
 
-Answers = list[tuple[bytes, Message]]
+Sender = tuple[bytes, bytes]
+"""Who asks, and the number of the request, both as the transport has them."""
+Answers = list[tuple[Sender, Message]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ class ServerConfig:
     batch: Batch
     settings: ParameterServer
     silence: float = SILENCE_SECONDS
+    snapshots: bool = False
+    """Whether this server can go on from a snapshot.
+
+    Not where steps are updated as a whole, which all servers must have made alike, and not as the manager, who alone
+    knows the tasks.
+    """
 
 
 class Server:
@@ -55,18 +64,19 @@ class Server:
         self._gradients: Gradients | None = None
         self._samples: int | None = None
         self._lives: dict[int, str] = {}
-        self._waiting: dict[int, bytes] = {}
+        self._waiting: dict[int, Sender] = {}
         settings = config.settings
         staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
         self._tasks = Tasks(config.workers, config.training.steps, settings.synchronization, staleness, config.silence)
         self.pulls = 0
-        self._handlers: Mapping[str, Callable[[bytes, Message, float], Answers]] = {
+        self._next_snapshot = 0
+        self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "hello": self._hello, "start": self._start, "next": self._next, "leave": self._leave,
             "load": self._load, "pull": self._pull, "push": self._push, "fetch": self._fetch,
             "alive": self._alive, "figures": self._figures, "finish": self._finish,
         }  # fmt: skip
 
-    def receive(self, sender: bytes, message: Message, now: float) -> Answers:
+    def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
         handler = self._handlers.get(message.kind)
         if handler is None:
@@ -84,7 +94,29 @@ class Server:
         self._tasks.stop()
         return self._lend()
 
-    def _hello(self, sender: bytes, message: Message, now: float) -> Answers:
+    def snapshot(self) -> Message | None:
+        """What this server holds, when it is time to write it down again."""
+        shard, gradients = self._shard, self._gradients
+        if not self._config.snapshots or shard is None or gradients is None:
+            return None
+        interval = self._config.settings.snapshot_interval or DEFAULT_SNAPSHOT_INTERVAL
+        if shard.version < self._next_snapshot:
+            return None
+        self._next_snapshot = shard.version + interval
+        taken, floor, seen = gradients.remembered()
+        message = _held(shard)
+        fields = {**message.fields, "version": shard.version, "taken": taken, "floor": floor, "seen": seen}
+        return Message("snapshot", fields, message.tensors)
+
+    def restore(self, snapshot: Message) -> None:
+        """Go on from what a former life of this server held."""
+        self._take_over(snapshot)
+        assert self._shard is not None
+        assert self._gradients is not None
+        self._shard.version = self._next_snapshot = snapshot.number("version")
+        self._gradients.remember(snapshot.number("taken"), snapshot.number("floor"), snapshot.numbers("seen"))
+
+    def _hello(self, sender: Sender, message: Message, now: float) -> Answers:
         worker, samples = self._worker(message), message.number("samples")
         if self._samples not in (None, samples):
             reason = f"worker {worker} finds {samples} training samples, others find {self._samples}"
@@ -97,7 +129,7 @@ class Server:
         fields = {"started": self._tasks.started, "step": self._tasks.floor, "epoch": at.epoch, "position": at.position}
         return [(sender, Message("welcome", fields))]
 
-    def _start(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _start(self, sender: Sender, message: Message, now: float) -> Answers:
         cursor = Cursor(message.number("epoch"), message.number("position"))
         if self._samples is None or self._worker(message) != LEADER:
             raise Malformed("only the leader starts, and after its hello")
@@ -105,7 +137,7 @@ class Server:
         self._tasks.start(sampler, message.number("step"), cursor, message.number("hold_at"), now)
         return [(sender, Message("started"))]
 
-    def _next(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _next(self, sender: Sender, message: Message, now: float) -> Answers:
         worker = self._worker(message)
         if "done" in message.fields:
             task = Task(*_two(message.numbers("done")))
@@ -118,26 +150,31 @@ class Server:
         self._tasks.ask(worker, now)
         return []
 
-    def _leave(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _leave(self, sender: Sender, message: Message, now: float) -> Answers:
         worker = self._worker(message)
         self._waiting.pop(worker, None)
         self._tasks.leave(worker)
         return []
 
-    def _finish(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _finish(self, sender: Sender, message: Message, now: float) -> Answers:
         self.finished = True
         return [(sender, Message("finished"))]
 
-    def _alive(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
         worker = self._worker(message)
         # A heartbeat of a former life of this worker says nothing about the present one.
         if self._lives.get(worker) == message.fields.get("life"):
             self._tasks.saw(worker, now)
         if message.fields.get("stopping") is True:
             self._tasks.stop()
-        return [(sender, Message("alive", {"life": self.life}))]
+        return [(sender, Message("alive"))]
 
-    def _load(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _load(self, sender: Sender, message: Message, now: float) -> Answers:
+        self._take_over(message)
+        return [(sender, Message("loaded"))]
+
+    def _take_over(self, message: Message) -> None:
+        """Hold the message's numbers and optimizer states."""
         names = message.fields.get("states")
         if not isinstance(names, list) or not all(isinstance(entry, list) for entry in names):
             raise Malformed("`states` of load is no list of lists")
@@ -155,9 +192,8 @@ class Server:
             together=settings.synchronization is Synchronization.SYNC,
             staleness_aware=bool(settings.staleness_aware_rate),
         )
-        return [(sender, Message("loaded"))]
 
-    def _pull(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _pull(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
         self.pulls += 1
@@ -165,7 +201,7 @@ class Server:
         squares = {str(step): square for step, square in self._gradients.squares.items()}
         return [(sender, Message("parameters", {**fields, "squares": squares}, self._shard.values()))]
 
-    def _push(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _push(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
         ranges = message.numbers("ranges")
@@ -186,12 +222,12 @@ class Server:
         )
         return [(sender, Message("pushed", {"fresh": fresh}))]
 
-    def _fetch(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
         states = [] if self._shard is None else self._shard.optimizer_states()
         tensors = [tensor for state in states for tensor in state.values()]
         return [(sender, Message("optimizer", {"states": [list(state) for state in states]}, tensors))]
 
-    def _figures(self, sender: bytes, message: Message, now: float) -> Answers:
+    def _figures(self, sender: Sender, message: Message, now: float) -> Answers:
         gradients = self._gradients
         staleness = {} if gradients is None else {str(key): count for key, count in gradients.staleness.items()}
         fields = {
@@ -223,6 +259,13 @@ class Server:
         if worker >= self._config.workers:
             raise Malformed(f"worker {worker} of {self._config.workers}")
         return worker
+
+
+def _held(shard: Shard) -> Message:
+    """The message that loads what the shard holds."""
+    states = shard.optimizer_states()
+    tensors = [*shard.values(), *(tensor for state in states for tensor in state.values())]
+    return Message("load", {"states": [list(state) for state in states]}, tensors)
 
 
 def _answer_of(answer: Lease | Verdict, results: list[list[float]], stopping: bool) -> Message:

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from disttrain_api.mesh import Mesh
-from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.parallelism import Synchronization
 from disttrain_api.training import Checkpoint, Training
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import load_microbatch
-from disttrain_trainer.errors import PeerLost, Stopped
+from disttrain_trainer.errors import Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
 from disttrain_trainer.parameter_server.figures import Rates
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.profiling import profiling
@@ -64,7 +65,8 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
         parameter.data = parameter.data.contiguous()
     key = key_of(config.token, config.job.uid, config.attempt)
     patience = config.timeout.total_seconds()
-    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience)
+    replaceable = goes_on_from_snapshots(config)
+    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience, replaceable)
     worker = Worker(config, world, state, servers)
     stop.loop_started(config.grace_seconds)
     try:
@@ -99,8 +101,7 @@ class Worker:
     @property
     def together(self) -> bool:
         """Whether a step is one update."""
-        settings = self.config.job.parallelism.data_parallel.parameter_server or ParameterServer()
-        return settings.synchronization is Synchronization.SYNC
+        return settings_of(self.config).synchronization is Synchronization.SYNC
 
     def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
@@ -208,8 +209,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
                 raise Stopped("SIGTERM: stopped; the worker of rank 0 writes the checkpoint")
             if answer.verdict is Verdict.DONE:
                 return
-            pulled = servers.pull()
-            require_all(answer, pulled)
+            pulled = servers.pull(answer.complete)
             if leader is not None:
                 leader.note(answer.results, pulled)
             if answer.verdict is None:
@@ -226,10 +226,3 @@ def run(worker: Worker, leader: Leader | None) -> None:
                     servers.finish()
                     return
                 hold_at = next_due(state.step, training, leader.checkpoints is not None)
-
-
-def require_all(answer: Answer, pulled: Pulled) -> None:
-    """Every server must have taken in all that was complete when the task was lent: bounded staleness rests on it."""
-    for server, taken in enumerate(pulled.taken):
-        if taken < answer.complete:
-            raise PeerLost(f"parameter server {server} has taken in {taken} of {answer.complete} completed tasks")

@@ -1,0 +1,138 @@
+"""A server as a function of messages: what it takes in, what it remembers, what a snapshot brings back."""
+
+import itertools
+
+import pytest
+import torch
+
+from disttrain_api.batch import Batch
+from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.training import Optimizer, OptimizerName, Training
+from disttrain_trainer.parameter_server.gradients import Gradients, Push
+from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.snapshots import Snapshots
+from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
+from tests.builders import TRAINING
+
+KEY = key_of("token", "uid", 1)
+ASKER = (b"worker", b"1")
+SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
+
+
+def a_server(synchronization=Synchronization.ASYNC):
+    """Server 1 of a job of two workers, which holds three ranges."""
+    training = Training.model_validate({**TRAINING, "optimizer": {"name": "AdamW", "learningRate": 0.1}})
+    settings = ParameterServer(synchronization=synchronization, snapshot_interval=3)
+    return Server(ServerConfig(1, 2, training, Batch(16, 1, 32), settings, snapshots=True))
+
+
+def tell(server, kind, tensors=(), **fields):
+    [(receiver, answer)] = server.receive(ASKER, Message(kind, fields, tensors), 0.0)
+    assert receiver == ASKER
+    return answer
+
+
+def push(server, step, part, seed=0, lengths=(3, 1, 4)):
+    generator = torch.Generator().manual_seed(seed + 10 * step + part)
+    gradients = [torch.randn(length, generator=generator, dtype=torch.float64) for length in lengths]
+    fields = {"task": [step, part], "weight": 2.0, "taken": 0, "floor": 0, "ranges": [0, 1, 2]}
+    return tell(server, "push", gradients, **fields).fields["fresh"]
+
+
+def loaded(server):
+    values = [torch.ones(length, dtype=torch.float64) for length in (3, 1, 4)]
+    assert tell(server, "load", values, states=[[], [], []]).kind == "loaded"
+    return server
+
+
+def same(one, other):
+    found, expected = tell(one, "pull"), tell(other, "pull")
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors, expected.tensors, strict=True))
+    assert found.fields == expected.fields
+
+
+class TestSnapshots:
+    def test_a_server_goes_on_as_if_nothing_had_been(self, tmp_path):
+        first = loaded(a_server())
+        assert first.snapshot() is not None, "as soon as there is something to lose"
+        assert [push(first, 0, 0), push(first, 0, 1)] == [True, True]
+        assert first.snapshot() is None, "not yet due"
+        push(first, 1, 0)
+        snapshots = Snapshots(tmp_path / "servers" / "one", KEY)
+        snapshots.write(first.snapshot())
+        snapshots._writer.join()
+        second = a_server()
+        second.restore(snapshots.read())
+        same(second, first)
+        assert [push(one, 0, 1, seed=99) for one in (first, second)] == [False, False], "taken in before"
+        assert [push(one, 1, 1) for one in (first, second)] == [True, True]
+        same(second, first)
+
+    def test_one_of_another_attempt_or_half_of_one_is_not_read(self, tmp_path):
+        file = tmp_path / "one"
+        snapshots = Snapshots(file, KEY)
+        assert snapshots.read() is None
+        snapshots.write(loaded(a_server()).snapshot())
+        snapshots._writer.join()
+        assert Snapshots(file, key_of("token", "uid", 2)).read() is None
+        data = file.read_bytes()
+        for length in range(len(data)):
+            file.write_bytes(data[:length])
+            assert snapshots.read() is None
+        file.write_bytes(data)
+        assert snapshots.read() is not None
+
+
+class TestPushes:
+    def test_the_order_of_arrival_changes_no_bit_of_a_step(self):
+        results = []
+        for parts in itertools.permutations(range(3)):
+            shard = Shard([torch.ones(5)], SGD)
+            gradients = Gradients(shard, 3, lambda step: 0.1, together=True)
+            generator = torch.Generator().manual_seed(0)
+            pushed = [torch.randn(5, generator=generator) for _ in parts]
+            for part in parts:
+                gradients.take(Push(Task(0, part), part + 0.3, {0: pushed[part]}, 0, 0))
+                gradients.take(Push(Task(0, part), 7.0, {0: torch.ones(5)}, 0, 0))
+            assert (shard.version, gradients.taken, gradients.late) == (1, 3, 3)
+            results.append(shard.values()[0])
+        assert all(torch.equal(result, results[0]) for result in results)
+
+    @pytest.mark.parametrize(("aware", "expected"), [(False, 1.0), (True, 0.5)])
+    def test_staleness_is_what_others_pushed_in_between_and_may_lower_the_rate(self, aware, expected):
+        shard = Shard([torch.zeros(1)], SGD)
+        gradients = Gradients(shard, 3, lambda step: 1.0, together=False, staleness_aware=aware)
+        for part in range(2):
+            gradients.take(Push(Task(0, part), 1.0, {}, part, 0))
+        before = shard.values()[0].clone()
+        gradients.take(Push(Task(0, 2), 1.0, {0: torch.ones(1)}, 0, 0))
+        assert gradients.staleness == {0: 2, 2: 1}
+        assert before - shard.values()[0] == expected
+
+    def test_a_part_without_samples_moves_nothing(self):
+        shard = Shard([torch.zeros(2)], SGD)
+        gradients = Gradients(shard, 1, lambda step: 1.0, together=False)
+        assert gradients.take(Push(Task(0, 0), 0.0, {0: torch.ones(2)}, 0, 0))
+        assert (shard.version, gradients.taken) == (0, 1)
+
+    @pytest.mark.parametrize(
+        ("kind", "fields", "lengths"),
+        [
+            ("steal", {}, ()),
+            ("push", {"ranges": [0, 0]}, (3, 3)),
+            ("push", {"ranges": [3]}, (3,)),
+            ("push", {"ranges": [0]}, (4,)),
+            ("push", {"ranges": [0], "task": [1]}, (3,)),
+            ("load", {"states": [["momentum_buffer"]]}, (3,)),
+            ("hello", {"worker": 2, "samples": 9}, ()),
+        ],
+    )
+    def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths):
+        server, untouched = loaded(a_server()), loaded(a_server())
+        tensors = [torch.ones(length, dtype=torch.float64) for length in lengths]
+        given = {"task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, **fields}
+        with pytest.raises(Malformed):
+            server.receive(ASKER, Message(kind, given, tensors), 0.0)
+        same(server, untouched)

@@ -1,0 +1,14 @@
+"""What a job's config says about its servers."""
+
+from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_trainer.config import Config
+
+
+def settings_of(config: Config) -> ParameterServer:
+    """How workers and servers work together."""
+    return config.job.parallelism.data_parallel.parameter_server or ParameterServer()
+
+
+def goes_on_from_snapshots(config: Config) -> bool:
+    """Whether a server but the first may be started anew: it has a place for snapshots, and updates come one by one."""
+    return config.checkpoint_folder is not None and settings_of(config).synchronization is not Synchronization.SYNC

@@ -1,0 +1,73 @@
+"""What a server holds, on the storage now and then, so that a server whose pod is made again goes on from there.
+
+A snapshot is a message of this attempt as it would go over the wire, its frames one after the other with their lengths
+before them: nothing is unpickled, and what another attempt has written is not authenticated and so not read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Snapshots:
+    """The snapshots of one server: a file, written by a thread while the server goes on."""
+
+    def __init__(self, file: Path, key: bytes) -> None:
+        self._file, self._key = file, key
+        self._writer: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the one before is still being written."""
+        return self._writer is not None and self._writer.is_alive()
+
+    def write(self, message: Message) -> None:
+        """Begin to write; the message's tensors must not change any more."""
+        self._writer = threading.Thread(target=self._write, args=(message,), name="snapshot", daemon=True)
+        self._writer.start()
+
+    def read(self) -> Message | None:
+        """The last complete snapshot of this attempt, None where there is none."""
+        try:
+            data = bytearray(self._file.read_bytes())
+            return decode(_frames(data), self._key)
+        except (FileNotFoundError, Malformed):
+            return None
+
+    def _write(self, message: Message) -> None:
+        partial = self._file.with_suffix(".part")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                for frame in encode(message, self._key):
+                    file.write(_LENGTH.pack(memoryview(frame).nbytes))
+                    file.write(frame)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._file)
+        except OSError as error:
+            # Checkpoints meet the same wall and end the job; a missing snapshot alone does not.
+            print(f"disttrain: {self._file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _frames(data: bytearray) -> list[memoryview]:
+    """Raises Malformed where the lengths do not fit the file."""
+    view, at, found = memoryview(data), 0, []
+    while at < len(view):
+        if at + _LENGTH.size > len(view):
+            raise Malformed("a snapshot ends within a length")
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += _LENGTH.size
+        if at + length > len(view):
+            raise Malformed("a snapshot ends within a frame")
+        found.append(view[at : at + length])
+        at += length
+    return found
