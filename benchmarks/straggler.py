@@ -2,7 +2,7 @@
 
 One worker three times slower: the others' speed beside that of a worker alone. Goal: Async at least 0.9; Sync, and
 BoundedStaleness once its staleness is used up, run at the straggler's third. Random delays of equal mean: all tasks of
-BoundedStaleness beside those of Sync. Goal: at least 1.3. Computing is sleeping here: the machine's cores do not count.
+BoundedStaleness beside those of Sync. Goal: at least 1.3. Computing is sleeping here: no core is short.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not

@@ -53,7 +53,7 @@ class ParameterServers(ApiModel):
     replicas: Replicas = 1
     """Number of server pods."""
     template: PodTemplate = {}
-    """A PodTemplateSpec with a container `trainer` that has a command."""
+    """A PodTemplateSpec. Without `training` its container `trainer` has a command or an image of its own."""
 
 
 class Storage(ApiModel):
