@@ -6,7 +6,7 @@ CEL cannot see them: the config of a model has no schema.
 from collections.abc import Iterator
 
 from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
-from disttrain_api.parallelism import Parallelism
+from disttrain_api.parallelism import DataParallelMode, Parallelism
 from disttrain_api.pipeline import stages_of
 from disttrain_api.training import Training
 
@@ -59,6 +59,8 @@ def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[P
         yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
     elif stages_of(parallelism) > 1:
         yield path, "experts in the stages of a pipeline are not built yet: leave one of the two out"
+    elif parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
+        yield path, "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"
 
 
 def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[str, int]]:

@@ -171,3 +171,11 @@ def test_data_that_differs_between_workers_is_refused(tmp_path):
         signalled(running.workers[0], signal.SIGKILL)
         assert found
         assert "training samples" in found[0][1]
+
+
+def test_a_model_with_experts_is_refused(tmp_path):
+    experts = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
+    with a_job(tmp_path, training={**TRAINING, **experts}) as running:
+        ends = [ended(worker, rank) for rank, worker in enumerate(running.workers)]
+        assert {code for code, _ in ends} == {ExitCode.INVALID_CONFIGURATION}
+        assert all("Gpt has layers with experts" in report.error.message for _, report in ends)

@@ -184,6 +184,10 @@ def test_configs_that_contradict_themselves(config, field, message):
          "3 must be a multiple of `expertParallelDegree`, which is 2"),
         ({"experts": 4}, {"devicesPerProcess": 2},
          "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"),
+        ({"experts": 4}, {"pipelineParallelDegree": 2},
+         "experts in the stages of a pipeline are not built yet: leave one of the two out"),
+        ({"experts": 4}, {"dataParallel": {"mode": "ParameterServer"}},
+         "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"),
         ({"experts": 4}, {"expertParallelDegree": 2, "dataParallelShardDegree": 2}, None),
     ],
 )  # fmt: skip

@@ -21,8 +21,9 @@ from disttrain_api.training import Checkpoint, Training
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import load_microbatch
-from disttrain_trainer.errors import Stopped
+from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
 from disttrain_trainer.parameter_server.figures import Rates
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
@@ -58,6 +59,11 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
     world: of this worker alone.
     """
     state = build_state(config, world)
+    if expert_layers(state.module):
+        raise InvalidConfiguration(
+            f"`parallelism.dataParallel.mode` ParameterServer: {type(state.module).__name__} has layers with experts: "
+            "how busy each is is counted over all workers in each step; use AllReduce"
+        )
     state.sampler = replace(state.sampler, replicas=config.world_size)
     seed_everything(config.training.seed, 1 + config.rank)
     named = {name: value for name, value in state.module.named_parameters() if value.requires_grad}
