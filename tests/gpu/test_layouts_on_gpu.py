@@ -19,13 +19,19 @@ PATHS = {
     "fsdp": "shards (FSDP2)",
     "tp": "tensor parallelism",
     "pp": "pipeline",
+    "there and back": "pipeline, there and back",
     "one": "several devices of a process",
 }
 
 
 def starting_with(prefix):
     """Layouts of one and two ranks whose name begins so; a world for each prefix, so that none can end another's."""
-    return [name for name, (ranks, *_) in LAYOUTS.items() if ranks <= 2 and name.startswith(prefix)]
+    return [name for name, (ranks, *_) in LAYOUTS.items() if ranks <= 2 and prefix_of(name).startswith(prefix)]
+
+
+def prefix_of(name):
+    """The name; but stages that a rank sends to itself have failed with gloo of torch 2.11, and get their own world."""
+    return "there and back" if "ZBV" in name or "DualPipeV" in name else name
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,9 @@ from disttrain_api.report import RankReport
 
 ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = 120.0
-# A test's own limit is 300 s.
-MANY_CASES_WITHIN_SECONDS = 280.0
+# Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute. A test's own
+# limit is 300 s.
+CASES_WITHIN_SECONDS = 280.0
 
 
 def job(training: dict[str, Any], uid: str = "uid-1", parallelism: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -271,7 +272,7 @@ def run_cases(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     with launch(folder, None, ranks, module="tests.unit.trainer.cases", CASES=str(folder), **options) as world:
-        ended = world.ended(within=MANY_CASES_WITHIN_SECONDS)
+        ended = world.ended(CASES_WITHIN_SECONDS)
         assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name) for name in cases}
 
