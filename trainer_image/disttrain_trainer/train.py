@@ -212,6 +212,9 @@ def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, rep
     """Save where there is storage; what to raise after SIGTERM."""
     if checkpoints is None:
         return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
+    if state.step == 0:
+        # There is nothing to keep, and torch would save an optimizer that has made a step already.
+        return Stopped("SIGTERM: stopped before the first step was done; the next start is at step 0")
     save(state, checkpoints, metrics, reporter, {}, wait=True)
     return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
 

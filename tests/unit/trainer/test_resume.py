@@ -39,7 +39,16 @@ def results(request, tmp_path_factory):
         cases[f"{name}: through"] = [{"training": training}]
         stops = [{"training": training, "stop_after": 4}, {"training": training, "stop_after": 1}]
         cases[f"{name}: resumed"] = [*stops, {"training": training}]
+    at_once = {"training": LONG, "stop_after": 0}
+    cases["stopped at once"] = [at_once, {"training": LONG}]
     return run_cases(tmp_path_factory.mktemp("resume"), request.param, cases)
+
+
+def test_a_run_stopped_before_its_first_step_begins_anew(results):
+    stopped = "Stopped: SIGTERM: stopped before the first step was done; the next start is at step 0"
+    assert results["stopped at once"]["errors"] == [stopped, None]
+    expected = results["AdamW, dropout, several buckets: through"]["parameters"]
+    assert all(torch.equal(results["stopped at once"]["parameters"][name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("name", TRAININGS)
