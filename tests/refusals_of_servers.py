@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.refusal import SERVERS, Refusal, own_program, untrained
+from tests.refusals_of_models import RESNET
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
 
@@ -58,6 +59,7 @@ SERVER_REFUSALS = (
     with_other("devicesPerProcess", on_servers({"devicesPerProcess": 2})),
     with_other("allReduce", on_servers({"dataParallel": {"allReduce": "Ring"}})),
     with_other("compression", on_servers({"dataParallel": {"compression": {"name": "FP16"}}})),
+    with_other("syncBatchNorm", {**on_servers({"dataParallel": {"syncBatchNorm": True}}), "training": RESNET}),
     with_other("offload.parameters", {**on_servers(), "training": {"offload": {"parameters": True}}}),
     with_other("precision: FP16", {**on_servers(), "training": {"precision": "FP16"}}),
     Refusal(

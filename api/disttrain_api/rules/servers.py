@@ -31,6 +31,7 @@ _CUT = " : ".join(
         *(f"{cel} ? '{alias}'" for alias, _, cel in _CUTS),
         f"{_CEL}.allReduce != 'Backend' ? 'allReduce'",
         f"has({_CEL}.compression) ? 'compression'",
+        f"{_CEL}.syncBatchNorm ? 'syncBatchNorm'",
         "has(self.training) && self.training.offload.parameters ? 'offload.parameters'",
         "has(self.training) && self.training.precision == 'FP16' ? 'precision: FP16'",
         "''",
@@ -60,6 +61,8 @@ def _unfit(spec: JobSpec) -> str | None:
         return "allReduce"
     if _data_parallel(spec).compression is not None:
         return "compression"
+    if _data_parallel(spec).sync_batch_norm:
+        return "syncBatchNorm"
     if spec.training is not None and spec.training.offload.parameters:
         return "offload.parameters"
     return "precision: FP16" if spec.training is not None and spec.training.precision is Precision.FP16 else None

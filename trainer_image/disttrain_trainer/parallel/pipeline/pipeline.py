@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import index_of_stage, microbatches_of, schedule_of
@@ -21,7 +20,7 @@ from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
-from disttrain_trainer.parallel.pipeline.schedule import Schedule, build_schedule, table_of
+from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
@@ -119,7 +118,7 @@ class Pipeline:
 
     def _build(self) -> Schedule:
         stages = [
-            PipelineStage(stage, number, len(self._index_of), self.world.device.channel, group=self._group)
+            RankStage(stage, number, len(self._index_of), self.world.device.channel, group=self._group)
             for number, stage in self.stages.items()
         ]
         for stage in stages:

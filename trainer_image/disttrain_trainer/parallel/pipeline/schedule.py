@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
@@ -19,6 +20,15 @@ _KINDS = {
     "BACKWARD_INPUT": Kind.INPUTS,
     "BACKWARD_WEIGHT": Kind.PARAMETERS,
 }
+
+
+class RankStage(PipelineStage):
+    """A stage of this rank."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Without messages to itself, which torch 2.11 wants where two neighbours lie on one rank, and gloo cannot."""
+        found = super()._get_init_p2p_neighbors_ops()
+        return [operation for operation in found if operation.peer != dist.get_rank()]
 
 
 def build_schedule(
