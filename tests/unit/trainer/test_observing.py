@@ -54,4 +54,4 @@ def test_what_has_no_place_is_refused(tmp_path, changes, field):
     with launch(tmp_path, job(small(**changes))) as world:
         (rank,) = world.ended()
     assert rank.code == 80
-    assert f"`training.{field}` needs `spec.storage`" in rank.err
+    assert f"`training.{field}` needs a volume in `spec.storage`" in rank.err

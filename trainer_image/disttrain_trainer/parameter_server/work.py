@@ -164,11 +164,12 @@ class Leader:
         config, state = self.worker.config, self.worker.state
         last = state.step == config.training.steps
         interval = config.training.evaluation.interval
+        figures: dict[str, float] = {}
         if last or (interval and state.step % interval == 0):
-            run_evaluation(state, config, self.worker.world, self.metrics)
+            figures = run_evaluation(state, config, self.worker.world, self.metrics)
         if self.checkpoints is not None and (last or self.checkpoints.due(state.step)):
             self.fetch()
-            save(state, self.checkpoints, self.metrics, self.reporter)
+            save(state, self.checkpoints, self.metrics, self.reporter, figures, wait=last)
 
     def fetch(self) -> None:
         """The servers' optimizer state becomes this rank's, for the checkpoint."""
