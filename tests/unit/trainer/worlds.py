@@ -101,7 +101,9 @@ class ForkedRank:
 
     def send_signal(self, number: int) -> None:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        # As subprocess does it: a process that has just ended gets no signal.
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
 
 
 class FreshRank:
