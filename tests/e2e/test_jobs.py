@@ -59,7 +59,7 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "world"), [("fsdp-tensor", "fsdp2 x tp2", 4), ("pipeline", "pp2", 2), ("moe", "fsdp2", 2)]
+    ("name", "mesh", "world"), [("fsdp-tensor", "fsdp2 x tp2", 4), ("pipeline", "pp2", 2), ("moe", "fsdp2 x ep2", 2)]
 )
 def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, world: int) -> None:
     """Layers shared within a pod and parameters across pods; stages, and experts, on a node each."""
