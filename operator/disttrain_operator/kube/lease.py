@@ -130,7 +130,13 @@ class Election:
             return
         try:
             async with asyncio.timeout(self._terms.renew_deadline):
-                await self._put(sight.lease, holder="")
+                try:
+                    await self._put(sight.lease, holder="")
+                except Conflict:
+                    # A renewal that was cut off may have been written all the same.
+                    lease = await self._look()
+                    if lease is not None and lease.holder == self.me:
+                        await self._put(lease, holder="")
         except (KubeError, TimeoutError) as error:
             logger.info("the lease %s could not be released: %s", self._name, error or "no answer in time")
 

@@ -128,6 +128,18 @@ async def test_one_leads_and_the_other_follows_when_it_lets_go(client: Client) -
         await eventually(lambda: standby.leads)
 
 
+async def test_a_lease_is_given_back_although_a_renewal_was_cut_off(client: Client) -> None:
+    leader = election(client, "leader")
+    with taking_part(leader) as tasks:
+        await eventually(lambda: leader.leads)
+        tasks[0].cancel()
+        path = "/apis/coordination.k8s.io/v1/namespaces/system/leases/disttrain"
+        # Written, but its answer never came: the leader knows an older version.
+        await client.replace(path, await client.get(path))
+        await leader.release()
+        assert (await client.get(path))["spec"]["holderIdentity"] == ""
+
+
 async def test_a_leader_without_an_api_server_ceases_to_act_and_comes_back(api: FakeApi, client: Client) -> None:
     only = election(client, "only")
     with taking_part(only):
