@@ -8,9 +8,8 @@ are what a network would see. `allreduce_figure.py` draws both from the JSON.
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
 import json
-import os
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,35 +17,16 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trainer_image")]
 
-from benchmarks import harness
-from tests.cluster.ports import free_port
-from tests.cluster.processes import dying_with_parent
+from benchmarks import harness, ranks
 
 MOST_RANKS = 6
-LIMIT_SECONDS = 600
 
 
 def run(megabytes: float, repeats: int) -> list[dict[str, Any]]:
     """What rank 0 of a world of MOST_RANKS tells, a result for each group and algorithm."""
-    port = str(free_port())
-    paths = os.pathsep.join(str(REPOSITORY / part) for part in (".", "api", "trainer_image"))
-    ranks = []
-    for rank in range(MOST_RANKS):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(MOST_RANKS),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": paths,
-        }
-        command = [sys.executable, "-m", "benchmarks.allreduce_rank", str(megabytes), str(repeats)]
-        ranks.append(subprocess.Popen(dying_with_parent(command), env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [rank.communicate(timeout=LIMIT_SECONDS)[0] for rank in ranks]
-    codes = [rank.returncode for rank in ranks]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
-    return [json.loads(line) for line in outputs[0].splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        printed = ranks.run(Path(folder), "benchmarks.allreduce_rank", MOST_RANKS, str(megabytes), str(repeats))
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:

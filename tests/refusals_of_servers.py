@@ -104,11 +104,15 @@ SERVER_REFUSALS = (
             ("Sync", "snapshotInterval", 9),
         )
     ),
-    Refusal(
-        "SnapshotsNeedStorage",
-        f"{DATA_PARALLEL}.parameterServer.snapshotInterval",
-        "`snapshotInterval` needs `spec.storage`, where snapshots can lie: add it, or remove the interval",
-        on_servers(synchronization="Async", snapshotInterval=9),
+    *(
+        Refusal(
+            "SnapshotsNeedVolume",
+            f"{DATA_PARALLEL}.parameterServer.snapshotInterval",
+            "`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or `size`,"
+            " or remove the interval",
+            {**on_servers(synchronization="Async", snapshotInterval=9), **storage},
+        )
+        for storage in ({}, {"storage": {"url": "s3://bucket"}})
     ),
 )
 

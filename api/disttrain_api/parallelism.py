@@ -105,7 +105,7 @@ class ParameterServer(ApiModel):
     staleness_aware_rate: bool | None = None
     """Not for Sync: the learning rate of an update is divided by its staleness. Absent: false."""
     snapshot_interval: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Not for Sync; needs `storage`: updates of a server between two snapshots. Absent: 100."""
+    """Not for Sync; needs a volume: updates of a server between two snapshots. Absent: 100."""
 
 
 class DataParallel(ApiModel):

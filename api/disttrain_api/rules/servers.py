@@ -170,14 +170,16 @@ SERVER_RULES = (
         values={"setting": _OTHER_SETTING, "synchronization": "self.synchronization"},
     ),
     Rule(
-        id="SnapshotsNeedStorage",
+        id="SnapshotsNeedVolume",
         path=f"{_SETTINGS}.snapshotInterval",
-        sentence="`snapshotInterval` needs `spec.storage`, where snapshots can lie: add it, or remove the interval",
+        sentence="`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or"
+        " `size`, or remove the interval",
         check=lambda spec: when(
-            spec.storage is None
+            (spec.storage is None or spec.storage.url is not None)
             and getattr(_data_parallel(spec).parameter_server, "snapshot_interval", None) is not None
         ),
-        cel=f"has(self.storage) || !has({_CEL}.parameterServer) || !has({_CEL}.parameterServer.snapshotInterval)",
+        cel="(has(self.storage) && !has(self.storage.url))"
+        f" || !has({_CEL}.parameterServer) || !has({_CEL}.parameterServer.snapshotInterval)",
         reads=("spec.storage", _SETTINGS),
     ),
 )

@@ -1,20 +1,27 @@
 """A server as a function of messages: what it takes in, what it remembers, what a snapshot brings back."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 from disttrain_api.batch import Batch
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
+from disttrain_trainer.config import Config
+from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.snapshots import Snapshots
 from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
 from tests.builders import TRAINING
+from tests.unit.trainer.worlds import job
 
 KEY = key_of("token", "uid", 1)
 ASKER = (b"worker", b"1")
@@ -136,3 +143,19 @@ class TestPushes:
         with pytest.raises(Malformed):
             server.receive(ASKER, Message(kind, given, tensors), 0.0)
         same(server, untouched)
+
+
+@pytest.mark.parametrize(
+    ("folder", "synchronization", "expected"),
+    [
+        (Path("/storage/job"), "Async", True),
+        (Path("/storage/job"), "Sync", False),
+        (ObjectPath("s3://bucket/job"), "Async", False),
+        (None, "BoundedStaleness", False),
+    ],
+)
+def test_a_server_goes_on_from_a_snapshot_where_a_volume_holds_one(folder, synchronization, expected):
+    settings = {"mode": "ParameterServer", "parameterServer": {"synchronization": synchronization}}
+    described = JobConfig.model_validate(job(TRAINING, parallelism={"dataParallel": settings}))
+    config = Config(described, Mesh(), Batch(16, 1, 16), checkpoint_folder=folder)
+    assert goes_on_from_snapshots(config) is expected

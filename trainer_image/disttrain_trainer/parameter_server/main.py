@@ -10,6 +10,7 @@ if __name__ == "__main__":
 
 import sys
 import traceback
+from pathlib import Path
 
 import torch
 
@@ -51,7 +52,7 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
     if index > 0 and goes_on_from_snapshots(config):
-        assert config.checkpoint_folder is not None
+        assert isinstance(config.checkpoint_folder, Path)
         snapshots = Snapshots(config.checkpoint_folder / "servers" / f"server-{index}.snapshot", key)
     settings, on = settings_of(config), snapshots is not None
     server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on))

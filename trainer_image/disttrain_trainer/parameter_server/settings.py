@@ -1,5 +1,7 @@
 """What a job's config says about its servers."""
 
+from pathlib import Path
+
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_trainer.config import Config
 
@@ -10,5 +12,9 @@ def settings_of(config: Config) -> ParameterServer:
 
 
 def goes_on_from_snapshots(config: Config) -> bool:
-    """Whether a server but the first may be started anew: it has a place for snapshots, and updates come one by one."""
-    return config.checkpoint_folder is not None and settings_of(config).synchronization is not Synchronization.SYNC
+    """Whether a server but the first may be started anew: it has a place for snapshots, and updates come one by one.
+
+    Snapshots are files on a volume; an object store holds checkpoints alone.
+    """
+    is_volume = isinstance(config.checkpoint_folder, Path)
+    return is_volume and settings_of(config).synchronization is not Synchronization.SYNC

@@ -99,9 +99,11 @@ class Pipeline:
         return x if self.last else None
 
     def figures(self) -> dict[str, float]:
-        """The bubble since this was last asked, measured and as the schedule has it; collective."""
+        """The bubble since this was last asked, measured and as the schedule has it; collective, for rank 0 alone."""
         seconds, actions = self._clock.take()
         everyone = self.world.gather((seconds, actions))
+        if not self.world.first:
+            return {}
         longest = max(total for total, _ in everyone)
         busy = sum(spent for _, found in everyone for spent, _ in found.values())
         means: dict[tuple[Kind, int], list[float]] = {}

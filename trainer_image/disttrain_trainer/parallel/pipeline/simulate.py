@@ -5,7 +5,7 @@ the schedule's own: for GPipe and 1F1B with p equal stages and m microbatches (p
 one with v stages per rank (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,6 +50,8 @@ def idle_part(table: Table, seconds: Seconds) -> float:
 def end_times(table: Table, seconds: Seconds) -> dict[Action, float]:
     """When each action ends if every rank begins each as soon as its turn has come and what it needs is there."""
     last_stage = max(action.stage for actions in table.values() for action in actions)
+    # Schedules that split the backward pass do so for some microbatches only.
+    split = {action for actions in table.values() for action in actions if action.kind is Kind.INPUTS}
     ends: dict[Action, float] = {}
     free = dict.fromkeys(table, 0.0)
     position = dict.fromkeys(table, 0)
@@ -58,7 +60,7 @@ def end_times(table: Table, seconds: Seconds) -> dict[Action, float]:
         for rank, actions in table.items():
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                needed = [ends.get(need) for need in _needs(action, last_stage, table)]
+                needed = [ends.get(need) for need in _needs(action, last_stage, split)]
                 if any(end is None for end in needed):
                     break
                 begin = max([free[rank], *(end for end in needed if end is not None)])
@@ -70,8 +72,8 @@ def end_times(table: Table, seconds: Seconds) -> dict[Action, float]:
     return ends
 
 
-def _needs(action: Action, last_stage: int, table: Table) -> list[Action]:
-    """The actions that must have ended before this one begins."""
+def _needs(action: Action, last_stage: int, split: Collection[Action]) -> list[Action]:
+    """The actions that must have ended before this one begins. split: all actions of the kind INPUTS."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.PARAMETERS:
         return [Action(Kind.INPUTS, stage, microbatch)]
@@ -80,6 +82,5 @@ def _needs(action: Action, last_stage: int, table: Table) -> list[Action]:
     own = Action(Kind.FORWARD, stage, microbatch)
     if stage == last_stage:
         return [own]
-    split = Action(Kind.INPUTS, stage + 1, microbatch)
-    is_split = any(split in actions for actions in table.values())
-    return [own, split if is_split else Action(Kind.BACKWARD, stage + 1, microbatch)]
+    inputs = Action(Kind.INPUTS, stage + 1, microbatch)
+    return [own, inputs if inputs in split else Action(Kind.BACKWARD, stage + 1, microbatch)]
