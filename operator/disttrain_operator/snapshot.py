@@ -110,7 +110,8 @@ class World:
     """By the job's uid."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
-    _facts: dict[str, tuple[str, Job]] = field(default_factory=dict)
+    _facts: dict[str, tuple[Raw, Job]] = field(default_factory=dict)
+    """By the job's uid, with what they were read from."""
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
 
@@ -168,12 +169,14 @@ class World:
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
 
     def _job(self, uid: str, raw: Raw) -> Job:
-        # Reading a spec costs more than a decision; it is read once per version of the job.
-        version = raw["metadata"]["resourceVersion"]
-        known = self._facts.get(uid)
-        if known is None or known[0] != version:
-            known = self._facts[uid] = (version, job_facts(raw))
-        return known[1]
+        # Reading a spec costs more than a decision, and with each status the job comes back with the same one.
+        read, job = self._facts.get(uid, (None, None))
+        if read is None or read["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
+            former = job if read is not None and read["spec"] == raw["spec"] else None
+            job = job_facts(raw, former=former)
+            self._facts[uid] = (raw, job)
+        assert job is not None
+        return job
 
     def _forget(self, uid: str) -> None:
         self.problems.pop(uid, None)

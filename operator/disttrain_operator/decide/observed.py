@@ -169,10 +169,17 @@ class Observed:
     """None: this operator has no gate, or the job does not ask for it."""
 
 
-def job_facts(raw: Raw) -> Job:
-    """The facts of a raw DistTrainingJob. A spec that cannot be read is a fact, too, never an exception."""
+def job_facts(raw: Raw, *, former: Job | None = None) -> Job:
+    """The facts of a raw DistTrainingJob. A spec that cannot be read is a fact, too, never an exception.
+
+    former: facts of a version with the same spec, which is then not read again: that is most of the work.
+    """
     metadata = raw["metadata"]
-    spec, problems = read_spec(raw.get("spec"))
+    if former is None:
+        spec, violations = read_spec(raw.get("spec"))
+        problems = tuple(str(violation) for violation in violations)
+    else:
+        spec, problems = former.spec, former.problems
     return Job(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -182,7 +189,7 @@ def job_facts(raw: Raw) -> Job:
         deleting="deletionTimestamp" in metadata,
         spec=spec,
         status=_status(raw.get("status") or {}),
-        problems=tuple(str(problem) for problem in problems),
+        problems=problems,
         managed_by=_managed_by(raw.get("spec")),
     )
 
