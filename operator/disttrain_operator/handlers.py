@@ -39,6 +39,19 @@ class ShortBackoffs:
             yield 0.5
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Nobody asks kopf what has changed: without this it copies every object twice to find out."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
 def registry_of(access: Access, on_event: OnEvent) -> kopf.OperatorRegistry:
     """All that kopf is told: how to log in, its settings, and where events go."""
     registry = kopf.OperatorRegistry()
@@ -47,6 +60,7 @@ def registry_of(access: Access, on_event: OnEvent) -> kopf.OperatorRegistry:
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.scanning.disabled = True
         settings.posting.enabled = False
+        settings.persistence.diffbase_storage = NoDiffs()
         settings.peering.standalone = True
         settings.process.ultimate_exiting_timeout = None
         settings.watching.server_timeout = 270
