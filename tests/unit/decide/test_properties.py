@@ -5,6 +5,7 @@ from collections import Counter
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -253,4 +254,4 @@ SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 Jobs.TestCase.settings = settings(
     max_examples=1500 if SOAK else 80, stateful_step_count=60 if SOAK else 40, deadline=None
 )
-test_jobs = Jobs.TestCase
+test_jobs = pytest.mark.timeout(3600 if SOAK else 300)(Jobs.TestCase)
