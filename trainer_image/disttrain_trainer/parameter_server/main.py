@@ -21,8 +21,8 @@ from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
 from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
 from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
-from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
+from disttrain_trainer.parameter_server.server import Server
+from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots, settings_of
 from disttrain_trainer.parameter_server.snapshots import Snapshots
 from disttrain_trainer.parameter_server.wire import key_of
 

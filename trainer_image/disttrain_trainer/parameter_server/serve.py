@@ -10,9 +10,9 @@ from contextlib import suppress
 import zmq
 
 from disttrain_trainer.errors import PortInUse
-from disttrain_trainer.parameter_server.server import Answers, Server
+from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode
 
 _TICK_MILLISECONDS = 500
 

@@ -1,9 +1,33 @@
 """What a job's config says about its servers."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.training import Training
 from disttrain_trainer.config import Config
+
+SILENCE_SECONDS = 10.0
+"""A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server knows from the job. index: of this server; workers: of the job."""
+
+    index: int
+    workers: int
+    training: Training
+    batch: Batch
+    settings: ParameterServer
+    silence: float = SILENCE_SECONDS
+    snapshots: bool = False
+    """Whether this server can go on from a snapshot.
+
+    Not where steps are updated as a whole, which all servers must have made alike, and not as the manager, who alone
+    knows the tasks.
+    """
 
 
 def settings_of(config: Config) -> ParameterServer:
