@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
@@ -25,14 +26,18 @@ DEFAULT_SNAPSHOT_INTERVAL = 100
 class Server:
     """One server of a job, or of its attempt."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
+        """`say`: for the log."""
         self._config = config
-        self.life = secrets.token_hex(8)
-        """Tells workers a server that was started anew, and so has lost what it held, from the one that they know."""
+        self._life = secrets.token_hex(8)
+        self._restored = False
+        self._epochs = {config.index: config.epoch}
         self.finished = False
+        self.superseded = False
+        """Whether a newer life of this server is at work: nobody listens to this one any more."""
         self._shard: Shard | None = None
         self._gradients: Gradients | None = None
-        self._manager = Manager(config) if config.index == 0 else None
+        self._manager = Manager(config, say) if config.index == 0 else None
         self.pulls = 0
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
@@ -43,22 +48,34 @@ class Server:
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
+        self._learn_epochs(message)
+        if self.superseded:
+            return []
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise Malformed(f"unknown message {message.kind!r:.40}")
-        return [*handler(sender, message, now), *self._later()]
+        return [*handler(sender, message, now), *self._later(now)]
 
     def tick(self, now: float) -> Answers:
         """What to send because time has passed."""
-        if self._manager is not None:
-            self._manager.tick(now)
-        return self._later()
+        if self._manager is None or self.superseded:
+            return []
+        return [*self._manager.tick(now), *self._later(now)]
 
-    def stop(self) -> Answers:
+    def stop(self, now: float) -> Answers:
         """End soon: SIGTERM."""
         if self._manager is not None:
             self._manager.stop()
-        return self._later()
+        return self._later(now)
+
+    def card(self) -> dict[str, Any]:
+        """What every answer says of its server.
+
+        life: tells a server that was started anew from the one that is known; epoch: which life of this attempt it is;
+        restored: whether it has what its former life held; epochs: the newest life that it knows of, of each server.
+        """
+        epochs = [self._epochs.get(index, 0) for index in range(max(self._epochs) + 1)]
+        return {"life": self._life, "epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
 
     def snapshot(self) -> Message | None:
         """What this server holds, when it is time to write it down again."""
@@ -66,12 +83,14 @@ class Server:
         if not self._config.snapshots or shard is None or gradients is None:
             return None
         interval = self._config.settings.snapshot_interval or DEFAULT_SNAPSHOT_INTERVAL
-        if shard.version < self._next_snapshot:
+        if gradients.taken < self._next_snapshot:
             return None
-        self._next_snapshot = shard.version + interval
+        self._next_snapshot = gradients.taken + interval
         taken, floor, seen = gradients.remembered()
         message = _held(shard)
         fields = {**message.fields, "version": shard.version, "taken": taken, "floor": floor, "seen": seen}
+        if self._manager is not None:
+            fields["table"] = self._manager.table()
         return Message("snapshot", fields, message.tensors)
 
     def restore(self, snapshot: Message) -> None:
@@ -79,8 +98,12 @@ class Server:
         self._take_over(snapshot)
         assert self._shard is not None
         assert self._gradients is not None
-        self._shard.version = self._next_snapshot = snapshot.number("version")
-        self._gradients.remember(snapshot.number("taken"), snapshot.number("floor"), snapshot.numbers("seen"))
+        self._shard.version = snapshot.number("version")
+        self._next_snapshot = taken = snapshot.number("taken")
+        self._gradients.remember(taken, snapshot.number("floor"), snapshot.numbers("seen"))
+        self._restored = True
+        if self._manager is not None:
+            self._manager.recover(snapshot.fields.get("table"))
 
     def _finish(self, sender: Sender, message: Message, now: float) -> Answers:
         self.finished = True
@@ -157,14 +180,19 @@ class Server:
             "late": 0 if gradients is None else gradients.late,
             "pulls": self.pulls,
             "staleness": staleness,
-            "live": 0 if self._manager is None else self._manager.live_workers,
+            **({} if self._manager is None else self._manager.figures()),
             "dropped": message.fields.get("dropped", 0),
         }
         return [(sender, Message("figures", fields))]
 
-    def _later(self) -> Answers:
+    def _later(self, now: float) -> Answers:
         """Answers to what was asked before."""
-        return [] if self._manager is None else self._manager.answers()
+        return [] if self._manager is None else self._manager.answers(now)
+
+    def _learn_epochs(self, message: Message) -> None:
+        for index, epoch in enumerate(message.numbers("epochs") if "epochs" in message.fields else ()):
+            self._epochs[index] = max(epoch, self._epochs.get(index, 0))
+        self.superseded = self._epochs[self._config.index] > self._config.epoch
 
 
 def _held(shard: Shard) -> Message:

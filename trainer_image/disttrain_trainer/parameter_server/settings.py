@@ -23,11 +23,9 @@ class ServerConfig:
     settings: ParameterServer
     silence: float = SILENCE_SECONDS
     snapshots: bool = False
-    """Whether this server can go on from a snapshot.
-
-    Not where steps are updated as a whole, which all servers must have made alike, and not as the manager, who alone
-    knows the tasks.
-    """
+    """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
+    epoch: int = 1
+    """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
 
 
 def settings_of(config: Config) -> ParameterServer:
@@ -36,7 +34,7 @@ def settings_of(config: Config) -> ParameterServer:
 
 
 def goes_on_from_snapshots(config: Config) -> bool:
-    """Whether a server but the first may be started anew: it has a place for snapshots, and updates come one by one.
+    """Whether a server may be started anew: it has a place for snapshots, and updates come one by one.
 
     Snapshots are files on a volume; an object store holds checkpoints alone.
     """
