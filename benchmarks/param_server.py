@@ -27,7 +27,8 @@ from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.server import Server
+from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import key_of
 from tests.cluster.ports import free_port

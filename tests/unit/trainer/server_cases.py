@@ -20,7 +20,8 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.server import Server
+from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.parameter_server.work import alone, work
 from disttrain_trainer.report import Reporter

@@ -15,6 +15,7 @@ SERVER = "disttrain_trainer.parameter_server.main"
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
 UPDATES = STEPS // 3 * 5
+INTERVAL = 5
 TRAINING = small(
     data=user("slow_samples", seconds=0.003),
     optimizer={"name": "SGD", "learningRate": 0.05},
@@ -136,21 +137,27 @@ def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_count
             assert "parameter server 1" in report.error.message
 
 
-def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path):
-    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async", "snapshotInterval": 5}) as running:
-        snapshot = tmp_path / "storage" / "test" / "servers" / "server-1.snapshot"
+@pytest.mark.parametrize(("index", "synchronization"), [(0, "BoundedStaleness"), (1, "Async")])
+def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path, index, synchronization):
+    settings = {"synchronization": synchronization, "snapshotInterval": INTERVAL}
+    with a_job(tmp_path, servers=2, parameterServer=settings) as running:
+        snapshot = tmp_path / "storage" / "test" / "servers" / f"server-{index}.snapshot"
         running.workers[0].wait_until(snapshot.exists)
         running.reached(5)
-        signalled(running.servers[1], signal.SIGKILL)
-        running.servers[1].processes[0].wait(30.0)
-        again = running.start("server-1-again", 1, SERVER, DISTTRAIN_ROLE_INDEX="1")
+        signalled(running.servers[index], signal.SIGKILL)
+        running.servers[index].processes[0].wait(30.0)
+        again = running.start(f"server-{index}-again", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index))
         code, report = ended(running.workers[0], 0)
         assert (code, report.step, report.done) == (0, STEPS, True)
         assert ended(running.workers[1], 1)[0] == 0
         assert "goes on from its snapshot" in again.text(0, "out")
         last = running.last()
         assert last["servers/version_max"] == UPDATES
-        assert 0 <= UPDATES - last["servers/version_min"] <= last["servers/lost_pushes"]
+        assert 0 <= UPDATES - last["servers/version_min"] <= last["servers/lost_pushes"] < 2 * INTERVAL
+        # Two servers began, one of them twice.
+        assert last["servers/epoch"] == 3
+        steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
+        assert steps == list(range(1, STEPS + 1))
 
 
 def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):

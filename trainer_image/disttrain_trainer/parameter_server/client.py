@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import DataUnlike, PeerLost
-from disttrain_trainer.parameter_server.heartbeat import Heartbeat, connect
+from disttrain_trainer.parameter_server.heartbeat import Heartbeat, call_again, connect
+from disttrain_trainer.parameter_server.known import Known, known_of
 from disttrain_trainer.parameter_server.placement import Segment, place
-from disttrain_trainer.parameter_server.tasks import StepResult, Task, Verdict
+from disttrain_trainer.parameter_server.recovery import Memory
+from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _LOOK_MILLISECONDS = 200
@@ -41,6 +43,9 @@ class Answer:
     verdict: Verdict | None
     cursor: Cursor
     floor: int
+    """Steps below it are complete."""
+    floor_cursor: Cursor
+    """Where the data stands after those."""
     complete: int
     ahead: int
     results: list[StepResult]
@@ -65,7 +70,7 @@ class Servers:
         stopping: Callable[[], bool], patience: float, replaceable: bool = False,
     ) -> None:  # fmt: skip
         """`addresses`: host:port. `stopping`: whether this worker was told to stop. `patience`: seconds for the first
-        answer. `replaceable`: servers but the first may be started anew and go on from a snapshot."""
+        answer. `replaceable`: servers may be started anew and go on from a snapshot."""
         self._key, self._worker, self._life = key, worker, secrets.token_hex(8)
         self._stopping = stopping
         self._parameters = dict(parameters)
@@ -73,17 +78,23 @@ class Servers:
         self.placement = place(sizes, len(addresses))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = [connect(self._context, address) for address in addresses]
-        self._heartbeat = Heartbeat(self._context, addresses, key, worker, self._life, stopping, patience, replaceable)
+        self._addresses = addresses
+        self._memory = Memory(worker, self._life)
+        self._heartbeat = Heartbeat(
+            self._context, addresses, key, worker, self._life, self._memory, stopping, patience, replaceable
+        )
         self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
         self._requests = 0
         self._restarts = [0] * len(addresses)
         """Restarts of each server that were known when it was asked last."""
+        self._calls = [0] * len(addresses)
         self.lost = [0] * len(addresses)
         """Completed tasks that each server has lost by being started anew, as far as this worker has seen."""
 
     def hello(self, samples: int) -> Welcome:
         """Begin. Raises DataUnlike where others have found another number of samples."""
         self._greet()
+        self._memory.samples = samples
         answer = self._ask(0, Message("hello", {"worker": self._worker, "life": self._life, "samples": samples}))
         return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
 
@@ -101,6 +112,7 @@ class Servers:
         """Let the work begin; the leader alone says so."""
         fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
         self._ask(0, Message("start", {"worker": self._worker, **fields}))
+        self._memory.started(Known(step, step, cursor, hold_at, step))
 
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
         """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
@@ -111,9 +123,19 @@ class Servers:
         if done is not None:
             task, loss, weight, samples = done
             fields |= {"done": list(task), "loss": loss, "weight": weight, "samples": samples}
+            fields["clock"] = self._memory.completed(task, (loss, weight, samples))
         if hold_at is not None:
             fields["hold_at"] = hold_at
-        return _answer(self._ask(0, Message("next", fields)))
+        if self._worker == LEADER:
+            fields["noted"] = self._memory.leads(hold_at)
+        answer = self._ask(0, Message("next", fields))
+        self._memory.answered(answer)
+        return _answer(answer)
+
+    @property
+    def epoch(self) -> int:
+        """Of the table of who owns what: lives of all servers that have begun in this attempt."""
+        return sum(self._heartbeat.epochs)
 
     def pull(self, complete: int = 0) -> Pulled:
         """Overwrite the parameters with those of the servers, which must have taken in the `complete` tasks.
@@ -132,7 +154,7 @@ class Servers:
         taken = [answer.number("taken") for answer in answers]
         for server, count in enumerate(taken):
             missing = complete - count
-            if missing > self.lost[server] and not self._heartbeat.restarts[server]:
+            if missing > self.lost[server] and self._heartbeat.epochs[server] <= 1:
                 raise PeerLost(f"parameter server {server} has taken in {count} of {complete} completed tasks")
             self.lost[server] = max(self.lost[server], missing)
         return Pulled([answer.number("version") for answer in answers], taken, squares)
@@ -205,16 +227,18 @@ class Servers:
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]
         self._restarts[server] = self._heartbeat.restarts[server]
+        message = Message(message.kind, {**message.fields, "epochs": self._heartbeat.epochs}, message.tensors)
         # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
         self._sockets[server].send_multipart([number, *encode(message, self._key)], copy=False)
 
     def _receive(self, server: int) -> Message:
-        frames = self._frames(server)
         try:
-            answer = decode([frame.buffer for frame in frames[1:]], self._key)
+            answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._key)
+            while not self._heartbeat.heard(server, answer):
+                # Of a life that has been replaced; the next one will be asked.
+                answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._key)
         except Malformed as error:
             raise PeerLost(f"parameter server {server} does not speak as one of this job: {error}") from error
-        self._heartbeat.heard(server, answer)
         if self._heartbeat.failure is not None:
             raise PeerLost(self._heartbeat.failure)
         if answer.kind == "empty":
@@ -232,7 +256,11 @@ class Servers:
             while not socket.poll(_LOOK_MILLISECONDS):
                 if self._heartbeat.failure is not None:
                     raise PeerLost(self._heartbeat.failure)
-                if self._heartbeat.restarts[server] > self._restarts[server]:
+                if self._heartbeat.calls[server] > self._calls[server]:
+                    self._calls[server] = self._heartbeat.calls[server]
+                    call_again(socket, self._addresses[server])
+                    self._transmit(server)
+                elif self._heartbeat.restarts[server] > self._restarts[server]:
                     self._transmit(server)
             frames = socket.recv_multipart(copy=False)
             # Asked twice, it may answer twice.
@@ -264,11 +292,13 @@ def _put(state: dict[str, Tensor], name: str, segment: Segment, values: Tensor, 
 
 def _answer(message: Message) -> Answer:
     task = Task(*message.numbers("task")) if message.kind == "task" else None
+    known = known_of(message.fields["known"])
     return Answer(
         task=task,
         verdict=None if task is not None else Verdict(message.kind),
         cursor=_cursor(message) if task is not None else Cursor(),
-        floor=message.number("floor") if task is not None else 0,
+        floor=known.floor,
+        floor_cursor=known.cursor,
         complete=message.number("complete") if task is not None else 0,
         ahead=message.number("ahead") if task is not None else 0,
         results=[StepResult(int(step), *rest) for step, *rest in message.fields["results"]],

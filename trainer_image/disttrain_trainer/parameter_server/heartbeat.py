@@ -1,4 +1,9 @@
-"""A thread that tells every server each second that this worker lives, and hears whether they do."""
+"""A thread that tells every server each second that this worker lives, and hears whether they do, and in which life.
+
+Whoever talks with a server knows its newest life, tells it to the others, and listens to no earlier one: a server that
+hung, was replaced and wakes up is fenced off (epochs: Gray and Cheriton, SOSP 1989; Ongaro and Ousterhout's terms,
+USENIX ATC 2014).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _INTERVAL_SECONDS = 1.0
 _SILENT_BEATS = 60
 """Beats without an answer after which a server that has answered before counts as hung.
 
-Beats, not seconds: a worker that was itself stopped for a while has sent none.
+Beats, not seconds: a worker that was itself stopped for a while has sent none. A server that may be replaced has them
+only while something listens at its address: until its pod is there again, it has as long as at the beginning.
 """
+_BEATS_TO_CALL_AGAIN = 10
+"""Beats without an answer after which the server is looked up and connected to anew: it may live elsewhere now."""
 
 
 class Heartbeat:
@@ -23,11 +33,11 @@ class Heartbeat:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], key: bytes, worker: int, life: str,
-        stopping: Callable[[], bool], patience: float, replaceable: bool,
+        memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
-        """`patience`: seconds within which a server must answer for the first time. `replaceable`: servers but the
-        first may be started anew and go on."""
-        self._addresses, self._key, self._stopping = addresses, key, stopping
+        """`memory`: what a manager that was started anew is told. `patience`: seconds within which a server must answer
+        for the first time. `replaceable`: servers may be started anew and go on."""
+        self._addresses, self._key, self._stopping, self._memory = addresses, key, stopping, memory
         self._fields = {"worker": worker, "life": life}
         self._patience = max(1, int(patience / _INTERVAL_SECONDS))
         self._context = context
@@ -36,22 +46,32 @@ class Heartbeat:
         self._replaceable = replaceable
         self.restarts = [0] * len(addresses)
         """How often each server was seen to have been started anew."""
+        self.epochs = [0] * len(addresses)
+        """The newest life of each server that anybody is known to have heard of; 0: none yet."""
+        self.calls = [0] * len(addresses)
+        """How often each server should have been connected to anew."""
+        self._listening = [False] * len(addresses)
         self._silent = [0] * len(addresses)
         self._ended = threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def heard(self, index: int, answer: Message) -> None:
-        """A server has answered; of both threads."""
-        life = str(answer.fields.get("life"))
+    def heard(self, index: int, answer: Message) -> bool:
+        """A server has answered; of both threads. False where a newer life of it is known. Raises Malformed."""
+        life, epoch = str(answer.fields.get("life")), answer.number("epoch")
         with self._lock:
-            if self._lives.setdefault(index, life) == life:
-                return
-            self._lives[index] = life
-            self.restarts[index] += 1
-            if index == 0 or not self._replaceable:
-                self.failure = f"{self._name(index)} was started anew and has lost what it held"
+            for server, newest in enumerate(answer.numbers("epochs")):
+                self.epochs[server] = max(self.epochs[server], newest)
+            if epoch < self.epochs[index]:
+                return False
+            self._silent[index] = 0
+            if self._lives.setdefault(index, life) != life:
+                self._lives[index] = life
+                self.restarts[index] += 1
+                if not self._replaceable or answer.fields.get("restored") is not True:
+                    self.failure = f"{self._name(index)} was started anew and has lost what it held"
+            return True
 
     def end(self) -> None:
         """Stop and close the sockets."""
@@ -60,6 +80,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         sockets = [connect(self._context, address) for address in self._addresses]
+        monitors = [socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED) for socket in sockets]
         poller = zmq.Poller()
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
@@ -67,14 +88,24 @@ class Heartbeat:
             self._beat(sockets)
             for socket, _ in poller.poll(100):
                 self._listen(sockets.index(socket), socket)
+            for index, monitor in enumerate(monitors):
+                while monitor.poll(0):
+                    self._listening[index] = recv_monitor_message(monitor)["event"] == zmq.EVENT_CONNECTED
             self._judge()
         for socket in sockets:
+            socket.disable_monitor()
             socket.close(linger=0)
+        for monitor in monitors:
+            monitor.close(linger=0)
 
     def _beat(self, sockets: Sequence[zmq.Socket[bytes]]) -> None:
-        message = Message("alive", {**self._fields, "stopping": self._stopping()})
+        fields = {**self._fields, "stopping": self._stopping(), "epochs": self.epochs}
+        message = Message("alive", fields)
         for index, socket in enumerate(sockets):
             self._silent[index] += 1
+            if self._silent[index] % _BEATS_TO_CALL_AGAIN == 0:
+                self.calls[index] += 1
+                call_again(socket, self._addresses[index])
             with suppress(zmq.Again):
                 socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
 
@@ -82,12 +113,15 @@ class Heartbeat:
         with suppress(zmq.Again, Malformed):
             while True:
                 answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._key)
-                self._silent[index] = 0
-                self.heard(index, answer)
+                report = self._memory.report() if answer.fields.get("report") is True else None
+                if self.heard(index, answer) and report is not None:
+                    message = Message(report.kind, {**report.fields, "epochs": self.epochs})
+                    socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
 
     def _judge(self) -> None:
         for index, silent in enumerate(self._silent):
-            limit = _SILENT_BEATS if index in self._lives else self._patience
+            known = index in self._lives and (self._listening[index] or not self._replaceable)
+            limit = _SILENT_BEATS if known else max(_SILENT_BEATS, self._patience)
             if silent >= limit and self.failure is None:
                 self.failure = f"{self._name(index)} has not answered for {silent * _INTERVAL_SECONDS:g} s"
 
@@ -102,3 +136,9 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     socket.connect(f"tcp://{address}")
     return socket
+
+
+def call_again(socket: zmq.Socket[bytes], address: str) -> None:
+    """Give up the connection, and what is still on its way, and look the server up anew."""
+    socket.disconnect(f"tcp://{address}")
+    socket.connect(f"tcp://{address}")

@@ -21,9 +21,9 @@ from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
 from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
 from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
-from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
-from disttrain_trainer.parameter_server.snapshots import Snapshots
+from disttrain_trainer.parameter_server.server import Server
+from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots, settings_of
+from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.wire import key_of
 
 
@@ -51,15 +51,29 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
     """Be server `index` until told to stop and the work is finished."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
-    if index > 0 and goes_on_from_snapshots(config):
+    epoch = 1
+    if goes_on_from_snapshots(config):
         assert isinstance(config.checkpoint_folder, Path)
-        snapshots = Snapshots(config.checkpoint_folder / "servers" / f"server-{index}.snapshot", key)
-    settings, on = settings_of(config), snapshots is not None
-    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on))
+        folder = config.checkpoint_folder / "servers"
+        try:
+            life, epoch = claim_life(folder, index, config.attempt)
+            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, life)
+        except OSError as error:
+            print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+    described = ServerConfig(
+        index=index,
+        workers=config.world_size,
+        training=config.training,
+        batch=config.batch,
+        settings=settings_of(config),
+        snapshots=snapshots is not None,
+        epoch=epoch,
+    )
+    server = Server(described, lambda sentence: print(sentence, flush=True))
     former = snapshots.read() if snapshots is not None else None
     if former is not None:
         server.restore(former)
-        print(f"goes on from its snapshot after {former.number('version')} updates", flush=True)
+        print(f"goes on from its snapshot after {former.number('version')} updates, in life {epoch}", flush=True)
     loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
     stop.before_exit = lambda message: TerminationMessage(termination_log(os.environ)).write(None, _stopped(message))

@@ -9,10 +9,10 @@ from contextlib import suppress
 
 import zmq
 
-from disttrain_trainer.errors import PortInUse
-from disttrain_trainer.parameter_server.server import Answers, Server
+from disttrain_trainer.errors import PeerLost, PortInUse
+from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode
 
 _TICK_MILLISECONDS = 500
 
@@ -35,19 +35,24 @@ class Loop:
             raise PortInUse(f"cannot listen on port {port}: {error.strerror}; use a free port") from error
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Until it was told to stop and the work is finished: the last checkpoint needs what the server holds."""
+        """Until it was told to stop and the work is finished: the last checkpoint needs what the server holds.
+
+        Raises PeerLost where a newer life of this server is known to be at work.
+        """
         told = False
         while not (told and self._server.finished):
             if self._socket.poll(_TICK_MILLISECONDS):
                 self._receive()
             self._send(self._server.tick(time.monotonic()))
-            if self._snapshots is not None and not self._snapshots.busy:
-                snapshot = self._server.snapshot()
-                if snapshot is not None:
-                    self._snapshots.write(snapshot)
+            if self._server.superseded:
+                raise PeerLost("a newer life of this parameter server is at work; this one ends")
+            snapshot = self._server.snapshot() if self._snapshots is not None else None
+            if self._snapshots is not None and snapshot is not None:
+                # Waits for the one before: so less than two intervals are ever lost.
+                self._snapshots.write(snapshot)
             if stopping() and not told:
                 told = True
-                self._send(self._server.stop())
+                self._send(self._server.stop(time.monotonic()))
 
     def close(self) -> None:
         self._socket.close(linger=1000)
@@ -71,8 +76,7 @@ class Loop:
 
     def _send(self, answers: Answers) -> None:
         for receiver, answer in answers:
-            # Each answer tells a server that was started anew from the one that was asked before.
-            message = Message(answer.kind, {**answer.fields, "life": self._server.life}, answer.tensors)
+            message = Message(answer.kind, {**answer.fields, **self._server.card()}, answer.tensors)
             # Not to wait for a worker that is gone; who lives asks for one thing at a time.
             with suppress(zmq.Again):
                 self._socket.send_multipart([*receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)

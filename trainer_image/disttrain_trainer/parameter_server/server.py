@@ -1,9 +1,7 @@
 """A server as a function of messages: (who, message, now) -> answers. The loop around it is serve.py.
 
-Server 0 is also the manager: it knows who lives, and lends tasks (tasks.py). Workers ask; servers never speak first,
-but an answer may come later than other messages.
+Server 0 is also the manager (manager.py). Workers ask; servers never speak first.
 
-    hello, start, next, leave, finish    worker -> server 0
     load, pull, push, fetch, alive, figures, finish    worker -> every server
 """
 
@@ -11,88 +9,73 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from disttrain_api.batch import Batch
-from disttrain_api.parallelism import ParameterServer, Synchronization
-from disttrain_api.training import Training
-from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
+from disttrain_trainer.parameter_server.manager import Manager
+from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tasks import LEADER, Lease, StepResult, Task, Tasks, Verdict
-from disttrain_trainer.parameter_server.wire import Malformed, Message
+from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 from disttrain_trainer.schedules import rate_factor
 
-DEFAULT_STALENESS = 4
 DEFAULT_SNAPSHOT_INTERVAL = 100
-SILENCE_SECONDS = 10.0
-"""A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
-
-Sender = tuple[bytes, bytes]
-"""Who asks, and the number of the request, both as the transport has them."""
-Answers = list[tuple[Sender, Message]]
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What a server knows from the job. index: of this server; workers: of the job."""
-
-    index: int
-    workers: int
-    training: Training
-    batch: Batch
-    settings: ParameterServer
-    silence: float = SILENCE_SECONDS
-    snapshots: bool = False
-    """Whether this server can go on from a snapshot.
-
-    Not where steps are updated as a whole, which all servers must have made alike, and not as the manager, who alone
-    knows the tasks.
-    """
 
 
 class Server:
     """One server of a job, or of its attempt."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
+        """`say`: for the log."""
         self._config = config
-        self.life = secrets.token_hex(8)
-        """Tells workers a server that was started anew, and so has lost what it held, from the one that they know."""
+        self._life = secrets.token_hex(8)
+        self._restored = False
+        self._epochs = {config.index: config.epoch}
         self.finished = False
+        self.superseded = False
+        """Whether a newer life of this server is at work: nobody listens to this one any more."""
         self._shard: Shard | None = None
         self._gradients: Gradients | None = None
-        self._samples: int | None = None
-        self._lives: dict[int, str] = {}
-        self._waiting: dict[int, Sender] = {}
-        settings = config.settings
-        staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
-        self._tasks = Tasks(config.workers, config.training.steps, settings.synchronization, staleness, config.silence)
+        self._manager = Manager(config, say) if config.index == 0 else None
         self.pulls = 0
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
-            "hello": self._hello, "start": self._start, "next": self._next, "leave": self._leave,
             "load": self._load, "pull": self._pull, "push": self._push, "fetch": self._fetch,
             "alive": self._alive, "figures": self._figures, "finish": self._finish,
+            **({} if self._manager is None else self._manager.handlers),
         }  # fmt: skip
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
+        self._learn_epochs(message)
+        if self.superseded:
+            return []
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise Malformed(f"unknown message {message.kind!r:.40}")
-        return [*handler(sender, message, now), *self._lend()]
+        return [*handler(sender, message, now), *self._later(now)]
 
     def tick(self, now: float) -> Answers:
         """What to send because time has passed."""
-        for worker in self._tasks.expire(now):
-            self._waiting.pop(worker, None)
-        return self._lend()
+        if self._manager is None or self.superseded:
+            return []
+        return [*self._manager.tick(now), *self._later(now)]
 
-    def stop(self) -> Answers:
+    def stop(self, now: float) -> Answers:
         """End soon: SIGTERM."""
-        self._tasks.stop()
-        return self._lend()
+        if self._manager is not None:
+            self._manager.stop()
+        return self._later(now)
+
+    def card(self) -> dict[str, Any]:
+        """What every answer says of its server.
+
+        life: tells a server that was started anew from the one that is known; epoch: which life of this attempt it is;
+        restored: whether it has what its former life held; epochs: the newest life that it knows of, of each server.
+        """
+        epochs = [self._epochs.get(index, 0) for index in range(max(self._epochs) + 1)]
+        return {"life": self._life, "epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
 
     def snapshot(self) -> Message | None:
         """What this server holds, when it is time to write it down again."""
@@ -100,12 +83,14 @@ class Server:
         if not self._config.snapshots or shard is None or gradients is None:
             return None
         interval = self._config.settings.snapshot_interval or DEFAULT_SNAPSHOT_INTERVAL
-        if shard.version < self._next_snapshot:
+        if gradients.taken < self._next_snapshot:
             return None
-        self._next_snapshot = shard.version + interval
+        self._next_snapshot = gradients.taken + interval
         taken, floor, seen = gradients.remembered()
         message = _held(shard)
         fields = {**message.fields, "version": shard.version, "taken": taken, "floor": floor, "seen": seen}
+        if self._manager is not None:
+            fields["table"] = self._manager.table()
         return Message("snapshot", fields, message.tensors)
 
     def restore(self, snapshot: Message) -> None:
@@ -113,60 +98,19 @@ class Server:
         self._take_over(snapshot)
         assert self._shard is not None
         assert self._gradients is not None
-        self._shard.version = self._next_snapshot = snapshot.number("version")
-        self._gradients.remember(snapshot.number("taken"), snapshot.number("floor"), snapshot.numbers("seen"))
-
-    def _hello(self, sender: Sender, message: Message, now: float) -> Answers:
-        worker, samples = self._worker(message), message.number("samples")
-        if self._samples not in (None, samples):
-            reason = f"worker {worker} finds {samples} training samples, others find {self._samples}"
-            return [(sender, Message("unlike", {"reason": reason}))]
-        self._samples = samples
-        self._lives[worker] = str(message.fields.get("life"))
-        self._waiting.pop(worker, None)
-        self._tasks.join(worker, now)
-        at = self._tasks.cursor
-        fields = {"started": self._tasks.started, "step": self._tasks.floor, "epoch": at.epoch, "position": at.position}
-        return [(sender, Message("welcome", fields))]
-
-    def _start(self, sender: Sender, message: Message, now: float) -> Answers:
-        cursor = Cursor(message.number("epoch"), message.number("position"))
-        if self._samples is None or self._worker(message) != LEADER:
-            raise Malformed("only the leader starts, and after its hello")
-        sampler = Sampler(self._samples, self._config.training.seed, self._config.batch, self._config.workers)
-        self._tasks.start(sampler, message.number("step"), cursor, message.number("hold_at"), now)
-        return [(sender, Message("started"))]
-
-    def _next(self, sender: Sender, message: Message, now: float) -> Answers:
-        worker = self._worker(message)
-        if "done" in message.fields:
-            task = Task(*_two(message.numbers("done")))
-            self._tasks.complete(worker, task, tuple(message.real(name) for name in ("loss", "weight", "samples")))
-        if "hold_at" in message.fields:
-            self._tasks.release(message.number("hold_at"))
-        if message.fields.get("stopping") is True:
-            self._tasks.stop()
-        self._waiting[worker] = sender
-        self._tasks.ask(worker, now)
-        return []
-
-    def _leave(self, sender: Sender, message: Message, now: float) -> Answers:
-        worker = self._worker(message)
-        self._waiting.pop(worker, None)
-        self._tasks.leave(worker)
-        return []
+        self._shard.version = snapshot.number("version")
+        self._next_snapshot = taken = snapshot.number("taken")
+        self._gradients.remember(taken, snapshot.number("floor"), snapshot.numbers("seen"))
+        self._restored = True
+        if self._manager is not None:
+            self._manager.recover(snapshot.fields.get("table"))
 
     def _finish(self, sender: Sender, message: Message, now: float) -> Answers:
         self.finished = True
         return [(sender, Message("finished"))]
 
     def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
-        worker = self._worker(message)
-        # A heartbeat of a former life of this worker says nothing about the present one.
-        if self._lives.get(worker) == message.fields.get("life"):
-            self._tasks.saw(worker, now)
-        if message.fields.get("stopping") is True:
-            self._tasks.stop()
+        worker_of(message, self._config.workers)
         return [(sender, Message("alive"))]
 
     def _load(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -213,7 +157,7 @@ class Server:
                 raise Malformed(f"range {index} of this server is another one")
         fresh = self._gradients.take(
             Push(
-                Task(*_two(message.numbers("task"))),
+                Task(*two_numbers(message.numbers("task"))),
                 message.real("weight"),
                 dict(zip(ranges, message.tensors, strict=True)),
                 message.number("taken"),
@@ -236,29 +180,19 @@ class Server:
             "late": 0 if gradients is None else gradients.late,
             "pulls": self.pulls,
             "staleness": staleness,
-            "live": len(self._tasks.live_clocks),
+            **({} if self._manager is None else self._manager.figures()),
             "dropped": message.fields.get("dropped", 0),
         }
         return [(sender, Message("figures", fields))]
 
-    def _lend(self) -> Answers:
-        found: Answers = []
-        for worker, answer in self._tasks.answers():
-            sender = self._waiting.pop(worker, None)
-            if sender is not None:
-                results = self._results() if worker == LEADER else []
-                found.append((sender, _answer_of(answer, results, self._tasks.stopping)))
-        return found
+    def _later(self, now: float) -> Answers:
+        """Answers to what was asked before."""
+        return [] if self._manager is None else self._manager.answers(now)
 
-    def _results(self) -> list[list[float]]:
-        told, self._tasks.results = self._tasks.results, []
-        return [_result_fields(one) for one in told]
-
-    def _worker(self, message: Message) -> int:
-        worker = message.number("worker")
-        if worker >= self._config.workers:
-            raise Malformed(f"worker {worker} of {self._config.workers}")
-        return worker
+    def _learn_epochs(self, message: Message) -> None:
+        for index, epoch in enumerate(message.numbers("epochs") if "epochs" in message.fields else ()):
+            self._epochs[index] = max(epoch, self._epochs.get(index, 0))
+        self.superseded = self._epochs[self._config.index] > self._config.epoch
 
 
 def _held(shard: Shard) -> Message:
@@ -266,31 +200,3 @@ def _held(shard: Shard) -> Message:
     states = shard.optimizer_states()
     tensors = [*shard.values(), *(tensor for state in states for tensor in state.values())]
     return Message("load", {"states": [list(state) for state in states]}, tensors)
-
-
-def _answer_of(answer: Lease | Verdict, results: list[list[float]], stopping: bool) -> Message:
-    common: dict[str, Any] = {"results": results, "stopping": stopping}
-    if isinstance(answer, Verdict):
-        return Message(answer.value, common)
-    return Message(
-        "task",
-        {
-            **common,
-            "task": list(answer.task),
-            "epoch": answer.cursor.epoch,
-            "position": answer.cursor.position,
-            "floor": answer.floor,
-            "complete": answer.complete,
-            "ahead": answer.ahead,
-        },
-    )
-
-
-def _result_fields(result: StepResult) -> list[float]:
-    return [result.step, result.loss, result.weight, result.samples]
-
-
-def _two(values: list[int]) -> tuple[int, int]:
-    if len(values) != 2:
-        raise Malformed(f"{len(values)} numbers, expected a step and a part")
-    return values[0], values[1]

@@ -20,17 +20,15 @@ _LENGTH = struct.Struct("<Q")
 class Snapshots:
     """The snapshots of one server: a file, written by a thread while the server goes on."""
 
-    def __init__(self, file: Path, key: bytes) -> None:
-        self._file, self._key = file, key
+    def __init__(self, file: Path, key: bytes, life: Path | None = None) -> None:
+        """`life`: of `claim_life`; once there is a later one, nothing is written."""
+        self._file, self._key, self._life = file, key, life
         self._writer: threading.Thread | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether the one before is still being written."""
-        return self._writer is not None and self._writer.is_alive()
-
     def write(self, message: Message) -> None:
-        """Begin to write; the message's tensors must not change any more."""
+        """Begin to write, once the one before is written; the message's tensors must not change any more."""
+        if self._writer is not None:
+            self._writer.join()
         self._writer = threading.Thread(target=self._write, args=(message,), name="snapshot", daemon=True)
         self._writer.start()
 
@@ -52,10 +50,37 @@ class Snapshots:
                     file.write(frame)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(self._file)
+            if self._life is None or self._life == _lives(self._life)[-1]:
+                partial.replace(self._file)
         except OSError as error:
             # Checkpoints meet the same wall and end the job; a missing snapshot alone does not.
             print(f"disttrain: {self._file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def claim_life(folder: Path, index: int, attempt: int) -> tuple[Path, int]:
+    """A file that says which life of this server of the attempt begins now, and its number, from 1.
+
+    No two lives have the same number. Raises OSError where the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    life = 1
+    while True:
+        file = folder / f"server-{index}.attempt-{attempt:06d}.life-{life:06d}"
+        try:
+            file.touch(exist_ok=False)
+        except FileExistsError:
+            life += 1
+            continue
+        for old in _lives(file):
+            # Those of this attempt are what the number is counted by.
+            if old < folder / f"server-{index}.attempt-{attempt:06d}":
+                old.unlink(missing_ok=True)
+        return file, life
+
+
+def _lives(life: Path) -> list[Path]:
+    """All lives of the same server, the latest last."""
+    return sorted(life.parent.glob(f"{life.name.partition('.')[0]}.attempt-*.life-*"))
 
 
 def _frames(data: bytearray) -> list[memoryview]:

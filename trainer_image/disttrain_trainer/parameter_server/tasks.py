@@ -18,21 +18,15 @@ alone, for example a checkpoint. Nothing is under way then, so it sees the param
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.parameter_server.known import Known, Result, Task
 
 LEADER = 0
-
-
-class Task(NamedTuple):
-    """One part of the global batch of a step; parts and steps count from 0."""
-
-    step: int
-    part: int
 
 
 class Verdict(StrEnum):
@@ -49,8 +43,6 @@ class Lease:
 
     task: Task
     cursor: Cursor
-    floor: int
-    """Steps below it are complete."""
     complete: int
     """Tasks completed since the start; every server has taken them in."""
     ahead: int
@@ -76,7 +68,7 @@ class _Step:
     done: set[int] = field(default_factory=set)
     givers: set[int] = field(default_factory=set)
     """Workers that have been lent a part of it."""
-    results: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
 
 
 class Tasks:
@@ -90,6 +82,8 @@ class Tasks:
         self._sampler: Sampler | None = None
         self._open: dict[int, _Step] = {}
         self._next, self._cursor = 0, Cursor()
+        self._begun = 0
+        self._told = 0
         self._hold_at = 0
         self._held = False
         self._complete = 0
@@ -110,10 +104,81 @@ class Tasks:
     def start(self, sampler: Sampler, step: int, cursor: Cursor, hold_at: int, now: float) -> None:
         """Begin with this step. Every worker counts as alive until it has been silent for long enough."""
         self._sampler = sampler
-        self._next = self.floor = step
+        self._next = self.floor = self._begun = self._told = step
         self._cursor = self.cursor = cursor
         self._hold_at = hold_at
         self._seen = dict.fromkeys(range(self.workers), now) | self._seen
+
+    def resume(self, sampler: Sampler, known: Known, workers: Iterable[int], now: float) -> None:
+        """Go on from what a former manager's workers know. `workers`: those who live."""
+        self.start(sampler, known.floor, known.cursor, known.hold_at, now)
+        self._begun, self._told = known.begun, known.told
+        self._seen = dict.fromkeys(workers, now)
+        self._clocks |= known.clocks
+        self._complete = (known.floor - known.begun) * self.workers
+        for step in range(known.told, known.floor):
+            found = [result for task, result in sorted(known.done.items()) if task.step == step]
+            if found:
+                self.results.append(_sum(step, found))
+        for task, result in sorted(known.done.items()):
+            self.learn(task, result)
+        if self.stopping:
+            self.stop()
+
+    def known(self) -> Known:
+        """What a manager that is started anew must know."""
+        done = {
+            Task(number, part): result for number, step in self._open.items() for part, result in step.results.items()
+        }
+        return Known(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
+
+    def known_to(self, worker: int) -> Known:
+        """Of that, what a worker is told, who remembers what it has done itself."""
+        clock = {worker: self._clocks[worker]}
+        return Known(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
+
+    def learn(self, task: Task, result: Result) -> bool:
+        """The task is complete, whoever has done it. False where that was known."""
+        if not self._is_one(task):
+            return False
+        while task.step >= self._next:
+            self._open_step()
+        step = self._open.get(task.step)
+        if step is None or task.part in step.done:
+            return False
+        step.lent.pop(task.part, None)
+        step.waiting = [part for part in step.waiting if part != task.part]
+        step.done.add(task.part)
+        step.results[task.part] = result
+        self._complete += 1
+        self._close_steps()
+        return True
+
+    def lend_again(self, worker: int, task: Task) -> None:
+        """The worker has been at the task since before this manager began; or another is since then."""
+        if not self._is_one(task):
+            return
+        while task.step >= self._next:
+            self._open_step()
+        step = self._open.get(task.step)
+        if step is not None and task.part in step.waiting:
+            step.waiting.remove(task.part)
+            step.lent[task.part] = worker
+            step.givers.add(worker)
+
+    def hear(self, known: Known) -> None:
+        """A worker knows this, which may be new where the manager has begun without it."""
+        for task, result in sorted(known.done.items()):
+            self.learn(task, result)
+        for worker, clock in known.clocks.items():
+            self._clocks[worker] = max(self._clocks.get(worker, 0), clock)
+        if not self._held and not self.stopping:
+            self._hold_at = max(self._hold_at, known.hold_at)
+
+    def noted(self, step: int) -> None:
+        """The leader has the results of the steps below."""
+        self._told = max(self._told, step)
+        self.results = [result for result in self.results if result.step >= step]
 
     def join(self, worker: int, now: float) -> None:
         """A worker begins, perhaps anew: what its former life was lent goes back."""
@@ -133,8 +198,12 @@ class Tasks:
         """The worker is gone; what it was lent goes back."""
         self._seen.pop(worker, None)
         self._asking = [other for other in self._asking if other != worker]
+        self._return(worker)
         for step in self._open.values():
             step.givers.discard(worker)
+
+    def _return(self, worker: int) -> None:
+        for step in self._open.values():
             for part in [part for part, holder in step.lent.items() if holder == worker]:
                 del step.lent[part]
                 step.waiting = sorted([*step.waiting, part])
@@ -147,27 +216,22 @@ class Tasks:
         return silent if self.started else []
 
     def ask(self, worker: int, now: float) -> None:
-        """The worker wants a task; `answers` gives it, now or later."""
+        """The worker wants a task; `answers` gives it, now or later. Who asks holds nothing."""
         self.saw(worker, now)
+        self._return(worker)
+        if worker == LEADER:
+            self._held = False
         if worker not in self._asking:
             self._asking.append(worker)
 
-    def complete(self, worker: int, task: Task, result: tuple[float, float, float]) -> bool:
+    def complete(self, worker: int, task: Task, result: Result, clock: int | None = None) -> bool:
         """Every server has what the worker pushed for the task; `result`: its loss, weight and samples.
 
-        False where it had been completed before.
+        `clock`: parts that the worker has completed with it; None: one more. False where it had been completed before.
         """
-        step = self._open.get(task.step)
-        if step is None or task.part in step.done:
-            return False
-        step.lent.pop(task.part, None)
-        step.waiting = [part for part in step.waiting if part != task.part]
-        step.done.add(task.part)
-        step.results[task.part] = result
-        self._clocks[worker] += 1
-        self._complete += 1
-        self._close_steps()
-        return True
+        fresh = self.learn(task, result)
+        self._clocks[worker] = max(self._clocks[worker], self._clocks[worker] + fresh if clock is None else clock)
+        return fresh
 
     def release(self, hold_at: int) -> None:
         """The leader has done its work; the next is before step `hold_at`."""
@@ -215,7 +279,7 @@ class Tasks:
                 part = step.waiting.pop(0)
                 step.lent[part] = worker
                 step.givers.add(worker)
-                return Lease(Task(number, part), step.cursor, self.floor, self._complete, ahead)
+                return Lease(Task(number, part), step.cursor, self._complete, ahead)
         return None
 
     def _may_have(self, worker: int, step: _Step) -> bool:
@@ -229,6 +293,12 @@ class Tasks:
             return None
         if self._synchronization is Synchronization.SYNC and self._open:
             return None
+        return self._open_step()
+
+    def _is_one(self, task: Task) -> bool:
+        return task.step < self.steps and task.part < self.workers
+
+    def _open_step(self) -> _Step:
         assert self._sampler is not None
         step = self._open[self._next] = _Step(self._cursor, list(range(self.workers)))
         self._next += 1
@@ -239,9 +309,11 @@ class Tasks:
         assert self._sampler is not None
         while self.floor in self._open and len(self._open[self.floor].done) == self.workers:
             step = self._open.pop(self.floor)
-            loss, weight, samples = (
-                sum(column) for column in zip(*(step.results[part] for part in sorted(step.done)), strict=True)
-            )
-            self.results.append(StepResult(self.floor, loss, weight, samples))
+            self.results.append(_sum(self.floor, [step.results[part] for part in sorted(step.done)]))
             self.floor += 1
             self.cursor = self._sampler.advance(self.cursor)
+
+
+def _sum(step: int, results: Iterable[Result]) -> StepResult:
+    loss, weight, samples = (sum(column) for column in zip(*results, strict=True))
+    return StepResult(step, loss, weight, samples)

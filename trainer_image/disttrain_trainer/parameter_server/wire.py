@@ -23,6 +23,9 @@ FORMATS = {
 }
 Frame = bytes | bytearray | memoryview
 
+Sender = tuple[bytes, bytes]
+"""Who asks, and the number of the request, both as the transport has them."""
+
 _NAMES = {number_format: name for name, number_format in FORMATS.items()}
 _CODE_BYTES = 32
 _MAX_HEADER_BYTES = 16 * 2**20
@@ -60,6 +63,24 @@ class Message:
         if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
             raise Malformed(f"`{name}` of {self.kind} is {values!r:.40}, expected a list of whole numbers")
         return values
+
+
+Answers = list[tuple[Sender, Message]]
+
+
+def worker_of(message: Message, workers: int) -> int:
+    """Who sends it. Raises Malformed where the job has no such worker."""
+    worker = message.number("worker")
+    if worker >= workers:
+        raise Malformed(f"worker {worker} of {workers}")
+    return worker
+
+
+def two_numbers(values: list[int]) -> tuple[int, int]:
+    """A step and a part. Raises Malformed."""
+    if len(values) != 2:
+        raise Malformed(f"{len(values)} numbers, expected a step and a part")
+    return values[0], values[1]
 
 
 def key_of(token: str, uid: str, attempt: int) -> bytes:

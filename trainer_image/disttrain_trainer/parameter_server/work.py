@@ -159,6 +159,11 @@ class Leader:
             if result.step + 1 == training.steps or (result.step + 1) % training.logging.interval == 0:
                 self.metrics.log(result.step + 1)
 
+    def catch_up(self, answer: Answer) -> None:
+        """Stand where the job stands; results of steps may have been lost with a manager."""
+        if answer.floor > self.worker.state.step:
+            self.worker.state.step, self.worker.state.cursor = answer.floor, answer.floor_cursor
+
     def hold(self) -> None:
         """What is due after the step that the job stands at, whose parameters were just pulled."""
         config, state = self.worker.config, self.worker.state
@@ -219,6 +224,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
             pulled = servers.pull(answer.complete)
             if leader is not None:
                 leader.note(answer.results, pulled)
+                leader.catch_up(answer)
             if answer.verdict is None:
                 done = worker.compute(answer, pulled)
                 profiler.step()

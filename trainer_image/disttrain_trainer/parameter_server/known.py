@@ -1,0 +1,90 @@
+"""What somebody knows of the tasks: a manager, or a worker that remembers what it was told. Pure.
+
+It only grows, and two who know something join it by taking more of both; so the order of reports does not count, nor
+whether one comes twice (a join-semilattice: Shapiro et al., "Conflict-free Replicated Data Types", SSS 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.parameter_server.wire import Malformed, Message, two_numbers
+
+
+class Task(NamedTuple):
+    """One part of the global batch of a step; parts and steps count from 0."""
+
+    step: int
+    part: int
+
+
+Result = tuple[float, float, float]
+"""Loss (summed), weight and samples of a task."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What somebody knows of the tasks."""
+
+    begun: int
+    """The step with which the attempt began."""
+    floor: int
+    """Steps below it are complete."""
+    cursor: Cursor
+    """Where the data stands after those."""
+    hold_at: int
+    """Nothing of this step is lent before the leader says so."""
+    told: int
+    """The leader has the results of the steps below it."""
+    done: Mapping[Task, Result] = field(default_factory=dict)
+    """Complete tasks of steps from `told` on."""
+    clocks: Mapping[int, int] = field(default_factory=dict)
+    """Tasks that a worker has completed."""
+
+    def join(self, other: Known) -> Known:
+        """What both know together."""
+        ahead = max(self, other, key=lambda one: one.floor)
+        told = max(self.told, other.told)
+        done = {
+            task: max(one[task] for one in (self.done, other.done) if task in one)
+            for task in self.done.keys() | other.done.keys()
+            if task.step >= told
+        }
+        clocks = {
+            worker: max(self.clocks.get(worker, 0), other.clocks.get(worker, 0))
+            for worker in self.clocks.keys() | other.clocks.keys()
+        }
+        return Known(self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), told, done, clocks)
+
+    def fields(self) -> dict[str, Any]:
+        """For a message."""
+        return {
+            "begun": self.begun,
+            "floor": self.floor,
+            "epoch": self.cursor.epoch,
+            "position": self.cursor.position,
+            "hold_at": self.hold_at,
+            "told": self.told,
+            "done": [[*task, *result] for task, result in sorted(self.done.items())],
+            "clocks": [list(pair) for pair in sorted(self.clocks.items())],
+        }
+
+
+def known_of(fields: Mapping[str, Any]) -> Known:
+    """The opposite of `Known.fields`. Raises Malformed."""
+    message = Message("report", fields)
+    rows, clocks = fields.get("done"), fields.get("clocks")
+    if not isinstance(rows, list) or not isinstance(clocks, list):
+        raise Malformed("a report lacks its lists of tasks and clocks")
+    done: dict[Task, Result] = {}
+    for row in rows:
+        entry = Message("report", {"task": row[:2], **dict(zip(("loss", "weight", "samples"), row[2:], strict=False))})
+        task = Task(*two_numbers(entry.numbers("task")))
+        done[task] = (entry.real("loss"), entry.real("weight"), entry.real("samples"))
+    pairs = [two_numbers(Message("report", {"clock": pair}).numbers("clock")) for pair in clocks]
+    at = Cursor(message.number("epoch"), message.number("position"))
+    numbers = {name: message.number(name) for name in ("begun", "floor", "hold_at", "told")}
+    return Known(cursor=at, done=done, clocks=dict(pairs), **numbers)

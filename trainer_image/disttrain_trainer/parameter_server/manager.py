@@ -1,0 +1,265 @@
+"""What server 0 is beside a server: it knows who lives, and lends tasks (tasks.py). Workers ask; an answer may come
+later than other messages.
+
+    hello, start, next, leave, alive, report    worker -> manager
+
+The table of tasks is in its memory alone. Should it die, its next life asks the workers what they remember, and lends
+nothing before it has heard all that live (recovery.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.parameter_server.known import Known, Task, known_of
+from disttrain_trainer.parameter_server.recovery import Recovery
+from disttrain_trainer.parameter_server.settings import ServerConfig
+from disttrain_trainer.parameter_server.stragglers import Straggler, Stragglers
+from disttrain_trainer.parameter_server.tasks import LEADER, Lease, StepResult, Tasks, Verdict
+from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+
+DEFAULT_STALENESS = 4
+
+Handler = Callable[[Sender, Message, float], Answers]
+
+
+class Manager:
+    """The manager of a job's attempt as a function of messages."""
+
+    def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
+        """`say`: for the log."""
+        self._config, self._say = config, say
+        self._samples: int | None = None
+        self._lives: dict[int, str] = {}
+        self._waiting: dict[int, Sender] = {}
+        self._answered: dict[int, tuple[bytes, Message]] = {}
+        """Number of the last question of each worker for work, and the answer: asked twice, it is given twice."""
+        self._lent_at: dict[int, float] = {}
+        self._recovery: Recovery | None = None
+        self._deferred: dict[int, tuple[Handler, Sender, Message]] = {}
+        """What is answered once the recovery is over."""
+        self._unheard: set[int] = set()
+        """Workers that have not said yet to this life what they remember."""
+        self.stragglers = Stragglers()
+        settings = config.settings
+        staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
+        self._tasks = Tasks(config.workers, config.training.steps, settings.synchronization, staleness, config.silence)
+        self.handlers: Mapping[str, Handler] = {
+            "hello": self._or_later(self._hello), "start": self._or_later(self._start),
+            "next": self._or_later(self._next), "leave": self._leave, "alive": self._alive, "report": self._report,
+        }  # fmt: skip
+
+    def figures(self) -> dict[str, float]:
+        """Live workers; the slowest and how many times the others' median its tasks take."""
+        found: dict[str, float] = {"live": len(self._tasks.live_clocks)}
+        slowest = self.stragglers.slowest()
+        if slowest is not None:
+            found |= {"slowest_worker": slowest.worker, "slowest_ratio": slowest.ratio}
+        return found
+
+    def table(self) -> dict[str, Any] | None:
+        """What a next life should know, as far as it is not in workers' memories; None before the work has begun."""
+        if not self._tasks.started or self._samples is None:
+            return None
+        return {**self._tasks.known().fields(), "samples": self._samples}
+
+    def recover(self, table: Mapping[str, Any] | None) -> None:
+        """Be the next life of a manager that was at work. `table`: of its last snapshot. Raises Malformed."""
+        known = None if table is None else known_of(table)
+        self._samples = None if table is None else Message("table", table).number("samples")
+        self._recovery = Recovery(self._config.workers, self._config.silence, known)
+        self._unheard = set(range(self._config.workers))
+
+    def tick(self, now: float) -> Answers:
+        """Time has passed."""
+        for worker in self._tasks.expire(now):
+            self._say(f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are lent to others")
+            self._forget(worker)
+        if self._recovery is not None and self._recovery.over(now):
+            return self._resume(self._recovery, now)
+        return []
+
+    def stop(self) -> None:
+        """End soon: SIGTERM."""
+        self._tasks.stop()
+
+    def answers(self, now: float) -> Answers:
+        """What can be said now to workers that have asked for tasks."""
+        found: Answers = []
+        for worker, answer in self._tasks.answers() if self._recovery is None else ():
+            sender = self._waiting.pop(worker, None)
+            if sender is not None:
+                message = self._answer_of(worker, answer)
+                self._answered[worker] = (sender[1], message)
+                self._lent_at[worker] = now
+                found.append((sender, message))
+        return found
+
+    def _or_later(self, handler: Handler) -> Handler:
+        """Answer at once, or when the recovery is over."""
+
+        def handle(sender: Sender, message: Message, now: float) -> Answers:
+            worker = worker_of(message, self._config.workers)
+            if self._recovery is None:
+                return handler(sender, message, now)
+            if message.kind == "hello":
+                # A new life of the worker: it remembers nothing.
+                self._recovery.hear(worker, None, None, now)
+                self._unheard.discard(worker)
+            self._deferred[worker] = (handler, sender, message)
+            return []
+
+        return handle
+
+    def _resume(self, recovery: Recovery, now: float) -> Answers:
+        """Go on with what is known now; answer what was asked meanwhile."""
+        self._recovery = None
+        if recovery.known is not None and self._samples is not None:
+            self._tasks.resume(self._sampler(), recovery.known, recovery.heard, now)
+            for worker, task in sorted(recovery.lent.items()):
+                self._tasks.lend_again(worker, task)
+        self._say(f"has heard {len(recovery.heard)} workers and goes on after step {self._tasks.floor}")
+        deferred, self._deferred = self._deferred, {}
+        found: Answers = []
+        for handler, sender, message in deferred.values():
+            try:
+                found += handler(sender, message, now)
+            except Malformed as error:
+                found.append((sender, Message("refused", {"reason": str(error)})))
+        return found
+
+    def _hello(self, sender: Sender, message: Message, now: float) -> Answers:
+        worker, samples = worker_of(message, self._config.workers), message.number("samples")
+        if self._samples not in (None, samples):
+            reason = f"worker {worker} finds {samples} training samples, others find {self._samples}"
+            return [(sender, Message("unlike", {"reason": reason}))]
+        self._samples = samples
+        self._lives[worker] = str(message.fields.get("life"))
+        self._unheard.discard(worker)
+        self._forget(worker)
+        self._tasks.join(worker, now)
+        at = self._tasks.cursor
+        fields = {"started": self._tasks.started, "step": self._tasks.floor, "epoch": at.epoch, "position": at.position}
+        return [(sender, Message("welcome", fields))]
+
+    def _start(self, sender: Sender, message: Message, now: float) -> Answers:
+        cursor = Cursor(message.number("epoch"), message.number("position"))
+        if self._samples is None or worker_of(message, self._config.workers) != LEADER:
+            raise Malformed("only the leader starts, and after its hello")
+        step, hold_at = message.number("step"), message.number("hold_at")
+        # It may say so twice: to a manager that died before it answered, too.
+        if not self._tasks.started:
+            self._tasks.start(self._sampler(), step, cursor, hold_at, now)
+        return [(sender, Message("started"))]
+
+    def _next(self, sender: Sender, message: Message, now: float) -> Answers:
+        worker = worker_of(message, self._config.workers)
+        number, answer = self._answered.get(worker, (b"", None))
+        if answer is not None and number == sender[1]:
+            return [(sender, answer)]
+        if "done" in message.fields:
+            task = Task(*two_numbers(message.numbers("done")))
+            loss, weight, samples = (message.real(name) for name in ("loss", "weight", "samples"))
+            self._tasks.complete(worker, task, (loss, weight, samples), message.number("clock"))
+            if worker in self._lent_at:
+                self.stragglers.took(worker, now - self._lent_at.pop(worker))
+                self._name_stragglers()
+        if "noted" in message.fields:
+            self._tasks.noted(message.number("noted"))
+        if "hold_at" in message.fields:
+            self._tasks.release(message.number("hold_at"))
+        if message.fields.get("stopping") is True:
+            self._tasks.stop()
+        self._waiting[worker] = sender
+        self._tasks.ask(worker, now)
+        return []
+
+    def _leave(self, sender: Sender, message: Message, now: float) -> Answers:
+        worker = worker_of(message, self._config.workers)
+        self._forget(worker)
+        self._deferred.pop(worker, None)
+        if self._recovery is not None:
+            self._recovery.hear(worker, None, None, now)
+        self._tasks.leave(worker)
+        return []
+
+    def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
+        worker = worker_of(message, self._config.workers)
+        # A heartbeat of a former life of this worker says nothing about the present one.
+        if self._lives.get(worker) == message.fields.get("life"):
+            self._tasks.saw(worker, now)
+        if message.fields.get("stopping") is True:
+            self._tasks.stop()
+        return [(sender, Message("alive", {"report": worker in self._unheard}))]
+
+    def _report(self, sender: Sender, message: Message, now: float) -> Answers:
+        """What a worker remembers, for a manager that was started anew."""
+        worker, samples = worker_of(message, self._config.workers), message.number("samples")
+        known = None if message.fields.get("known") is None else known_of(message.fields["known"])
+        lent = None if message.fields.get("lent") is None else Task(*two_numbers(message.numbers("lent")))
+        if worker not in self._unheard:
+            return []
+        self._unheard.discard(worker)
+        self._samples = samples if self._samples is None else self._samples
+        self._lives[worker] = str(message.fields.get("life"))
+        if self._recovery is not None:
+            self._recovery.hear(worker, known, lent, now)
+        elif self._tasks.started:
+            self._hear_late(worker, known, lent, now)
+        return []
+
+    def _hear_late(self, worker: int, known: Known | None, lent: Task | None, now: float) -> None:
+        if known is not None:
+            self._tasks.hear(known)
+        self._tasks.saw(worker, now)
+        if lent is not None:
+            self._tasks.lend_again(worker, lent)
+
+    def _sampler(self) -> Sampler:
+        assert self._samples is not None
+        return Sampler(self._samples, self._config.training.seed, self._config.batch, self._config.workers)
+
+    def _forget(self, worker: int) -> None:
+        """What the worker has asked; it is gone, or begins anew."""
+        self._waiting.pop(worker, None)
+        self._answered.pop(worker, None)
+        self._lent_at.pop(worker, None)
+        self.stragglers.forget(worker)
+
+    def _name_stragglers(self) -> None:
+        begun, over = self.stragglers.judge()
+        for one in begun:
+            self._say(_named(one))
+        for worker in over:
+            self._say(f"worker {worker} is no straggler any more")
+
+    def _answer_of(self, worker: int, answer: Lease | Verdict) -> Message:
+        known = self._tasks.known_to(worker)
+        results = [_result_fields(one) for one in self._tasks.results] if worker == LEADER else []
+        common: dict[str, Any] = {"results": results, "stopping": self._tasks.stopping, "known": known.fields()}
+        if isinstance(answer, Verdict):
+            return Message(answer.value, common)
+        return Message(
+            "task",
+            {
+                **common,
+                "task": list(answer.task),
+                "epoch": answer.cursor.epoch,
+                "position": answer.cursor.position,
+                "complete": answer.complete,
+                "ahead": answer.ahead,
+            },
+        )
+
+
+def _named(one: Straggler) -> str:
+    return (
+        f"worker {one.worker} is a straggler: {one.seconds:.3g} s per task, {one.ratio:.1f} times the others' median of"
+        f" {one.others:.3g} s"
+    )
+
+
+def _result_fields(result: StepResult) -> list[float]:
+    return [result.step, result.loss, result.weight, result.samples]
