@@ -59,7 +59,7 @@ def signalled(world, number):
     world.processes[0].send_signal(number)
 
 
-def ended(world, rank):
-    """Exit code and report of a worker."""
-    code = world.processes[0].wait(120.0)
+def ended(world, rank, within=120.0):
+    """Exit code and report of a worker; None as the code where it has not ended within so many seconds."""
+    code = world.processes[0].wait(within)
     return code, world.report(rank)
