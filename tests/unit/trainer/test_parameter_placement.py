@@ -272,3 +272,28 @@ class TestTasks:
         tasks.ask(1, 0.0)
         tasks.ask(0, 0.0)
         assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]
+
+    def test_a_worker_that_is_told_to_stop_leaves_alone(self):
+        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks.stop(1)
+        tasks.ask(1, 0.0)
+        tasks.ask(0, 0.0)
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Verdict), (0, Lease)]
+        tasks.join(1, 1.0)
+        tasks.ask(1, 1.0)
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Lease)]
+
+    def test_a_leader_that_is_told_to_stop_is_waited_for(self):
+        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks.stop(0)
+        tasks.ask(1, 0.0)
+        tasks.ask(0, 0.0)
+        assert tasks.answers() == [(0, Verdict.HOLD)]
+        tasks.leave(0)
+        tasks.join(0, 1.0)
+        tasks.ask(0, 1.0)
+        assert tasks.answers() == [(0, Verdict.HOLD)]
+        tasks.release(9)
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Lease)]

@@ -1,17 +1,15 @@
 """Workers that die, hang and come back, servers that lose what they held: real processes, as their pods run them."""
 
-import json
 import signal
 import time
-from contextlib import ExitStack, contextmanager
 
 import pytest
 import zmq
 
 from disttrain_api.names import ExitCode
-from tests.unit.trainer.worlds import free_port, job, launch, small, user
+from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
+from tests.unit.trainer.worlds import small, user
 
-SERVER = "disttrain_trainer.parameter_server.main"
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
 UPDATES = STEPS // 3 * 5
@@ -25,64 +23,9 @@ TRAINING = small(
 )
 
 
-class Job:
-    """A job of two workers and one or more servers, each pod in a folder of its own."""
-
-    def __init__(self, folder, stack, servers, settings, training):
-        self.folder, self.stack = folder, stack
-        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
-        self.config = job(training, parallelism={"dataParallel": {"mode": "ParameterServer", **settings}})
-        self.servers = [
-            self.start(f"server-{index}", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index)) for index in range(servers)
-        ]
-        self.workers = [self.worker(rank) for rank in range(2)]
-
-    def start(self, name, ranks, module, **environment):
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "token").write_text("a-token")
-        variables = {
-            "WORLD_SIZE": "2",
-            "DISTTRAIN_PS_ADDRESSES": ",".join(self.addresses),
-            "DISTTRAIN_TERMINATION_LOG": str(folder / "termination-log"),
-            **environment,
-        }
-        storage = self.folder / "storage"
-        return self.stack.enter_context(launch(folder, self.config, ranks, storage, module=module, **variables))
-
-    def worker(self, rank, name=None):
-        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer.train", RANK=str(rank), LOCAL_RANK="0")
-
-    def reached(self, step):
-        self.workers[0].wait_until(lambda: self.workers[0].reached(step))
-
-    def lines(self):
-        text = (self.folder / "storage" / "test" / "metrics.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
-
-    def last(self):
-        return [line for line in self.lines() if "servers/version_max" in line][-1]
-
-
-@contextmanager
-def a_job(folder, servers=1, training=TRAINING, **settings):
-    with ExitStack() as stack:
-        yield Job(folder, stack, servers, settings, training)
-
-
-def signalled(world, number):
-    world.processes[0].send_signal(number)
-
-
-def ended(world, rank):
-    """Exit code and report of a worker."""
-    code = world.processes[0].wait(120.0)
-    return code, world.report(rank)
-
-
 @pytest.mark.parametrize("synchronization", ["Sync", "BoundedStaleness"])
 def test_a_worker_that_dies_stops_nobody_and_one_that_comes_back_is_taken_in(tmp_path, synchronization):
-    with a_job(tmp_path, parameterServer={"synchronization": synchronization}) as running:
+    with a_job(tmp_path, TRAINING, parameterServer={"synchronization": synchronization}) as running:
         running.reached(5)
         signalled(running.workers[1], signal.SIGKILL)
         running.workers[1].processes[0].wait(30.0)
@@ -97,7 +40,7 @@ def test_a_worker_that_dies_stops_nobody_and_one_that_comes_back_is_taken_in(tmp
 
 
 def test_the_leader_comes_back_to_where_the_others_are(tmp_path):
-    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+    with a_job(tmp_path, TRAINING, servers=2, parameterServer={"synchronization": "Async"}) as running:
         running.reached(5)
         signalled(running.workers[0], signal.SIGKILL)
         running.workers[0].processes[0].wait(30.0)
@@ -109,7 +52,7 @@ def test_the_leader_comes_back_to_where_the_others_are(tmp_path):
 
 
 def test_a_worker_that_hangs_is_done_without_and_may_wake_up(tmp_path):
-    with a_job(tmp_path, parameterServer={"synchronization": "Sync"}) as running:
+    with a_job(tmp_path, TRAINING, parameterServer={"synchronization": "Sync"}) as running:
         running.reached(5)
         signalled(running.workers[1], signal.SIGSTOP)
         assert ended(running.workers[0], 0)[0] == 0
@@ -119,7 +62,7 @@ def test_a_worker_that_hangs_is_done_without_and_may_wake_up(tmp_path):
 
 
 def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_counted(tmp_path):
-    with a_job(tmp_path, servers=2) as running:
+    with a_job(tmp_path, TRAINING, servers=2) as running:
         running.reached(3)
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
@@ -140,7 +83,7 @@ def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_count
 @pytest.mark.parametrize(("index", "synchronization"), [(0, "BoundedStaleness"), (1, "Async")])
 def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path, index, synchronization):
     settings = {"synchronization": synchronization, "snapshotInterval": INTERVAL}
-    with a_job(tmp_path, servers=2, parameterServer=settings) as running:
+    with a_job(tmp_path, TRAINING, servers=2, parameterServer=settings) as running:
         snapshot = tmp_path / "storage" / "test" / "servers" / f"server-{index}.snapshot"
         running.workers[0].wait_until(snapshot.exists)
         running.reached(5)
@@ -161,7 +104,7 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
 
 
 def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):
-    with a_job(tmp_path, servers=2, parameterServer={"synchronization": "Async"}) as running:
+    with a_job(tmp_path, TRAINING, servers=2, parameterServer={"synchronization": "Async"}) as running:
         running.reached(5)
         for world in (*running.servers, *running.workers):
             signalled(world, signal.SIGTERM)
@@ -173,7 +116,7 @@ def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_pat
 
 
 def test_data_that_differs_between_workers_is_refused(tmp_path):
-    with a_job(tmp_path, training={**TRAINING, "data": user("unlike_samples")}) as running:
+    with a_job(tmp_path, {**TRAINING, "data": user("unlike_samples")}) as running:
         # Who comes first says how many samples there are, and trains; the other one is refused.
         deadline = time.monotonic() + 120.0
         refused = None
@@ -186,7 +129,7 @@ def test_data_that_differs_between_workers_is_refused(tmp_path):
 
 def test_a_model_with_experts_is_refused(tmp_path):
     experts = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
-    with a_job(tmp_path, training={**TRAINING, **experts}) as running:
+    with a_job(tmp_path, {**TRAINING, **experts}) as running:
         ends = [ended(worker, rank) for rank, worker in enumerate(running.workers)]
         assert {code for code, _ in ends} == {ExitCode.INVALID_CONFIGURATION}
         assert all("Gpt has layers with experts" in report.error.message for _, report in ends)

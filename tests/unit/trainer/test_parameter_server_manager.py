@@ -5,6 +5,7 @@ The manager, the workers' memory and each server's record of pushes are the real
 
 import json
 import random
+import threading
 
 import pytest
 import torch
@@ -15,20 +16,26 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.errors import PeerLost
+from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.manager import Manager
 from disttrain_trainer.parameter_server.recovery import Memory
+from disttrain_trainer.parameter_server.serve import Loop
+from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
 from tests.builders import TRAINING
+from tests.unit.trainer.worlds import free_port
 
 SILENCE = 5.0
 SAMPLES = 50
 INTERVAL = 4
+KEY = key_of("token", "uid", 1)
 SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
 
 
@@ -348,6 +355,7 @@ class TestWhatIsKnown:
             {"clocks": [[1]]},
             {"clocks": {}},
         ],
+        ids=str,
     )
     def test_nonsense_is_malformed(self, wrong):
         fields = Known(0, 1, Cursor(0, 2), 3, 1).fields()
@@ -404,3 +412,79 @@ class TestStragglers:
             stragglers.took(1, 1.0)
         stragglers.forget(1)
         assert (stragglers.judge(), stragglers.slowest()) == (([], []), None)
+
+
+def configured(index, epoch=1):
+    training = Training.model_validate({**TRAINING, "steps": 5})
+    asynchronous = ParameterServer(synchronization=Synchronization.ASYNC, snapshot_interval=1)
+    return ServerConfig(index, 2, training, Batch(2, 1, 4), asynchronous, silence=1.0, snapshots=True, epoch=epoch)
+
+
+class Serving:
+    """A server in a thread."""
+
+    def __init__(self, config, address, snapshot=None):
+        self.server = Server(config)
+        if snapshot is not None:
+            self.server.restore(snapshot)
+        self.loop = Loop(self.server, KEY, address)
+        self.error = None
+        self.told = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        try:
+            self.loop.run(self.told.is_set)
+        except PeerLost as error:
+            self.error = error
+        self.loop.close()
+
+    def end(self):
+        self.server.finished = True
+        self.told.set()
+        self.thread.join(30.0)
+
+
+class TestFencing:
+    def test_a_manager_that_was_replaced_ends_and_its_successor_knows_what_was_done(self):
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        former, other = (Serving(configured(index), address) for index, address in enumerate(addresses))
+        parameter = torch.nn.Parameter(torch.ones(4))
+        parameter.grad = torch.ones(4)
+        client = Servers(addresses, KEY, 0, {"only": parameter}, lambda: False, 60.0, replaceable=True)
+        try:
+            client.hello(50)
+            client.load({})
+            snapshot = former.server.snapshot()
+            client.start(0, Cursor(), 5)
+            answer = client.next()
+            assert (answer.task, client.epoch) == (Task(0, 0), 2)
+            client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor)
+            # The other worker has heard of the manager's second life, and tells the other server.
+            other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
+            former.thread.join(30.0)
+            assert "a newer life" in str(former.error)
+            successor = Serving(configured(0, epoch=2), addresses[0], snapshot)
+            answer = client.next((answer.task, 1.0, 2.0, 3.0))
+            assert (answer.task, answer.complete, client.epoch) == (Task(0, 1), 1, 3)
+            client.pull(answer.complete)
+            assert client.lost == [1, 0]
+            client.finish()
+        finally:
+            client.close()
+            other.end()
+        successor.end()
+        assert (successor.error, other.error) == (None, None)
+
+    def test_a_start_that_comes_twice_counts_once(self):
+        manager = Manager(configured(0))
+        asker = (b"worker", b"1")
+        manager.handlers["hello"](asker, Message("hello", {"worker": 0, "life": "a", "samples": 50}), 0.0)
+        begin = Message("start", {"worker": 0, "step": 0, "epoch": 0, "position": 0, "hold_at": 5})
+        for _ in range(2):
+            [(_, answer)] = manager.handlers["start"](asker, begin, 0.0)
+            assert answer.kind == "started"
+            fields = {"worker": 0, "done": [0, 0], "clock": 1, "loss": 1.0, "weight": 1.0, "samples": 1.0}
+            manager.handlers["next"](asker, Message("next", fields), 0.0)
+        assert manager.table()["done"] == [[0, 0, 1.0, 1.0, 1.0]]

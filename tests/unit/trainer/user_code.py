@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import Dataset, TensorDataset
 
-from disttrain_api.builtin import GptConfig, MlpConfig
+from disttrain_api.builtin import DigitsConfig, GptConfig, MlpConfig
+from disttrain_trainer.data import digits
 from disttrain_trainer.models.gpt import model as gpt
 from disttrain_trainer.models.mlp import model as mlp
 
@@ -110,6 +111,13 @@ class Slow(Dataset):
 def slow_samples(seconds: float = 0.01) -> tuple[Dataset, Dataset]:
     training, held_out = double_samples()
     return Slow(seconds, training), held_out
+
+
+def slow_digits(seconds: float) -> tuple[Dataset, Dataset]:
+    """The handwritten digits, training samples slowly."""
+    found = digits.load(DigitsConfig())
+    assert found.held_out is not None
+    return Slow(seconds, found.training), found.held_out
 
 
 class Deadly(Dataset):

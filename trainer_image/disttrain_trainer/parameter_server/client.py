@@ -292,7 +292,7 @@ def _put(state: dict[str, Tensor], name: str, segment: Segment, values: Tensor, 
 
 def _answer(message: Message) -> Answer:
     task = Task(*message.numbers("task")) if message.kind == "task" else None
-    known = known_of(message.fields["known"])
+    known = known_of(message.fields.get("known"))
     return Answer(
         task=task,
         verdict=None if task is not None else Verdict(message.kind),

@@ -73,14 +73,18 @@ class Known:
         }
 
 
-def known_of(fields: Mapping[str, Any]) -> Known:
+def known_of(fields: object) -> Known:
     """The opposite of `Known.fields`. Raises Malformed."""
+    if not isinstance(fields, Mapping):
+        raise Malformed(f"what is known is {fields!r:.40}, expected an object")
     message = Message("report", fields)
     rows, clocks = fields.get("done"), fields.get("clocks")
     if not isinstance(rows, list) or not isinstance(clocks, list):
         raise Malformed("a report lacks its lists of tasks and clocks")
     done: dict[Task, Result] = {}
     for row in rows:
+        if not isinstance(row, list):
+            raise Malformed(f"a task of a report is {row!r:.40}, expected a list")
         entry = Message("report", {"task": row[:2], **dict(zip(("loss", "weight", "samples"), row[2:], strict=False))})
         task = Task(*two_numbers(entry.numbers("task")))
         done[task] = (entry.real("loss"), entry.real("weight"), entry.real("samples"))

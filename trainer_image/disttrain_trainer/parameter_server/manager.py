@@ -171,7 +171,7 @@ class Manager:
         if "hold_at" in message.fields:
             self._tasks.release(message.number("hold_at"))
         if message.fields.get("stopping") is True:
-            self._tasks.stop()
+            self._tasks.stop(worker)
         self._waiting[worker] = sender
         self._tasks.ask(worker, now)
         return []
@@ -191,7 +191,7 @@ class Manager:
         if self._lives.get(worker) == message.fields.get("life"):
             self._tasks.saw(worker, now)
         if message.fields.get("stopping") is True:
-            self._tasks.stop()
+            self._tasks.stop(worker)
         return [(sender, Message("alive", {"report": worker in self._unheard}))]
 
     def _report(self, sender: Sender, message: Message, now: float) -> Answers:

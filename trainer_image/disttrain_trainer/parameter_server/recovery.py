@@ -35,7 +35,7 @@ class Memory:
 
     def answered(self, message: Message) -> None:
         """The manager has answered a question for work. Raises Malformed."""
-        found = known_of(message.fields["known"])
+        found = known_of(message.fields.get("known"))
         with self._lock:
             self._lent = Task(*two_numbers(message.numbers("task"))) if message.kind == "task" else None
             self._known = found if self._known is None else self._known.join(found)

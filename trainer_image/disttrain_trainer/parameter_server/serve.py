@@ -52,7 +52,9 @@ class Loop:
                 self._snapshots.write(snapshot)
             if stopping() and not told:
                 told = True
-                self._send(self._server.stop(time.monotonic()))
+                # A server that may be replaced goes on while it may: the workers say whether the job is to stop.
+                if self._snapshots is None:
+                    self._send(self._server.stop(time.monotonic()))
 
     def close(self) -> None:
         self._socket.close(linger=1000)

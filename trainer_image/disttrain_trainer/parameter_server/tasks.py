@@ -91,6 +91,9 @@ class Tasks:
         self.cursor = Cursor()
         """Where the data stands after the steps below `floor`."""
         self.stopping = False
+        self._everyone_stops = False
+        self._leaving: set[int] = set()
+        """Workers that were told to stop."""
         self._seen: dict[int, float] = {}
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
@@ -123,7 +126,7 @@ class Tasks:
         for task, result in sorted(known.done.items()):
             self.learn(task, result)
         if self.stopping:
-            self.stop()
+            self._hold_at = min(self._hold_at, self._next)
 
     def known(self) -> Known:
         """What a manager that is started anew must know."""
@@ -184,9 +187,10 @@ class Tasks:
         """A worker begins, perhaps anew: what its former life was lent goes back."""
         self.leave(worker)
         self.saw(worker, now)
+        self._leaving.discard(worker)
         if worker == LEADER:
-            # Whatever it was held for died with its former life.
-            self._held = False
+            # Whatever it was held for died with its former life, or was done by it before it was stopped.
+            self._held, self.stopping = False, self._everyone_stops
 
     def saw(self, worker: int, now: float) -> None:
         """A sign of life. Who comes back from the dead does not hold up the others: its clock is the slowest one's."""
@@ -237,11 +241,19 @@ class Tasks:
         """The leader has done its work; the next is before step `hold_at`."""
         self._hold_at, self._held = hold_at, False
         if self.stopping:
-            self.stop()
+            self._hold_at = min(self._hold_at, self._next)
 
-    def stop(self) -> None:
-        """End at the next step that nobody has begun."""
+    def stop(self, worker: int | None = None) -> None:
+        """The worker was told to stop; None: the job was.
+
+        The leader stops at the next step that nobody has begun, and the others wait for its return, unless the job is
+        stopped. Another worker leaves when it asks next.
+        """
+        if worker is not None and worker != LEADER:
+            self._leaving.add(worker)
+            return
         self.stopping = True
+        self._everyone_stops = self._everyone_stops or worker is None
         self._hold_at = min(self._hold_at, self._next)
 
     @property
@@ -265,7 +277,8 @@ class Tasks:
             return Verdict.HOLD
         if self.floor >= self.steps:
             return Verdict.DONE
-        return Verdict.STOP if self.stopping and worker != LEADER and self.floor >= self._hold_at else None
+        leaves = worker in self._leaving or (self._everyone_stops and self.floor >= self._hold_at)
+        return Verdict.STOP if leaves and worker != LEADER else None
 
     def _lend(self, worker: int) -> Lease | None:
         clocks = self.live_clocks

@@ -209,7 +209,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
             answer = servers.next(done, hold_at)
             done = hold_at = None
             if answer.verdict is Verdict.STOP:
-                raise Stopped("SIGTERM: stopped; the worker of rank 0 writes the checkpoint")
+                raise Stopped("SIGTERM: stopped; what this worker had not begun is for the others")
             if answer.verdict is Verdict.DONE:
                 return
             pulled = servers.pull(answer.complete)

@@ -1,0 +1,65 @@
+"""Jobs whose parameters lie on servers, in real processes as their pods run them, which tests kill and start again."""
+
+import json
+from contextlib import ExitStack, contextmanager
+
+from tests.unit.trainer.worlds import free_port, job, launch
+
+SERVER = "disttrain_trainer.parameter_server.main"
+
+
+class Job:
+    """A job of two workers and one or more servers, each pod in a folder of its own."""
+
+    def __init__(self, folder, stack, servers, settings, training):
+        self.folder, self.stack = folder, stack
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
+        self.config = job(training, parallelism={"dataParallel": {"mode": "ParameterServer", **settings}})
+        self.servers = [
+            self.start(f"server-{index}", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index)) for index in range(servers)
+        ]
+        self.workers = [self.worker(rank) for rank in range(2)]
+
+    def start(self, name, ranks, module, **environment):
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "token").write_text("a-token")
+        variables = {
+            "WORLD_SIZE": "2",
+            "DISTTRAIN_PS_ADDRESSES": ",".join(self.addresses),
+            "DISTTRAIN_TERMINATION_LOG": str(folder / "termination-log"),
+            **environment,
+        }
+        storage = self.folder / "storage"
+        return self.stack.enter_context(launch(folder, self.config, ranks, storage, module=module, **variables))
+
+    def worker(self, rank, name=None):
+        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer.train", RANK=str(rank), LOCAL_RANK="0")
+
+    def reached(self, step):
+        self.workers[0].wait_until(lambda: self.workers[0].reached(step))
+
+    def lines(self):
+        text = (self.folder / "storage" / "test" / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def last(self):
+        return [line for line in self.lines() if "servers/version_max" in line][-1]
+
+
+@contextmanager
+def a_job(folder, training, servers=1, **settings):
+    """A running job; `settings` are those of data parallelism."""
+    with ExitStack() as stack:
+        yield Job(folder, stack, servers, settings, training)
+
+
+def signalled(world, number):
+    """Send the only process of a world a signal."""
+    world.processes[0].send_signal(number)
+
+
+def ended(world, rank, within=120.0):
+    """Exit code and report of a worker; None as the code where it has not ended within so many seconds."""
+    code = world.processes[0].wait(within)
+    return code, world.report(rank)

@@ -1,0 +1,76 @@
+"""With parameters on servers a job learns as much from as many samples: the digits, and Python byte by byte.
+
+One case in every run, all of them in the long one. Replicas that meet less often are tested with the same trainings in
+test_local_sgd_learning.py.
+"""
+
+import json
+import os
+
+import pytest
+
+from disttrain_api.manifest import load
+from tests.unit.trainer.server_jobs import a_job, ended
+from tests.unit.trainer.worlds import ROOT, run_cases
+
+MODES = {
+    "Sync": {"synchronization": "Sync"},
+    "Async": {"synchronization": "Async"},
+    "BoundedStaleness": {"synchronization": "BoundedStaleness", "staleness": 4},
+}
+SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
+DIGITS = list(MODES) if SOAK else ["Async"]
+# Of DDP's held-out loss, above which it may lie; knowing nothing costs twice as much.
+WITHIN = 0.03
+SECONDS = 900.0
+
+
+def of_example(name, **changes):
+    """The training of an example, with some of its fields changed."""
+    training = load(ROOT / "examples" / f"{name}.yaml").spec.training
+    return json.loads(training.model_dump_json(by_alias=True, exclude_none=True)) | changes
+
+
+def text():
+    """As in test_local_sgd_learning.py."""
+    model = {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 32}}
+    data = {"name": "text", "config": {"sequenceLength": 32, "heldOutFraction": 0.005}}
+    return of_example("gpt-text", model=model, data=data)
+
+
+def slower(training, name):
+    """Two updates per global batch instead of one: half the rate."""
+    if name == "Sync":
+        return training
+    optimizer = training["optimizer"]
+    return {**training, "optimizer": {**optimizer, "learningRate": optimizer["learningRate"] / 2}}
+
+
+def learned(folder, training, name):
+    """The last evaluation of two workers and two servers."""
+    with a_job(folder, slower(training, name), servers=2, parameterServer=MODES[name]) as running:
+        ends = [ended(world, rank, SECONDS) for rank, world in enumerate(running.workers)]
+        assert [code for code, _ in ends] == [0, 0], ends
+        print(f"{name}: {ends[0][1].metrics}")
+        return ends[0][1].metrics
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("name", DIGITS)
+def test_held_out_digits_are_recognised(tmp_path, name):
+    assert learned(tmp_path, of_example("ddp"), name)["accuracy"] >= 0.97
+
+
+@pytest.fixture(scope="module")
+def loss_of_ddp(tmp_path_factory):
+    result = run_cases(tmp_path_factory.mktemp("ddp"), 2, {"case": [{"training": text()}]})["case"]
+    assert result["errors"] == [None]
+    print(f"DDP: {result['report'].metrics}")
+    return result["report"].metrics["loss"]
+
+
+@pytest.mark.skipif(not SOAK, reason="one of the long variants")
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("name", MODES)
+def test_text_is_learned_nearly_as_well_as_by_ddp(tmp_path, loss_of_ddp, name):
+    assert learned(tmp_path, text(), name)["loss"] <= (1 + WITHIN) * loss_of_ddp
