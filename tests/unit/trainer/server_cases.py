@@ -1,6 +1,7 @@
 """Ranks that run many small jobs whose parameters lie on servers; the last rank is all servers. See `run_server_cases`.
 
-A case is a list of runs, as in worlds.run_cases, each with "servers" (how many, 1 by default). Every run has servers of
+A case is a list of runs, as in worlds.run_cases, each with "servers" (how many, 1 by default), "settings" of the
+servers and "dataParallel" (what stands beside them). Every run has servers of
 its own, as every attempt of a job has.
 """
 
@@ -58,7 +59,9 @@ def _result(folder: Path, workers: int) -> dict[str, Any]:
 
 
 def config_of(folder: Path, run: dict[str, Any], attempt: int, workers: int) -> Config:
-    settings = {"mode": "ParameterServer", "parameterServer": run.get("settings", {})}
+    settings = {
+        "mode": "ParameterServer", "parameterServer": run.get("settings", {}), **run.get("dataParallel", {})
+    }  # fmt: skip
     parsed = JobConfig.model_validate(job(run["training"], parallelism={"dataParallel": settings}))
     mesh, batch = resolve(parsed, workers)
     return Config(
@@ -82,7 +85,11 @@ def serve_all(folder: Path, cases: dict[str, list[dict[str, Any]]], workers: int
             config = config_of(folder / name, run, attempt, workers)
             settings = config.job.parallelism.data_parallel.parameter_server or ParameterServer()
             for index, address in enumerate(config.servers):
-                server = Server(ServerConfig(index, workers, config.training, config.batch, settings))
+                compression = config.job.parallelism.data_parallel.compression
+                described = ServerConfig(
+                    index, workers, config.training, config.batch, settings, compression=compression
+                )
+                server = Server(described)
                 loop = Loop(server, key_of(TOKEN, config.job.uid, attempt), address)
                 threading.Thread(target=loop.run, args=(lambda: False,), daemon=True).start()
     while not all((folder / f"done-{rank}").exists() for rank in range(workers)):

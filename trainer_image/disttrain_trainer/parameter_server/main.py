@@ -55,7 +55,11 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
         assert isinstance(config.checkpoint_folder, Path)
         snapshots = Snapshots(config.checkpoint_folder / "servers" / f"server-{index}.snapshot", key)
     settings, on = settings_of(config), snapshots is not None
-    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on))
+    compression = config.job.parallelism.data_parallel.compression
+    server = Server(
+        ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on,
+                     compression=compression)
+    )  # fmt: skip
     former = snapshots.read() if snapshots is not None else None
     if former is not None:
         server.restore(former)

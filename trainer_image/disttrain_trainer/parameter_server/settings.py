@@ -17,4 +17,9 @@ def goes_on_from_snapshots(config: Config) -> bool:
     Snapshots are files on a volume; an object store holds checkpoints alone.
     """
     is_volume = isinstance(config.checkpoint_folder, Path)
-    return is_volume and settings_of(config).synchronization is not Synchronization.SYNC
+    return is_volume and not is_together(config)
+
+
+def is_together(config: Config) -> bool:
+    """Whether a step is one update."""
+    return settings_of(config).synchronization is Synchronization.SYNC
