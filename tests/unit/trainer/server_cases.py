@@ -20,6 +20,7 @@ from disttrain_trainer.config import Config, resolve
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.parameter_server import pushing
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
@@ -120,6 +121,8 @@ def main() -> None:
     if rank == workers:
         serve_all(folder, cases, workers)
         os._exit(0)
+    # So that these small gradients, too, are sent in several parts.
+    pushing.BUCKET_BYTES = 64
     first = config_of(folder, next(iter(cases.values()))[0], 1, workers)
     world = join_world(alone(first), find_device(0, 1, threads_given=True))
     for name, runs in cases.items():

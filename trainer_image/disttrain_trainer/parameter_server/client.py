@@ -18,6 +18,7 @@ from disttrain_trainer.errors import DataUnlike, PeerLost
 from disttrain_trainer.parameter_server.content import Content, numbers
 from disttrain_trainer.parameter_server.heartbeat import Heartbeat, connect
 from disttrain_trainer.parameter_server.placement import Segment, place
+from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.tasks import StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
@@ -163,20 +164,24 @@ class Servers:
             table[own.to(table.device)] = values.to(table.device)
             self.pulled_bytes += values.nbytes
 
+    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> Pushing:
+        """What of the content is ready may be sent from now on; `end_push` sends the rest."""
+        common = {"task": list(task), "weight": weight, "floor": floor}
+        fields = [{**common, "taken": taken} for taken in pulled.taken]
+        return Pushing(self.placement, content, fields, self._tell)
+
+    def end_push(self, pushing: Pushing, content: Content) -> int:
+        """Back when all servers have taken the push in. Returns the bytes of its tensors."""
+        answers = self._ask_all(pushing.rest())
+        for server, answer in enumerate(answers):
+            if answer.kind == "again":
+                answers[server] = self._ask(server, pushing.whole(server))
+        content.settle([answer.fields["fresh"] is True for answer in answers])
+        return pushing.bytes
+
     def push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> int:
         """Give the servers what there is to push; back when all have taken it in. Returns the bytes of the tensors."""
-        messages = []
-        for server, (segments, taken) in enumerate(zip(self.placement, pulled.taken, strict=True)):
-            written = [content.of(server, index) for index in range(len(segments))]
-            fields = {
-                "task": list(task), "weight": weight, "taken": taken, "floor": floor,
-                "ranges": [index for index, tensors in enumerate(written) if tensors],
-                "counts": [len(tensors) for tensors in written if tensors],
-            }  # fmt: skip
-            messages.append(Message("push", fields, [tensor for tensors in written for tensor in tensors]))
-        answers = self._ask_all(messages)
-        content.settle([answer.fields["fresh"] is True for answer in answers])
-        return sum(tensor.nbytes for message in messages for tensor in message.tensors)
+        return self.end_push(self.begin_push(task, weight, pulled, floor, content), content)
 
     def fetch(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's state by parameter: tensors in its shape, and single numbers."""
@@ -230,6 +235,10 @@ class Servers:
         self._requests += 1
         self._asked[server] = (b"%d" % self._requests, message)
         self._transmit(server)
+
+    def _tell(self, server: int, message: Message) -> None:
+        """Send what is not answered."""
+        self._sockets[server].send_multipart([b"", *encode(message, self._key)], copy=False)
 
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]

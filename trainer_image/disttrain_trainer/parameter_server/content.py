@@ -79,7 +79,7 @@ class Gradients(Content):
         if gradient is None:
             return []
         piece = Piece(*self._task, server, index)
-        values = numbers(gradient, segment)
+        values = numbers(gradient.to_dense() if gradient.is_sparse else gradient, segment)
         if not self._code.feedback:
             return [tensor.cpu() for tensor in self._code.encode(values, piece)]
         return self._with_feedback(values, piece) if self._weight > 0 else []

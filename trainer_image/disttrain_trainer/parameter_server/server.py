@@ -4,7 +4,7 @@ Server 0 is also the manager: it knows who lives, and lends tasks (tasks.py). Wo
 but an answer may come later than other messages.
 
     hello, start, next, leave, finish    worker -> server 0
-    load, pull, rows, push, fetch, alive, figures, finish    worker -> every server
+    load, pull, rows, part, push, fetch, alive, figures, finish    worker -> every server
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.averaging import Averages
 from disttrain_trainer.parameter_server.codes import ascending
 from disttrain_trainer.parameter_server.gradients import Gradients, Push, rate_of
+from disttrain_trainer.parameter_server.parts import Parts
 from disttrain_trainer.parameter_server.pushed import Reader
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.tasks import LEADER, Lease, StepResult, Task, Tasks, Verdict
@@ -74,12 +75,13 @@ class Server:
         staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
         self._tasks = Tasks(config.workers, config.training.steps, settings.synchronization, staleness, config.silence)
         self._reader = Reader(config.index, config.compression, config.training.seed)
+        self._parts = Parts()
         self.pulls = 0
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "hello": self._hello, "start": self._start, "next": self._next, "leave": self._leave,
-            "load": self._load, "pull": self._pull, "rows": self._rows, "push": self._push, "fetch": self._fetch,
-            "alive": self._alive, "figures": self._figures, "finish": self._finish,
+            "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
+            "fetch": self._fetch, "alive": self._alive, "figures": self._figures, "finish": self._finish,
         }  # fmt: skip
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -226,11 +228,18 @@ class Server:
         places = ascending(message.tensors[0], self._shard.lengths[index] // widths[index])
         return [(sender, Message("rows", {}, [self._shard.rows(index, places)]))]
 
+    def _part(self, sender: Sender, message: Message, now: float) -> Answers:
+        self._parts.add(sender[0], Task(*_two(message.numbers("task"))), message)
+        return []
+
     def _push(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
         task = Task(*_two(message.numbers("task")))
-        contents = self._reader.read(message, task, self._shard)
+        whole = self._parts.join(sender[0], task, message)
+        if whole is None:
+            return [(sender, Message("again"))]
+        contents = self._reader.read(whole, task, self._shard)
         weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
         fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
         return [(sender, Message("pushed", {"fresh": fresh}))]

@@ -61,6 +61,10 @@ class Tables:
         for have in self._have.values():
             have.zero_()
 
+    def has(self, name: str) -> bool:
+        """Whether the parameter is a table."""
+        return name in self._weights
+
     def take_gradients(self) -> dict[str, Rows]:
         """The gradients of the last passes, which the weights do not have any more.
 

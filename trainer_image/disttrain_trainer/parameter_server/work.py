@@ -30,6 +30,7 @@ from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, W
 from disttrain_trainer.parameter_server.content import Content, Gradients, build_content
 from disttrain_trainer.parameter_server.figures import Rates
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
 from disttrain_trainer.parameter_server.tables import Tables, let_go, tables_of
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
@@ -139,6 +140,17 @@ class Worker:
         """Whether the gradient that counts is this worker's; else it is a sum that servers alone see."""
         return self.updates or not is_together(self.config)
 
+    @property
+    def ready_early(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
+        if self.updates or self.config.training.max_gradient_norm is not None:
+            return {}
+        return {
+            name: parameter
+            for name, parameter in self.state.module.named_parameters()
+            if parameter.requires_grad and not self.tables.has(name)
+        }
+
     def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
         assert answer.task is not None
@@ -154,11 +166,13 @@ class Worker:
             scatter_states(state, self.servers.fetch())
         self.content.begin(task, weight)
         # The mean over this part; the servers weigh it by the part's weight.
-        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
+        pushing = self.servers.begin_push(task, weight, pulled, answer.floor, self.content)
+        with watched(self.ready_early, len(microbatches), pushing.ready):
+            loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
         self._settle_gradients()
         if self.updates and weight > 0:
             self._update(task)
-        self.sent_bytes += self.servers.push(task, weight, pulled, answer.floor, self.content)
+        self.sent_bytes += self.servers.end_push(pushing, self.content)
         state.optimizer.zero_grad()
         return task, float(loss) * weight, weight, samples
 
