@@ -58,7 +58,6 @@ SERVER_REFUSALS = (
     ),
     with_other("devicesPerProcess", on_servers({"devicesPerProcess": 2})),
     with_other("allReduce", on_servers({"dataParallel": {"allReduce": "Ring"}})),
-    with_other("compression", on_servers({"dataParallel": {"compression": {"name": "FP16"}}})),
     with_other("syncBatchNorm", {**on_servers({"dataParallel": {"syncBatchNorm": True}}), "training": RESNET}),
     with_other("offload.parameters", {**on_servers(), "training": {"offload": {"parameters": True}}}),
     with_other("precision: FP16", {**on_servers(), "training": {"precision": "FP16"}}),
@@ -68,6 +67,20 @@ SERVER_REFUSALS = (
         "`maxGradientNorm` does not go with `synchronization` Sync: each server sees its part of the gradient alone;"
         " use Async or BoundedStaleness, where workers clip what they push",
         {**on_servers(), "training": {"maxGradientNorm": 1.0}},
+    ),
+    Refusal(
+        "PowerSgdOnServers",
+        f"{DATA_PARALLEL}.compression",
+        "compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an all-reduce, and"
+        " servers hold ranges of numbers; use another compression, for example TopK",
+        on_servers({"dataParallel": {"compression": {"name": "PowerSGD"}}}),
+    ),
+    Refusal(
+        "CompressionOfPushedParameters",
+        f"{DATA_PARALLEL}.compression",
+        "`compression` does not go with `push` Parameters: what it left out of the parameters would remain in the"
+        " optimizer's state that goes along; use `push` Gradients, or remove `compression`",
+        on_servers({"dataParallel": {"compression": {"name": "Int8"}}}, push="Parameters"),
     ),
     Refusal(
         "SettingsOfServersNeedMode",
@@ -118,6 +131,18 @@ SERVER_REFUSALS = (
 
 SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "parameters on servers": on_servers(),
+    "workers that update and clip by themselves": {
+        **on_servers(push="Parameters"),
+        "training": {"maxGradientNorm": 1.0},
+    },
+    "gradients of which servers are sent the largest numbers": {
+        **on_servers({"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1, "momentumCorrection": 0.9}}}),
+        "training": {"optimizer": {"name": "SGD"}},
+    },
+    "one worker that compresses": {
+        "workers": {"replicas": 1},
+        **on_servers({"dataParallel": {"compression": {"name": "Int8"}}}),
+    },
     "updates as they arrive": {
         **on_servers(synchronization="Async", stalenessAwareRate=True),
         "training": {"maxGradientNorm": 1.0},

@@ -97,9 +97,18 @@ class Synchronization(StrEnum):
     BOUNDED_STALENESS = "BoundedStaleness"
 
 
+class Pushed(StrEnum):
+    """What workers push to parameter servers."""
+
+    GRADIENTS = "Gradients"
+    PARAMETERS = "Parameters"
+
+
 class ParameterServer(ApiModel):
     """How workers and parameter servers work together."""
 
+    push: Pushed = Pushed.GRADIENTS
+    """Gradients: servers update. Parameters: workers update and push the change, which servers average."""
     synchronization: Synchronization = Synchronization.SYNC
     """Sync: one update per step, as AllReduce. Async: one per worker's part of the batch, as it arrives.
     BoundedStaleness: as Async, but no worker runs far ahead."""

@@ -28,3 +28,10 @@ def _alike(parameters: list[Parameter]) -> list[dict[str, list[Parameter]]]:
     for parameter in parameters:
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return [{"params": members} for members in groups.values()]
+
+
+def state_names(settings: Optimizer) -> tuple[str, ...]:
+    """The tensors that the optimizer keeps of each parameter once it has made a step; `step` is one number."""
+    if settings.name is OptimizerName.SGD:
+        return ("momentum_buffer",) if settings.momentum else ()
+    return ("step", "exp_avg", "exp_avg_sq")

@@ -1,6 +1,6 @@
 """How gradients are summed, and what of them is sent: which settings go together, and with which techniques."""
 
-from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel
+from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_api.rules.layout import OTHERS, PIPELINE, READS_LAYOUT, SHARD, WORLD, product_of_others
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
@@ -53,7 +53,9 @@ def _hook_without_ddp(spec: JobSpec) -> Values | None:
 
 
 def _hook_without_replicas(spec: JobSpec) -> Values | None:
-    return when(has_hook(spec) and spec.world_size == product_of_others(spec.parallelism))
+    # What a worker pushes to servers may be compressed also where it is the only one.
+    to_servers = _data_parallel(spec).mode is DataParallelMode.PARAMETER_SERVER
+    return when(has_hook(spec) and not to_servers and spec.world_size == product_of_others(spec.parallelism))
 
 
 def _own_exchange(spec: JobSpec) -> Values | None:
@@ -136,7 +138,7 @@ GRADIENT_SUM_RULES = (
         sentence="`allReduce` and `compression` are about gradients of several replicas, and there is one: add workers,"
         " or remove them",
         check=_hook_without_replicas,
-        cel=f"!{_HAS_HOOK} || {WORLD} != {OTHERS}",
+        cel=f"!{_HAS_HOOK} || {_CEL}.mode == 'ParameterServer' || {WORLD} != {OTHERS}",
         reads=(_DATA_PARALLEL, *READS_LAYOUT),
     ),
     Rule(

@@ -1,6 +1,13 @@
 """Parameters on servers: what such a job needs, and what does not go with it."""
 
-from disttrain_api.parallelism import AllReduce, DataParallel, DataParallelMode, Synchronization
+from disttrain_api.parallelism import (
+    AllReduce,
+    CompressionName,
+    DataParallel,
+    DataParallelMode,
+    Pushed,
+    Synchronization,
+)
 from disttrain_api.rules.layout import PIPELINE, SHARD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
@@ -12,6 +19,7 @@ _SETTINGS = f"{_DATA_PARALLEL}.parameterServer"
 _CEL = "self.parallelism.dataParallel"
 _IS_MODE = f"{_CEL}.mode == 'ParameterServer'"
 _IS_SYNC = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.synchronization == 'Sync')"
+_PUSHES_GRADIENTS = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.push == 'Gradients')"
 _CUTS = (
     ("dataParallelShardDegree", "data_parallel_shard_degree", f"{SHARD} > 1"),
     (
@@ -30,7 +38,6 @@ _CUT = " : ".join(
     [
         *(f"{cel} ? '{alias}'" for alias, _, cel in _CUTS),
         f"{_CEL}.allReduce != 'Backend' ? 'allReduce'",
-        f"has({_CEL}.compression) ? 'compression'",
         f"{_CEL}.syncBatchNorm ? 'syncBatchNorm'",
         "has(self.training) && self.training.offload.parameters ? 'offload.parameters'",
         "has(self.training) && self.training.precision == 'FP16' ? 'precision: FP16'",
@@ -52,6 +59,11 @@ def _synchronization(spec: JobSpec) -> Synchronization:
     return Synchronization.SYNC if settings is None else settings.synchronization
 
 
+def _pushes_parameters(spec: JobSpec) -> bool:
+    settings = _data_parallel(spec).parameter_server
+    return settings is not None and settings.push is Pushed.PARAMETERS
+
+
 def _unfit(spec: JobSpec) -> str | None:
     """The first setting that does not go with servers."""
     for alias, field, _ in _CUTS:
@@ -59,8 +71,6 @@ def _unfit(spec: JobSpec) -> str | None:
             return alias
     if _data_parallel(spec).all_reduce is not AllReduce.BACKEND:
         return "allReduce"
-    if _data_parallel(spec).compression is not None:
-        return "compression"
     if _data_parallel(spec).sync_batch_norm:
         return "syncBatchNorm"
     if spec.training is not None and spec.training.offload.parameters:
@@ -144,11 +154,35 @@ SERVER_RULES = (
         check=lambda spec: when(
             _has_mode(spec)
             and _synchronization(spec) is Synchronization.SYNC
+            and not _pushes_parameters(spec)
             and spec.training is not None
             and spec.training.max_gradient_norm is not None
         ),
-        cel=f"!({_IS_MODE}) || !{_IS_SYNC} || !has(self.training) || !has(self.training.maxGradientNorm)",
+        cel=f"!({_IS_MODE}) || !{_IS_SYNC} || !{_PUSHES_GRADIENTS} || !has(self.training)"
+        " || !has(self.training.maxGradientNorm)",
         reads=(_DATA_PARALLEL, "spec.training.maxGradientNorm"),
+    ),
+    Rule(
+        id="PowerSgdOnServers",
+        path=f"{_DATA_PARALLEL}.compression",
+        scope=_DATA_PARALLEL,
+        sentence="compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an"
+        " all-reduce, and servers hold ranges of numbers; use another compression, for example TopK",
+        check=lambda spec: when(
+            _has_mode(spec) and getattr(_data_parallel(spec).compression, "name", None) is CompressionName.POWER_SGD
+        ),
+        cel="self.mode != 'ParameterServer' || !has(self.compression) || self.compression.name != 'PowerSGD'",
+        reads=(f"{_DATA_PARALLEL}.compression", _MODE),
+    ),
+    Rule(
+        id="CompressionOfPushedParameters",
+        path=f"{_DATA_PARALLEL}.compression",
+        scope=_DATA_PARALLEL,
+        sentence="`compression` does not go with `push` Parameters: what it left out of the parameters would remain in"
+        " the optimizer's state that goes along; use `push` Gradients, or remove `compression`",
+        check=lambda spec: when(_pushes_parameters(spec) and _data_parallel(spec).compression is not None),
+        cel="!has(self.compression) || !has(self.parameterServer) || self.parameterServer.push == 'Gradients'",
+        reads=(f"{_DATA_PARALLEL}.compression", f"{_SETTINGS}.push"),
     ),
     Rule(
         id="SettingsOfServersNeedMode",

@@ -1,6 +1,7 @@
 """Ranks that run many small jobs whose parameters lie on servers; the last rank is all servers. See `run_server_cases`.
 
-A case is a list of runs, as in worlds.run_cases, each with "servers" (how many, 1 by default). Every run has servers of
+A case is a list of runs, as in worlds.run_cases, each with "servers" (how many, 1 by default), "settings" of the
+servers and "dataParallel" (what stands beside them). Every run has servers of
 its own, as every attempt of a job has.
 """
 
@@ -19,6 +20,7 @@ from disttrain_trainer.config import Config, resolve
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.parameter_server import pushing
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
@@ -59,7 +61,9 @@ def _result(folder: Path, workers: int) -> dict[str, Any]:
 
 
 def config_of(folder: Path, run: dict[str, Any], attempt: int, workers: int) -> Config:
-    settings = {"mode": "ParameterServer", "parameterServer": run.get("settings", {})}
+    settings = {
+        "mode": "ParameterServer", "parameterServer": run.get("settings", {}), **run.get("dataParallel", {})
+    }  # fmt: skip
     parsed = JobConfig.model_validate(job(run["training"], parallelism={"dataParallel": settings}))
     mesh, batch = resolve(parsed, workers)
     return Config(
@@ -83,7 +87,11 @@ def serve_all(folder: Path, cases: dict[str, list[dict[str, Any]]], workers: int
             config = config_of(folder / name, run, attempt, workers)
             settings = config.job.parallelism.data_parallel.parameter_server or ParameterServer()
             for index, address in enumerate(config.servers):
-                server = Server(ServerConfig(index, workers, config.training, config.batch, settings))
+                compression = config.job.parallelism.data_parallel.compression
+                described = ServerConfig(
+                    index, workers, config.training, config.batch, settings, compression=compression
+                )
+                server = Server(described)
                 loop = Loop(server, key_of(TOKEN, config.job.uid, attempt), address)
                 threading.Thread(target=loop.run, args=(lambda: False,), daemon=True).start()
     while not all((folder / f"done-{rank}").exists() for rank in range(workers)):
@@ -114,6 +122,8 @@ def main() -> None:
     if rank == workers:
         serve_all(folder, cases, workers)
         os._exit(0)
+    # So that these small gradients, too, are sent in several parts.
+    pushing.BUCKET_BYTES = 64
     first = config_of(folder, next(iter(cases.values()))[0], 1, workers)
     world = join_world(alone(first), find_device(0, 1, threads_given=True))
     for name, runs in cases.items():

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+DEFAULT_RATIO = 0.01
+
 
 def kept_count(size: int, ratio: float) -> int:
     """Numbers of `size` that are sent: `ratio` of them, rounded up, so at least one."""
@@ -25,8 +27,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     return values.abs().topk(count, sorted=False).indices.sort().values
 
 
-def random_indices(size: int, count: int, seeds: tuple[int, int, int], device: torch.device) -> Tensor:
-    """`count` different indices below `size`: of these seeds (seed, step, bucket) always the same, on every rank."""
+def random_indices(size: int, count: int, seeds: tuple[int, ...], device: torch.device) -> Tensor:
+    """`count` different indices below `size`: of these seeds always the same, on every rank with such a device."""
     generator = torch.Generator(device)
     # Well mixed: of a plain number torch's generator on CPUs reads the lower 32 bits alone.
     generator.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import DataUnlike, PeerLost
+from disttrain_trainer.parameter_server.content import Content, numbers
 from disttrain_trainer.parameter_server.heartbeat import Heartbeat, call_again, connect
 from disttrain_trainer.parameter_server.known import Known, known_of
 from disttrain_trainer.parameter_server.placement import Segment, place
+from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
@@ -68,14 +71,17 @@ class Servers:
     def __init__(
         self, addresses: Sequence[str], key: bytes, worker: int, parameters: Mapping[str, nn.Parameter],
         stopping: Callable[[], bool], patience: float, replaceable: bool = False,
+        widths: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """`addresses`: host:port. `stopping`: whether this worker was told to stop. `patience`: seconds for the first
-        answer. `replaceable`: servers may be started anew and go on from a snapshot."""
+        answer. `replaceable`: servers may be started anew and go on from a snapshot. `widths`: numbers of a row of
+        each parameter that is a table."""
         self._key, self._worker, self._life = key, worker, secrets.token_hex(8)
         self._stopping = stopping
         self._parameters = dict(parameters)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        self.placement = place(sizes, len(addresses))
+        self._widths = widths
+        self.placement = place(sizes, len(addresses), widths)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = [connect(self._context, address) for address in addresses]
         self._addresses = addresses
@@ -90,6 +96,8 @@ class Servers:
         self._calls = [0] * len(addresses)
         self.lost = [0] * len(addresses)
         """Completed tasks that each server has lost by being started anew, as far as this worker has seen."""
+        self.pulled_bytes = 0
+        """Bytes of the parameters that this worker has pulled."""
 
     def hello(self, samples: int) -> Welcome:
         """Begin. Raises DataUnlike where others have found another number of samples."""
@@ -103,9 +111,10 @@ class Servers:
         messages = []
         for segments in self.placement:
             parts = [_parts_of_state(states.get(one.name, {}), one) for one in segments]
-            values = [_numbers(self._parameters[one.name].detach(), one) for one in segments]
+            values = [numbers(self._parameters[one.name].detach(), one) for one in segments]
             tensors = [*values, *(tensor for part in parts for tensor in part.values())]
-            messages.append(Message("load", {"states": [list(part) for part in parts]}, tensors))
+            widths = [self._widths.get(one.name, 0) for one in segments]
+            messages.append(Message("load", {"states": [list(part) for part in parts], "widths": widths}, tensors))
         self._ask_all(messages)
 
     def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
@@ -137,18 +146,20 @@ class Servers:
         """Of the table of who owns what: lives of all servers that have begun in this attempt."""
         return sum(self._heartbeat.epochs)
 
-    def pull(self, complete: int = 0) -> Pulled:
+    def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
         """Overwrite the parameters with those of the servers, which must have taken in the `complete` tasks.
 
-        Bounded staleness rests on that. Raises PeerLost where it is not so, but for a server that was started anew:
-        what it has lost is counted.
+        Bounded staleness rests on that. Rows of tables are overwritten with `whole` alone. Raises PeerLost where it is
+        not so, but for a server that was started anew: what it has lost is counted.
         """
-        answers = self._ask_all([Message("pull")] * len(self._sockets))
+        answers = self._ask_all([Message("pull", {"whole": whole})] * len(self._sockets))
         squares: dict[int, float] = {}
         with torch.no_grad():
             for segments, answer in zip(self.placement, answers, strict=True):
-                for segment, values in zip(segments, answer.tensors, strict=True):
-                    _numbers(self._parameters[segment.name], segment).copy_(values)
+                pulled = [segment for segment in segments if whole or segment.name not in self._widths]
+                for segment, values in zip(pulled, answer.tensors, strict=True):
+                    numbers(self._parameters[segment.name], segment).copy_(values)
+                    self.pulled_bytes += values.nbytes
                 for step, square in answer.fields["squares"].items():
                     squares[int(step)] = squares.get(int(step), 0.0) + square
         taken = [answer.number("taken") for answer in answers]
@@ -159,17 +170,40 @@ class Servers:
             self.lost[server] = max(self.lost[server], missing)
         return Pulled([answer.number("version") for answer in answers], taken, squares)
 
-    def push(self, task: Task, weight: float, pulled: Pulled, floor: int) -> int:
-        """Give the servers the parameters' gradients; back when all have taken them in. Returns the bytes sent."""
-        messages = []
-        for segments, taken in zip(self.placement, pulled.taken, strict=True):
-            gradients = {index: self._parameters[one.name].grad for index, one in enumerate(segments)}
-            present = {index: gradient for index, gradient in gradients.items() if gradient is not None}
-            tensors = [_numbers(gradient, segments[index]).cpu() for index, gradient in present.items()]
-            fields = {"task": list(task), "weight": weight, "taken": taken, "floor": floor, "ranges": list(present)}
-            messages.append(Message("push", fields, tensors))
-        self._ask_all(messages)
-        return sum(tensor.nbytes for message in messages for tensor in message.tensors)
+    def pull_rows(self, name: str, places: Tensor) -> None:
+        """Overwrite some rows of a table with those of the servers. `places`: [n] int64 on the CPU, ascending."""
+        width, table = self._widths[name], self._parameters[name].detach()
+        asked = []
+        for server, segments in enumerate(self.placement):
+            for index, segment in enumerate(segments):
+                first = segment.start // width
+                own = places[(places >= first) & (places < segment.stop // width)]
+                if segment.name == name and len(own):
+                    self._send(server, Message("rows", {"range": index}, [own - first]))
+                    asked.append((server, own))
+        for server, own in asked:
+            values = self._receive(server).tensors[0].view(-1, width)
+            table[own.to(table.device)] = values.to(table.device)
+            self.pulled_bytes += values.nbytes
+
+    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> Pushing:
+        """What of the content is ready may be sent from now on; `end_push` sends the rest."""
+        common = {"task": list(task), "weight": weight, "floor": floor}
+        fields = [{**common, "taken": taken} for taken in pulled.taken]
+        return Pushing(self.placement, content, fields, self._tell)
+
+    def end_push(self, pushing: Pushing, content: Content) -> int:
+        """Back when all servers have taken the push in. Returns the bytes of its tensors."""
+        answers = self._ask_all(pushing.rest())
+        for server, answer in enumerate(answers):
+            if answer.kind == "again":
+                answers[server] = self._ask(server, pushing.whole(server))
+        content.settle([answer.fields["fresh"] is True for answer in answers])
+        return pushing.bytes
+
+    def push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> int:
+        """Give the servers what there is to push; back when all have taken it in. Returns the bytes of the tensors."""
+        return self.end_push(self.begin_push(task, weight, pulled, floor, content), content)
 
     def fetch(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's state by parameter: tensors in its shape, and single numbers."""
@@ -224,6 +258,10 @@ class Servers:
         self._asked[server] = (b"%d" % self._requests, message)
         self._transmit(server)
 
+    def _tell(self, server: int, message: Message) -> None:
+        """Send what is not answered."""
+        self._sockets[server].send_multipart([b"", *encode(message, self._key)], copy=False)
+
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]
         self._restarts[server] = self._heartbeat.restarts[server]
@@ -266,11 +304,6 @@ class Servers:
             # Asked twice, it may answer twice.
             if frames[0].bytes == self._asked[server][0]:
                 return frames
-
-
-def _numbers(values: Tensor, segment: Segment) -> Tensor:
-    """The segment's numbers of a parameter or its gradient, in the same memory."""
-    return values.detach().reshape(-1)[segment.start : segment.stop]
 
 
 def _parts_of_state(state: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:

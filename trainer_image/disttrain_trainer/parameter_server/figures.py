@@ -16,6 +16,7 @@ class Rates:
     _at: float = field(default_factory=time.monotonic)
     _pushes: int = 0
     _pulls: int = 0
+    _pulled_bytes: int = 0
     _staleness: dict[int, int] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
@@ -36,11 +37,13 @@ class Rates:
             "servers/dropped_messages": sum(one["dropped"] for one in answers),
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
+            "servers/pulled_bytes": self.servers.pulled_bytes - self._pulled_bytes,
             "servers/epoch": self.servers.epoch,
         }
         for name in ("slowest_worker", "slowest_ratio"):
             if name in answers[0]:
                 found[f"servers/{name}"] = answers[0][name]
+        self._pulled_bytes = self.servers.pulled_bytes
         return {name: float(value) for name, value in (found | self._of_staleness(answers[0]["staleness"])).items()}
 
     def _of_staleness(self, histogram: dict[str, int]) -> dict[str, float]:

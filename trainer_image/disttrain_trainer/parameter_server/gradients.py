@@ -1,31 +1,43 @@
 """When a server applies what workers push. Pure but for the shard that it changes.
 
-A push is the mean gradient of a part of a global batch and the part's weight (its samples or tokens). Each server takes
-in each part once, whoever computed it and however often it comes.
+A push is the mean gradient of a part of a global batch, or what its worker has changed by it, and the part's weight
+(its samples or tokens). Each server takes in each part once, whoever computed it and however often it comes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
+from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
+from disttrain_api.training import Training
+from disttrain_trainer.parameter_server.pushed import Contents
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.schedules import rate_factor
 
 Rate = Callable[[int], float]
-"""Learning rate of a step."""
+"""Learning rate of a step; where changes are averaged, the share of each that is added."""
+
+
+def rate_of(training: Training, settings: ParameterServer, workers: int) -> Rate:
+    """What multiplies an update: the learning rate, or the share of workers' changes (averaging.py)."""
+    if settings.push is Pushed.PARAMETERS:
+        whole = settings.synchronization is Synchronization.SYNC or settings.staleness_aware_rate
+        share = 1.0 if whole else 1 / workers
+        return lambda step: share
+    return lambda step: training.optimizer.learning_rate * rate_factor(training.lr_schedule, step, training.steps)
 
 
 @dataclass(frozen=True)
 class Push:
-    """gradients: [length] of each range that has one. taken: parts that the server had when the worker pulled."""
+    """taken: parts that the server had when the worker pulled."""
 
     task: Task
     weight: float
-    gradients: Mapping[int, Tensor]
+    gradients: Contents
     taken: int
     floor: int
     """Steps below it are complete: nothing of them will be pushed that must be remembered."""
@@ -85,12 +97,15 @@ class Gradients:
             return
         pushes = [self._kept.pop(task) for task in tasks]
         total = sum(push.weight for push in pushes) or 1.0
-        sums: dict[int, Tensor] = {}
+        # Tensors or rows, which are added up alike.
+        sums: dict[Any, Any] = {}
         for push in pushes:
             for index, gradient in push.gradients.items():
                 scaled = gradient * (push.weight / total)
                 sums[index] = sums[index].add_(scaled) if index in sums else scaled
-        self.squares[step] = self._shard.update(sums, self._rate(step))
+        square = self._shard.update(sums, self._rate(step))
+        if square is not None:
+            self.squares[step] = square
         for old in [number for number in self.squares if number < step - 64]:
             del self.squares[old]
         self._floor = max(self._floor, step + 1)

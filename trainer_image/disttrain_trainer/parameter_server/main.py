@@ -68,6 +68,7 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
         settings=settings_of(config),
         snapshots=snapshots is not None,
         epoch=epoch,
+        compression=config.job.parallelism.data_parallel.compression,
     )
     server = Server(described, lambda sentence: print(sentence, flush=True))
     former = snapshots.read() if snapshots is not None else None

@@ -7,6 +7,8 @@ Machine Learning with the Parameter Server" (OSDI 2014), without the hashing: se
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, order=True)
@@ -22,26 +24,28 @@ class Segment:
         return self.stop - self.start
 
 
-def place(sizes: Mapping[str, int], servers: int) -> tuple[tuple[Segment, ...], ...]:
+def place(
+    sizes: Mapping[str, int], servers: int, widths: Mapping[str, int] = MappingProxyType({})
+) -> tuple[tuple[Segment, ...], ...]:
     """The segments of each server, in order. `sizes`: numbers of each parameter, by name.
 
-    Every number lies in exactly one segment; the servers' shares differ by at most one number. A server may have
-    nothing where there are fewer numbers than servers. Raises ValueError where `servers` is below 1.
+    `widths`: numbers of a row of each parameter whose rows stay whole.
+
+    Every number lies in exactly one segment; the servers' shares differ by at most one number, where rows stay whole by
+    less than two of the widest. A server may have nothing where there are fewer numbers than servers. Raises ValueError
+    where `servers` is below 1.
     """
     if servers < 1:
         raise ValueError(f"{servers} servers, expected at least 1")
     total = sum(sizes.values())
     bounds = [total * index // servers for index in range(servers + 1)]
     found: list[list[Segment]] = [[] for _ in range(servers)]
-    begin, server = 0, 0
+    begin = 0
     for name in sorted(sizes):
-        end = begin + sizes[name]
-        at = begin
-        while at < end:
-            while bounds[server + 1] <= at:
-                server += 1
-            stop = min(end, bounds[server + 1])
-            found[server].append(Segment(name, at - begin, stop - begin))
-            at = stop
-        begin = end
+        size, width = sizes[name], widths.get(name, 1)
+        cuts = [min(max(bound - begin, 0), size) // width * width for bound in bounds[1:-1]]
+        for server, (start, stop) in enumerate(pairwise([0, *cuts, size])):
+            if start < stop:
+                found[server].append(Segment(name, start, stop))
+        begin += size
     return tuple(tuple(segments) for segments in found)

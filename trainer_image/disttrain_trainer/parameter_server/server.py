@@ -2,7 +2,7 @@
 
 Server 0 is also the manager (manager.py). Workers ask; servers never speak first.
 
-    load, pull, push, fetch, alive, figures, finish    worker -> every server
+    load, pull, rows, part, push, fetch, alive, figures, finish    worker -> every server
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from disttrain_api.parallelism import Synchronization
-from disttrain_trainer.parameter_server.gradients import Gradients, Push
+import torch
+
+from disttrain_api.parallelism import Pushed, Synchronization
+from disttrain_trainer.parameter_server.averaging import Averages
+from disttrain_trainer.parameter_server.codes import ascending
+from disttrain_trainer.parameter_server.gradients import Gradients, Push, rate_of
 from disttrain_trainer.parameter_server.manager import Manager
+from disttrain_trainer.parameter_server.parts import Parts
+from disttrain_trainer.parameter_server.pushed import Reader
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
-from disttrain_trainer.schedules import rate_factor
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
 
@@ -38,12 +43,13 @@ class Server:
         self._shard: Shard | None = None
         self._gradients: Gradients | None = None
         self._manager = Manager(config, say) if config.index == 0 else None
+        self._parts = Parts()
+        self._reader = Reader(config.index, config.compression, config.training.seed)
         self.pulls = 0
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
-            "load": self._load, "pull": self._pull, "push": self._push, "fetch": self._fetch,
-            "alive": self._alive, "figures": self._figures, "finish": self._finish,
-            **({} if self._manager is None else self._manager.handlers),
+            "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
+            "fetch": self._fetch,
         }  # fmt: skip
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -71,8 +77,8 @@ class Server:
     def card(self) -> dict[str, Any]:
         """What every answer says of its server.
 
-        life: tells a server that was started anew from the one that is known; life_epoch: which life of this attempt it is;
-        restored: whether it has what its former life held; epochs: the newest life that it knows of, of each server.
+        life: tells a server that was started anew from the one that is known; life_epoch: which life of this attempt
+        it is; restored: whether it has what its former life held; epochs: the newest life that it knows of, of each.
         """
         epochs = [self._epochs.get(index, 0) for index in range(max(self._epochs) + 1)]
         return {"life": self._life, "life_epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
@@ -125,14 +131,21 @@ class Server:
         count = len(names)
         if len(message.tensors) != count + sum(len(entry) for entry in names):
             raise Malformed(f"{len(message.tensors)} tensors for {count} ranges and their states")
+        widths = message.numbers("widths") if "widths" in message.fields else [0] * count
+        values = message.tensors[:count]
+        if len(widths) != count or any(
+            width and len(value) % width for width, value in zip(widths, values, strict=True)
+        ):
+            raise Malformed("`widths` of load are not those of the ranges' rows")
         rest = iter(message.tensors[count:])
         states = [{str(name): next(rest) for name in entry} for entry in names]
         training, settings = self._config.training, self._config.settings
-        self._shard = Shard(message.tensors[:count], training.optimizer, states)
+        kind = Averages if settings.push is Pushed.PARAMETERS else Shard
+        self._shard = kind(values, training.optimizer, states, widths)
         self._gradients = Gradients(
             self._shard,
             self._config.workers,
-            lambda step: training.optimizer.learning_rate * rate_factor(training.lr_schedule, step, training.steps),
+            rate_of(training, settings, self._config.workers),
             together=settings.synchronization is Synchronization.SYNC,
             staleness_aware=bool(settings.staleness_aware_rate),
         )
@@ -143,27 +156,34 @@ class Server:
         self.pulls += 1
         fields = {"version": self._shard.version, "taken": self._gradients.taken}
         squares = {str(step): square for step, square in self._gradients.squares.items()}
-        return [(sender, Message("parameters", {**fields, "squares": squares}, self._shard.values()))]
+        # Rows are asked for one by one, but by who must have all that there is.
+        whole = message.fields.get("whole") is True
+        ranges = [index for index, width in enumerate(self._shard.widths) if whole or not width]
+        return [(sender, Message("parameters", {**fields, "squares": squares}, self._shard.values(ranges)))]
+
+    def _rows(self, sender: Sender, message: Message, now: float) -> Answers:
+        if self._shard is None:
+            return [(sender, Message("empty"))]
+        index, widths = message.number("range"), self._shard.widths
+        if index >= len(widths) or not widths[index] or [tensor.dtype for tensor in message.tensors] != [torch.int64]:
+            raise Malformed(f"range {index} has no rows, or what is asked for are none")
+        places = ascending(message.tensors[0], self._shard.lengths[index] // widths[index])
+        return [(sender, Message("rows", {}, [self._shard.rows(index, places)]))]
+
+    def _part(self, sender: Sender, message: Message, now: float) -> Answers:
+        self._parts.add(sender[0], Task(*two_numbers(message.numbers("task"))), message)
+        return []
 
     def _push(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
-        ranges = message.numbers("ranges")
-        lengths, formats = self._shard.lengths, self._shard.formats
-        if len(ranges) != len(message.tensors) or len(set(ranges)) != len(ranges):
-            raise Malformed("a push names its tensors' ranges once each")
-        for index, tensor in zip(ranges, message.tensors, strict=True):
-            if index >= len(lengths) or len(tensor) != lengths[index] or tensor.dtype is not formats[index]:
-                raise Malformed(f"range {index} of this server is another one")
-        fresh = self._gradients.take(
-            Push(
-                Task(*two_numbers(message.numbers("task"))),
-                message.real("weight"),
-                dict(zip(ranges, message.tensors, strict=True)),
-                message.number("taken"),
-                message.number("floor"),
-            )
-        )
+        task = Task(*two_numbers(message.numbers("task")))
+        whole = self._parts.join(sender[0], task, message)
+        if whole is None:
+            return [(sender, Message("again"))]
+        contents = self._reader.read(whole, task, self._shard)
+        weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
+        fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
         return [(sender, Message("pushed", {"fresh": fresh}))]
 
     def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -199,4 +219,4 @@ def _held(shard: Shard) -> Message:
     """The message that loads what the shard holds."""
     states = shard.optimizer_states()
     tensors = [*shard.values(), *(tensor for state in states for tensor in state.values())]
-    return Message("load", {"states": [list(state) for state in states]}, tensors)
+    return Message("load", {"states": [list(state) for state in states], "widths": shard.widths}, tensors)

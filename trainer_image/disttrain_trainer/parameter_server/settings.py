@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disttrain_api.batch import Batch
-from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.parallelism import Compression, ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.config import Config
 
@@ -26,6 +26,8 @@ class ServerConfig:
     """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
     epoch: int = 1
     """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
+    compression: Compression | None = None
+    """Of what is pushed."""
 
 
 def settings_of(config: Config) -> ParameterServer:
@@ -39,4 +41,9 @@ def goes_on_from_snapshots(config: Config) -> bool:
     Snapshots are files on a volume; an object store holds checkpoints alone.
     """
     is_volume = isinstance(config.checkpoint_folder, Path)
-    return is_volume and settings_of(config).synchronization is not Synchronization.SYNC
+    return is_volume and not is_together(config)
+
+
+def is_together(config: Config) -> bool:
+    """Whether a step is one update."""
+    return settings_of(config).synchronization is Synchronization.SYNC

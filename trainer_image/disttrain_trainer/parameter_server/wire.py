@@ -20,6 +20,10 @@ FORMATS = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
 }
 Frame = bytes | bytearray | memoryview
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from disttrain_api.mesh import Mesh
-from disttrain_api.parallelism import Synchronization
+from disttrain_api.parallelism import Pushed
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import load_microbatch
@@ -24,10 +25,14 @@ from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
+from disttrain_trainer.parameter_server.content import Content, Gradients, build_content
 from disttrain_trainer.parameter_server.figures import Rates
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
-from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
+from disttrain_trainer.parameter_server.pushing import watched
+from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
+from disttrain_trainer.parameter_server.tables import Tables, let_go, tables_of
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.profiling import profiling
@@ -39,7 +44,6 @@ from disttrain_trainer.state import State
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import (
     accumulate_gradients,
-    clip_gradients,
     open_checkpoints,
     run_evaluation,
     save,
@@ -51,6 +55,20 @@ from disttrain_trainer.train import (
 def alone(config: Config) -> Config:
     """The config of a world of this worker alone."""
     return replace(config, rank=0, world_size=1, mesh=Mesh())
+
+
+def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
+    """Raises InvalidConfiguration where tables meet settings that are about whole parameters."""
+    compression = config.job.parallelism.data_parallel.compression
+    settings = {
+        "parameterServer.push: Parameters": settings_of(config).push is Pushed.PARAMETERS,
+        "compression": compression is not None,
+    }
+    for name in (name for name, given in settings.items() if given and tables):
+        raise InvalidConfiguration(
+            f"`parallelism.dataParallel.{name}` does not go with {next(iter(tables))} of an embedding with sparse=True,"
+            " of which workers push the rows of their batch alone: remove one of the two"
+        )
 
 
 def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -72,13 +90,19 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
     key = key_of(config.token, config.job.uid, config.attempt)
     patience = config.timeout.total_seconds()
     replaceable = goes_on_from_snapshots(config)
-    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience, replaceable)
-    worker = Worker(config, world, state, servers)
+    modules = tables_of(state.module)
+    require_plain_pushes(config, modules)
+    widths = {name: named[name].shape[1] for name in modules}
+    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience, replaceable, widths)
+    content = build_content(config, servers.placement, named, state)
+    worker = Worker(config, world, state, servers, content, Tables(modules, servers.pull_rows))
     stop.loop_started(config.grace_seconds)
     try:
         welcome = servers.hello(len(state.data.training))
         leader = begin(worker, welcome, reporter) if config.rank == LEADER else None
         if leader is None:
+            for name in modules:
+                let_go(named[name])
             reporter.update(total_steps=config.training.steps)
         run(worker, leader)
     finally:
@@ -95,6 +119,8 @@ class Worker:
     """Of this rank alone."""
     state: State
     servers: Servers
+    content: Content
+    tables: Tables
     norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     loading_seconds: float = 0.0
     sent_bytes: int = 0
@@ -105,27 +131,76 @@ class Worker:
         return replace(self.world, rank=self.config.rank, size=self.config.world_size)
 
     @property
-    def together(self) -> bool:
-        """Whether a step is one update."""
-        return settings_of(self.config).synchronization is Synchronization.SYNC
+    def updates(self) -> bool:
+        """Whether this worker updates the parameters, and the servers average."""
+        return settings_of(self.config).push is Pushed.PARAMETERS
+
+    @property
+    def norm_is_ours(self) -> bool:
+        """Whether the gradient that counts is this worker's; else it is a sum that servers alone see."""
+        return self.updates or not is_together(self.config)
+
+    @property
+    def ready_early(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
+        if self.updates or self.config.training.max_gradient_norm is not None:
+            return {}
+        return {
+            name: parameter
+            for name, parameter in self.state.module.named_parameters()
+            if parameter.requires_grad and not self.tables.has(name)
+        }
 
     def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
         assert answer.task is not None
         state, task = self.state, answer.task
+        self.tables.pulled(whole=False)
         begin = time.monotonic()
         slots = state.sampler.microbatches(answer.cursor, task.part)
         microbatches = [load_microbatch(state.data.training, slot, self.world.device.torch) for slot in slots]
         self.loading_seconds = time.monotonic() - begin
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
+        if self.updates:
+            scatter_states(state, self.servers.fetch())
+        self.content.begin(task, weight)
         # The mean over this part; the servers weigh it by the part's weight.
-        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
-        if not self.together:
-            self.norm = clip_gradients(state, self.config.training.max_gradient_norm, self.world)
-        self.sent_bytes += self.servers.push(task, weight, pulled, answer.floor)
+        pushing = self.servers.begin_push(task, weight, pulled, answer.floor, self.content)
+        with watched(self.ready_early, len(microbatches), pushing.ready):
+            loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
+        self._settle_gradients()
+        if self.updates and weight > 0:
+            self._update(task)
+        self.sent_bytes += self.servers.end_push(pushing, self.content)
         state.optimizer.zero_grad()
         return task, float(loss) * weight, weight, samples
+
+    def _settle_gradients(self) -> None:
+        """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
+        rows = self.tables.take_gradients()
+        if isinstance(self.content, Gradients):
+            self.content.rows = rows
+        held = list(self.state.parameters)
+        for parameter in held:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        for gradient in rows.values():
+            held.append(torch.nn.Parameter(gradient.values))
+            held[-1].grad = gradient.values
+        if self.norm_is_ours:
+            self.norm = total_norm(held, self.world)
+            if self.config.training.max_gradient_norm is not None:
+                clip(held, self.norm, self.config.training.max_gradient_norm)
+
+    def _update(self, task: Task) -> None:
+        """One step of this worker's own optimizer."""
+        training = self.config.training
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = training.optimizer.learning_rate * rate_factor(
+                training.lr_schedule, task.step, training.steps
+            )
+        self.state.optimizer.step()
 
 
 @dataclass
@@ -181,7 +256,7 @@ class Leader:
         scatter_states(self.worker.state, self.worker.servers.fetch())
 
     def _norm(self, step: int, pulled: Pulled) -> torch.Tensor:
-        if self.worker.together and step in pulled.squares:
+        if not self.worker.norm_is_ours and step in pulled.squares:
             return torch.tensor(math.sqrt(pulled.squares[step]), dtype=torch.float64)
         return self.worker.norm.detach().to("cpu", torch.float64)
 
@@ -212,7 +287,8 @@ def run(worker: Worker, leader: Leader | None) -> None:
                 raise Stopped("SIGTERM: stopped; what this worker had not begun is for the others")
             if answer.verdict is Verdict.DONE:
                 return
-            pulled = servers.pull(answer.complete)
+            # Who leads evaluates and saves all that there is.
+            pulled = servers.pull(answer.complete, whole=answer.verdict is not None)
             if leader is not None:
                 leader.note(answer.results, pulled)
                 leader.catch_up(answer)
@@ -220,6 +296,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
                 done = worker.compute(answer, pulled)
                 profiler.step()
             elif leader is not None:
+                worker.tables.pulled(whole=True)
                 leader.hold()
                 if answer.stopping and state.step < training.steps:
                     leader.fetch()

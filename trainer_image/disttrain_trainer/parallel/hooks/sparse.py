@@ -9,6 +9,7 @@ from torch import Tensor
 from disttrain_api.parallelism import AllReduce, Compression
 from disttrain_trainer.compression.packing import pack, shapes_of, unpack
 from disttrain_trainer.compression.sparse import (
+    DEFAULT_RATIO,
     kept_count,
     largest,
     random_indices,
@@ -18,8 +19,6 @@ from disttrain_trainer.compression.sparse import (
 )
 from disttrain_trainer.parallel.hooks.base import Future, after
 from disttrain_trainer.parallel.hooks.kept import KeepingSum
-
-DEFAULT_RATIO = 0.01
 
 
 class SparseSum(KeepingSum):
