@@ -36,7 +36,7 @@ class Rates:
             "servers/dropped_messages": sum(one["dropped"] for one in answers),
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
-            "servers/epoch": self.servers.epoch,
+            "servers/epoch": sum(one["epoch"] for one in answers),
         }
         for name in ("slowest_worker", "slowest_ratio"):
             if name in answers[0]:
