@@ -7,7 +7,7 @@ from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, STORAGE, job
 from tests.e2e.observe import checkpoints
 
-STEPS = 12_000
+STEPS = 2_000
 SPEC: dict[str, Any] = {
     "workers": {"replicas": 2, "template": ONE_THREAD},
     "parameterServers": {"replicas": 2, "template": ONE_THREAD},
@@ -19,10 +19,10 @@ SPEC: dict[str, Any] = {
     "training": {
         "model": {"name": "mlp"},
         "data": {"name": "digits"},
-        "optimizer": {"name": "SGD", "learningRate": 0.02},
+        "optimizer": {"name": "SGD", "learningRate": 0.05},
         "steps": STEPS,
         "globalBatchSize": 64,
-        "checkpoint": {"interval": 200, "keepLatest": 2},
+        "checkpoint": {"interval": 50, "keepLatest": 2},
         "logging": {"interval": 100},
     },
 }
@@ -43,7 +43,7 @@ def test_servers_manager_and_worker_are_replaced_one_by_one(kubectl: Kubectl) ->
             f"{role} {index} runs again",
             job="async",
         )
-    kubectl.wait("Finished", "async", patience=600)
+    kubectl.wait("Finished", "async", patience=1200)
     status = kubectl.status("async")
     story = kubectl.story("async")
     assert kubectl.condition("async", "Complete")["status"] == "True", story

@@ -71,6 +71,6 @@ def loss_of_ddp(tmp_path_factory):
 
 @pytest.mark.skipif(not SOAK, reason="one of the long variants")
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", ["Async", "BoundedStaleness"])  # Sync is AllReduce to rounding, and clips nothing.
 def test_text_is_learned_nearly_as_well_as_by_ddp(tmp_path, loss_of_ddp, name):
     assert learned(tmp_path, text(), name)["loss"] <= (1 + WITHIN) * loss_of_ddp

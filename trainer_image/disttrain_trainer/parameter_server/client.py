@@ -141,11 +141,6 @@ class Servers:
         self._memory.answered(answer)
         return _answer(answer)
 
-    @property
-    def epoch(self) -> int:
-        """Of the table of who owns what: lives of all servers that have begun in this attempt."""
-        return sum(self._heartbeat.epochs)
-
     def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
         """Overwrite the parameters with those of the servers, which must have taken in the `complete` tasks.
 

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
-_REMEMBERED = 9
-_ENOUGH = 3
+_REMEMBERED = 31
+_ENOUGH = 9
 RATIO = 1.5
-"""Who takes so many times the others' median is a straggler, until it takes less again."""
+"""Who takes so many times the others' median is a straggler, …"""
+RATIO_OF_NONE = 1.2
+"""… until it takes less than so many times."""
 
 
 class Straggler(NamedTuple):
@@ -52,7 +54,8 @@ class Stragglers:
         """Who has become a straggler, and who is one no more, since last time."""
         typical = self._typical()
         found = [_beside(worker, typical) for worker in typical if len(typical) > 1]
-        now = {one.worker: one for one in found if one.ratio >= RATIO}
+        limits = {worker: RATIO_OF_NONE if worker in self.named else RATIO for worker in typical}
+        now = {one.worker: one for one in found if one.ratio >= limits[one.worker]}
         begun = [one for worker, one in sorted(now.items()) if worker not in self.named]
         over = sorted(_without(self.named, now))
         self.named = now
