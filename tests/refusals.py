@@ -8,7 +8,7 @@ from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEP
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
-from tests.refusals_of_pipelines import PIPELINE_REFUSALS, PIPELINES_ACCEPTED
+from tests.refusals_of_pipelines import FLUSHLESS_REFUSALS, PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
@@ -37,6 +37,7 @@ REFUSALS = (
     *GRADIENT_SUM_REFUSALS,
     *SERVER_REFUSALS,
     *PIPELINE_REFUSALS,
+    *FLUSHLESS_REFUSALS,
     *RELAXED_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
@@ -47,7 +48,8 @@ REFUSALS = (
     Refusal(
         "WorldSizeMultipleOfDegrees",
         PARALLELISM,
-        "world size 2 (2 pods x 1 processes) must be a multiple of the product of the degrees, which is 3",
+        "world size 2 (2 pods x 1 processes) must be a multiple of the product of the degrees, which is 3: every stage"
+        " and every part has as many replicas as the others",
         {"parallelism": {"tensorParallelDegree": 3}},
     ),
     *(

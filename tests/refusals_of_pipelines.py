@@ -107,11 +107,83 @@ PIPELINE_REFUSALS = (
     ),
 )
 
+FLUSHLESS_REFUSALS = (
+    Refusal(
+        "VerticalSyncNeedsPipeDream",
+        PIPELINE,
+        "`verticalSync` is a setting of schedule PipeDream: remove it",
+        piped(schedule="PipeDream2BW", verticalSync=True),
+    ),
+    Refusal(
+        "VerticalSyncNeedsPipeDream",
+        PIPELINE,
+        "`verticalSync` is a setting of schedule PipeDream: remove it",
+        piped(verticalSync=False),
+    ),
+    Refusal(
+        "PipeDreamHasNoBatches",
+        PIPELINE,
+        "schedule 'PipeDream' updates after every microbatch, `microbatches` is 4: leave it out, or use PipeDream2BW",
+        piped(schedule="PipeDream", microbatches=4),
+    ),
+    *(
+        Refusal(
+            "FlushlessStagesAreWhole",
+            PIPELINE,
+            f"schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` takes apart: use replicas,"
+            " or 1F1B",
+            merge(piped(training, schedule=schedule), {"parallelism": {cut: 2} if cut in degrees else {}, **workers}),
+        )
+        for degrees in (("dataParallelShardDegree", "tensorParallelDegree"),)
+        for schedule, cut, training, workers in (
+            ("PipeDream", "dataParallelShardDegree", {}, {"workers": {"replicas": 4}}),
+            ("PipeDream2BW", "tensorParallelDegree", {}, {"workers": {"replicas": 4}}),
+            ("PipeDream", "offload.parameters", {"offload": {"parameters": True}}, {}),
+        )
+    ),
+    Refusal(
+        "FlushlessWithNorm",
+        "spec.training.maxGradientNorm",
+        "`maxGradientNorm` waits for the gradients of all stages, which would empty the pipeline of schedule"
+        " 'PipeDream2BW': remove it, or use 1F1B",
+        piped({"maxGradientNorm": 1}, schedule="PipeDream2BW"),
+    ),
+    Refusal(
+        "MicrobatchesFillStages",
+        PIPELINE,
+        "schedule 'PipeDream2BW' needs at least as many `microbatches` as stages: 1 are fewer than 2",
+        piped(schedule="PipeDream2BW", microbatches=1),
+    ),
+    Refusal(
+        "OneStagePerRank",
+        PIPELINE,
+        "schedule 'PipeDream' has 1 per rank, `stagesPerRank` is 2: leave it out, or use Interleaved1F1B or LoopedBFS",
+        piped(schedule="PipeDream", stagesPerRank=2),
+    ),
+    Refusal(
+        "WorldSizeMultipleOfDegrees",
+        "spec.parallelism",
+        "world size 3 (3 pods x 1 processes) must be a multiple of the product of the degrees, which is 2: every stage"
+        " and every part has as many replicas as the others",
+        merge(piped(schedule="PipeDream"), {"workers": {"replicas": 3}}),
+    ),
+)
+
 PIPELINES_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a pipeline": {"parallelism": {"pipelineParallelDegree": 2}},
     "GPipe with one microbatch": piped(schedule="GPipe", microbatches=1),
     "a pipeline of four stages on two ranks": piped(schedule="Interleaved1F1B", microbatches=6, split="Parameters"),
     "a pipeline like a V": piped(schedule="DualPipeV", microbatches=4),
+    "PipeDream": piped(schedule="PipeDream", verticalSync=True),
+    "PipeDream that accumulates": piped({"gradientAccumulationSteps": 2}, schedule="PipeDream", microbatches=1),
+    "PipeDream's batch is a microbatch of each replica": merge(
+        piped({"microBatchSize": 8, "globalBatchSize": 16, "gradientAccumulationSteps": 1}, schedule="PipeDream"),
+        {"workers": {"replicas": 4}},
+    ),
+    "PipeDream with a microbatch of each replica": merge(
+        piped({"microBatchSize": None, "globalBatchSize": 2}, schedule="PipeDream"), {"workers": {"replicas": 4}}
+    ),
+    "PipeDream-2BW": piped(schedule="PipeDream2BW", microbatches=4),
     "a pipeline whose layers are given": piped(layersPerStage=[5, 3]),
     "a batch of two microbatches for each stage": piped(
         {"microBatchSize": None, "globalBatchSize": 16}, microbatches=4

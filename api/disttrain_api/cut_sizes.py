@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
 from disttrain_api.parallelism import DataParallelMode, Parallelism
-from disttrain_api.pipeline import stages_of
+from disttrain_api.pipeline import is_flushless, stages_of
 from disttrain_api.training import Training
+
+TIED_WITHOUT_FLUSH = "stages of PipeDream and PipeDream2BW update at different times, so they cannot share a parameter"
 
 
 def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
@@ -21,6 +23,9 @@ def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Probl
     if stages > layers:
         message = f"makes {layers} layers that can be split, there are {stages} stages: use fewer, or more layers"
         yield f"training.model.config.{name}", message
+    config = model_config(training)
+    if is_flushless(parallelism) and isinstance(config, GptConfig) and config.tie_weights:
+        yield "training.model.config.tieWeights", f"{TIED_WITHOUT_FLUSH}: set it to false"
 
 
 def _layers_to_split(training: Training) -> tuple[str, int]:

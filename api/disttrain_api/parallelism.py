@@ -31,7 +31,8 @@ class DeviceMode(StrEnum):
 
 
 class PipelineSchedule(StrEnum):
-    """Order in which the stages of a pipeline compute microbatches; names are torch.distributed.pipelining's."""
+    """Order in which the stages of a pipeline compute microbatches; names are torch.distributed.pipelining's, but for
+    the last two."""
 
     GPIPE = "GPipe"
     ONE_F_ONE_B = "1F1B"
@@ -40,6 +41,8 @@ class PipelineSchedule(StrEnum):
     INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
     ZBV_ZERO_BUBBLE = "ZBVZeroBubble"
     DUAL_PIPE_V = "DualPipeV"
+    PIPE_DREAM = "PipeDream"
+    PIPE_DREAM_2BW = "PipeDream2BW"
 
 
 class PipelineSplit(StrEnum):
@@ -143,11 +146,13 @@ class Pipeline(ApiModel):
     """How a pipeline works."""
 
     schedule: PipelineSchedule | None = None
-    """Absent: 1F1B."""
+    """PipeDream and PipeDream2BW keep the pipeline full: gradients come late. Absent: 1F1B."""
+    vertical_sync: bool | None = None
+    """PipeDream only: a microbatch meets the same version of the weights in every stage. Absent: false."""
     microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Microbatches in one pass through the pipeline. Absent: as many as stages."""
+    """Microbatches in one pass through the pipeline. Absent: as many as stages; 1 with PipeDream."""
     stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Absent: 1 for GPipe and 1F1B, 2 for the others."""
+    """Absent: 1 for GPipe, 1F1B and PipeDream*, 2 for the others."""
     split: PipelineSplit | None = None
     """What is made equal among the stages: the number of layers, of parameters, or the time measured at the start.
     Absent: Even."""

@@ -4,7 +4,9 @@ from disttrain_api.parallelism import Parallelism, PipelineSchedule
 
 V_SCHEDULES = (PipelineSchedule.ZBV_ZERO_BUBBLE, PipelineSchedule.DUAL_PIPE_V)
 """Their stages lie like a V: the first and the last one on index 0."""
-SINGLE_STAGE_SCHEDULES = (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
+FLUSHLESS_SCHEDULES = (PipelineSchedule.PIPE_DREAM, PipelineSchedule.PIPE_DREAM_2BW)
+"""Their pipelines stay full from update to update, so gradients are those of older weights."""
+SINGLE_STAGE_SCHEDULES = (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B, *FLUSHLESS_SCHEDULES)
 SPLIT_BACKWARD_SCHEDULES = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, *V_SCHEDULES)
 """Their backward pass comes in two parts: gradients of the inputs, and later those of the parameters."""
 ROUND_SCHEDULES = (PipelineSchedule.INTERLEAVED_1F1B, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
@@ -15,6 +17,11 @@ def schedule_of(parallelism: Parallelism) -> PipelineSchedule:
     """The schedule; 1F1B where none is named."""
     given = parallelism.pipeline.schedule if parallelism.pipeline is not None else None
     return given or PipelineSchedule.ONE_F_ONE_B
+
+
+def is_flushless(parallelism: Parallelism) -> bool:
+    """Whether there is a pipeline, and it stays full from update to update."""
+    return (parallelism.pipeline_parallel_degree or 1) > 1 and schedule_of(parallelism) in FLUSHLESS_SCHEDULES
 
 
 def stages_per_rank(parallelism: Parallelism) -> int:
@@ -30,11 +37,13 @@ def stages_of(parallelism: Parallelism) -> int:
 
 
 def microbatches_of(parallelism: Parallelism) -> int:
-    """Microbatches in one pass through the pipeline; as many as stages where not given, 1 without a pipeline."""
+    """Microbatches in one pass through the pipeline; as many as stages where not given. 1 without a pipeline, and with
+    PipeDream, which updates after each.
+    """
     if (parallelism.pipeline_parallel_degree or 1) == 1:
         return 1
     given = parallelism.pipeline.microbatches if parallelism.pipeline is not None else None
-    return given or stages_of(parallelism)
+    return given or (1 if schedule_of(parallelism) is PipelineSchedule.PIPE_DREAM else stages_of(parallelism))
 
 
 def rounds_of(microbatches: int, degree: int) -> int:

@@ -12,7 +12,7 @@ from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.hooks.base import GradientSum
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
-from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
+from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.precision import MixedPrecision
 
 
@@ -38,7 +38,7 @@ class State:
     work: Work = field(default_factory=Work)
     """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False
-    pipeline: Pipeline | None = None
+    pipeline: PipelinePart | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""
     cursor: Cursor = field(default_factory=Cursor)
     step: int = 0

@@ -36,6 +36,9 @@ from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.pipedream.flow import Flow
+from disttrain_trainer.parallel.pipedream.news import HeardWorld
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
@@ -56,10 +59,17 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
         check_network(config.node, world)
     state = build_state(config, world)
     checkpoints = open_checkpoints(config, world, state, reporter)
-    metrics = start_metrics(config, world, state, reporter)
+    flow = isinstance(state.pipeline, Flow)
+    # Ranks of a flow are in different steps: they do not meet to count.
+    metrics = start_metrics(config, HeardWorld.like(world) if flow else world, state, reporter)
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler:
+        while flow and state.step < training.steps:
+            # Not above: it is made of this module's steps.
+            from disttrain_trainer.stretch import run_stretch
+
+            run_stretch(config, world, state, metrics, checkpoints, reporter, stop, profiler)
         while state.step < training.steps:
             run_step(config, world, state, metrics, checkpoints, reporter, stop)
             profiler.step()
@@ -110,6 +120,15 @@ def run_step(
         reporter.update(checkpoint=checkpoints.latest)
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
+    do_what_is_due(config, world, state, metrics, checkpoints, reporter)
+
+
+def do_what_is_due(
+    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter
+) -> None:
+    """Evaluation and checkpoint, where the steps that are done ask for them."""
+    training = config.training
+    last = state.step == training.steps
     figures: dict[str, float] = {}
     if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
         figures = run_evaluation(state, config, world, metrics)
@@ -254,7 +273,7 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
         own_norms=state.replicas is not None,
-        figures=state.pipeline.figures if state.pipeline is not None else dict,
+        figures=state.pipeline.figures if isinstance(state.pipeline, Pipeline) else dict,
     )
 
 

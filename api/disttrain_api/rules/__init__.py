@@ -8,6 +8,7 @@ from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
+from disttrain_api.rules.flushless import FLUSHLESS_RULES
 from disttrain_api.rules.gradient_sums import GRADIENT_SUM_RULES
 from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.models import MODEL_RULES
@@ -25,6 +26,7 @@ __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rul
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *PIPELINE_RULES,
+    *FLUSHLESS_RULES,
     *COMBINATION_RULES,
     *MODEL_RULES,
     *GRADIENT_SUM_RULES,

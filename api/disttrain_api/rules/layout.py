@@ -30,14 +30,19 @@ OTHERS = " * ".join(
 PIPELINE = _degree("pipelineParallelDegree")
 _SETTINGS = "self.parallelism.pipeline"
 SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
-STAGES_PER_RANK = (
-    f"(has({_SETTINGS}) && has({_SETTINGS}.stagesPerRank) ? {_SETTINGS}.stagesPerRank"
-    f" : {SCHEDULE} in {[str(name) for name in SINGLE_STAGE_SCHEDULES]} ? 1 : 2)"
+# Where there are settings.
+_STAGES_PER_RANK = (
+    f"(has({_SETTINGS}.stagesPerRank) ? {_SETTINGS}.stagesPerRank : !has({_SETTINGS}.schedule)"
+    f" || {_SETTINGS}.schedule in {[str(name) for name in SINGLE_STAGE_SCHEDULES]} ? 1 : 2)"
 )
+STAGES_PER_RANK = f"(has({_SETTINGS}) ? {_STAGES_PER_RANK} : 1)"
 STAGES = f"({PIPELINE} * {STAGES_PER_RANK})"
-# As in disttrain_api.pipeline: 1 without a pipeline, as many as stages where not given.
+_DEGREE = "self.parallelism.pipelineParallelDegree"
+# As in disttrain_api.pipeline: 1 without a pipeline, else as many as stages where not given, and 1 with PipeDream.
 MICROBATCHES = (
-    f"({PIPELINE} == 1 ? 1 : has({_SETTINGS}) && has({_SETTINGS}.microbatches) ? {_SETTINGS}.microbatches : {STAGES})"
+    f"(!has({_DEGREE}) || {_DEGREE} == 1 ? 1 : !has({_SETTINGS}) ? {_DEGREE}"
+    f" : has({_SETTINGS}.microbatches) ? {_SETTINGS}.microbatches"
+    f" : has({_SETTINGS}.schedule) && {_SETTINGS}.schedule == 'PipeDream' ? 1 : {_DEGREE} * {_STAGES_PER_RANK})"
 )
 # With `self` = spec.parallelism.
 EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
@@ -143,7 +148,7 @@ LAYOUT_RULES = (
         id="WorldSizeMultipleOfDegrees",
         path="spec.parallelism",
         sentence="world size {world:d} ({pods:d} pods x {processes:d} processes) must be a multiple of the product of"
-        " the degrees, which is {product:d}",
+        " the degrees, which is {product:d}: every stage and every part has as many replicas as the others",
         check=_does_not_divide,
         cel=f"has({_REPLICATE}) || ({WORLD}) % ({OTHERS}) == 0",
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},

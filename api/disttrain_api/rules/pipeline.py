@@ -19,7 +19,7 @@ from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ActivationCheckpointing
 
-_AT_LEAST_STAGES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.DUAL_PIPE_V)
+_AT_LEAST_STAGES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.DUAL_PIPE_V, PipelineSchedule.PIPE_DREAM_2BW)
 # A list of one element is CEL's way to name a value; written out, the rule would be three times as long.
 _ROUNDS_OF_M = f"(m / {PIPELINE} > 1 ? m / {PIPELINE} : 1)"
 _LAYERS = "self.parallelism.pipeline.layersPerStage"

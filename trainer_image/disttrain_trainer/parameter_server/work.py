@@ -17,10 +17,10 @@ import torch
 
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Synchronization
-from disttrain_api.training import Checkpoint, Training
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import load_microbatch
+from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import expert_layers
@@ -193,15 +193,6 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
         servers.load(gather_states(state))
         servers.start(state.step, state.cursor, next_due(state.step, config.training, checkpoints is not None))
     return Leader(worker, checkpoints, metrics, reporter)
-
-
-def next_due(step: int, training: Training, checkpoints: bool) -> int:
-    """The next step after which the leader has something to do that needs the parameters of exactly that step."""
-    intervals = [training.evaluation.interval]
-    if checkpoints:
-        intervals.append((training.checkpoint or Checkpoint()).interval)
-    due = [(step // interval + 1) * interval for interval in intervals if interval]
-    return min([*due, training.steps])
 
 
 def run(worker: Worker, leader: Leader | None) -> None:

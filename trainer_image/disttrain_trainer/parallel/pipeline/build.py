@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from disttrain_api.pipeline import index_of_stage
+from disttrain_api.cut_sizes import TIED_WITHOUT_FLUSH
+from disttrain_api.pipeline import index_of_stage, is_flushless
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
 from disttrain_trainer.errors import InvalidConfiguration
@@ -14,7 +15,10 @@ from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.meta import give_values
+from disttrain_trainer.parallel.pipedream.flow import Flow
+from disttrain_trainer.parallel.pipedream.plan import plans_of
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
+from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.pipeline.split import Layers, split_layers
 from disttrain_trainer.parallel.pipeline.stages import (
@@ -39,7 +43,7 @@ def build_pipeline(
     loss: WeightedLoss,
     precision: MixedPrecision,
     sample: Callable[[], Tensor],
-) -> Pipeline:
+) -> PipelinePart:
     """Cut `module` (in place) down to the layers of this rank, and arrange them as stages.
 
     sample: inputs [B, ...] of a microbatch, asked for where layers are split by the time they take.
@@ -67,6 +71,8 @@ def build_pipeline(
     sharded = is_sharded(training, world)
     if sharded:
         require_apart(holders, split)
+    if is_flushless(parallelism):
+        _require_untied(holders, names_of(module))
     place = world.mesh.coordinates(world.rank)["pipeline"]
     own = {number: layers for number, layers in enumerate(split) if indices[number] == place}
     layers = [layer for stage in own.values() for layer in stage]
@@ -90,6 +96,10 @@ def build_pipeline(
             shard(stage, own[number], training, world)
         retie(module, names, layers)
     give_values(module, training, world)
+    if is_flushless(parallelism):
+        plans = plans_of(parallelism, config.batch)
+        versions = {plan.stage: plan.versions for plan in plans}
+        return Flow(stages, parallelism, world, loss, precision, plans[place], module, versions, config.timeout)
     groups, copies = _shared(names, holders, module, world)
     return Pipeline(
         stages=stages,
@@ -101,6 +111,16 @@ def build_pipeline(
         shared=groups,
         copies=copies,
     )
+
+
+def _require_untied(holders: Mapping[nn.Parameter, Sequence[int]], names: Mapping[int, list[str]]) -> None:
+    """Raises InvalidConfiguration naming the first parameter that several stages hold."""
+    for parameter, indices in holders.items():
+        if len(indices) > 1:
+            raise InvalidConfiguration(
+                f"`parallelism.pipeline.schedule`: stages {', '.join(map(str, indices))} share "
+                f"{' and '.join(names[id(parameter)])}: {TIED_WITHOUT_FLUSH}, or use another schedule"
+            )
 
 
 def _stage(layers: Layers, around: Sequence[Around], device: Device, *, last: bool) -> Stage:

@@ -13,30 +13,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from disttrain_api.parallelism import Parallelism
-from disttrain_api.pipeline import index_of_stage, microbatches_of, schedule_of
+from disttrain_api.pipeline import microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
-from disttrain_trainer.losses import WeightedLoss
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
+from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
-from disttrain_trainer.precision import MixedPrecision
 
 
 @dataclass
-class Pipeline:
-    """This rank's stages, and how microbatches flow through them."""
+class Pipeline(PipelinePart):
+    """This rank's stages, and how microbatches flow through them in every step."""
 
-    stages: Mapping[int, nn.Module]
-    """By number, in order."""
-    parallelism: Parallelism
-    world: World
-    loss: WeightedLoss
-    precision: MixedPrecision
     passes: int
     """Passes through the pipeline in an optimizer step: the accumulation."""
     shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
@@ -47,23 +38,13 @@ class Pipeline:
     _scale: float = 1.0
 
     def __post_init__(self) -> None:
-        self._index_of = index_of_stage(self.parallelism)
+        super().__post_init__()
         self._microbatches = microbatches_of(self.parallelism)
         self._clock = StageClock(self.world.device)
         self._schedule = self._build()
         self._table = table_of(
             self._schedule, schedule_of(self.parallelism), self.world.mesh.pipeline, self._microbatches
         )
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank takes the inputs."""
-        return 0 in self.stages
-
-    @property
-    def last(self) -> bool:
-        """Whether this rank has the outputs, and with them the loss."""
-        return len(self._index_of) - 1 in self.stages
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
         """As train.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
@@ -81,22 +62,6 @@ class Pipeline:
         for parameter, group in self.shared:
             _sum(parameter, group)
         return total
-
-    def outputs(self, inputs: Tensor) -> Tensor | None:
-        """Forward pass of one batch through all stages; None on ranks that do not hold the last one.
-
-        Stages wait for each other, but ranks do not wait for the end: the next batch follows at once.
-        """
-        x: Tensor | None = inputs
-        for number, stage in self.stages.items():
-            if number and number - 1 not in self.stages:
-                x = self._receive(self._global_rank(number - 1))
-            assert x is not None
-            x = stage(x)
-            if number + 1 < len(self._index_of) and number + 1 not in self.stages:
-                self._send(x, self._global_rank(number + 1))
-                x = None
-        return x if self.last else None
 
     def figures(self) -> dict[str, float]:
         """The bubble since this was last asked, measured and as the schedule has it; collective, for rank 0 alone."""
@@ -141,26 +106,6 @@ class Pipeline:
         batch = self._batches[int(number)]
         with self.precision.autocast():
             return self.loss.sum(outputs, batch.targets, batch.weights) * self._scale
-
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        return self.world.device_mesh.get_group("pipeline")
-
-    def _global_rank(self, stage: int) -> int:
-        return dist.get_global_rank(self._group, self._index_of[stage])
-
-    def _send(self, x: Tensor, rank: int) -> None:
-        dist.send_object_list([(x.shape, x.dtype)], rank)
-        dist.send(x.contiguous(), rank)
-
-    def _receive(self, rank: int) -> Tensor:
-        header: list[tuple[torch.Size, torch.dtype] | None] = [None]
-        dist.recv_object_list(header, rank)
-        assert header[0] is not None
-        shape, dtype = header[0]
-        x = torch.empty(shape, dtype=dtype, device=self.world.device.channel)
-        dist.recv(x, rank)
-        return x
 
 
 def _sum(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

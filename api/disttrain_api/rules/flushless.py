@@ -1,0 +1,106 @@
+"""Pipelines that stay full from update to update (PipeDream, PipeDream2BW): what goes with them, and what does not."""
+
+from disttrain_api.parallelism import PipelineSchedule
+from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+
+_PIPELINE = "spec.parallelism.pipeline"
+_AT = "self.parallelism"
+_IS_PIPEDREAM = "has(self.schedule) && self.schedule == 'PipeDream'"
+# Without a degree above 1 another rule refuses `pipeline` as a whole.
+_FLUSHLESS = (
+    f"has({_AT}.pipeline) && has({_AT}.pipeline.schedule)"
+    f" && {_AT}.pipeline.schedule in {[str(name) for name in FLUSHLESS_SCHEDULES]}"
+)
+_CUTS = {
+    "dataParallelShardDegree": "data_parallel_shard_degree",
+    "tensorParallelDegree": "tensor_parallel_degree",
+    "contextParallelDegree": "context_parallel_degree",
+}
+_OFFLOAD = "offload.parameters"
+# The first setting that takes a stage's weights apart, or ''.
+_CUT = " : ".join(
+    [
+        *(f"has({_AT}.{alias}) && {_AT}.{alias} > 1 ? '{alias}'" for alias in _CUTS),
+        f"has(self.training) && self.training.{_OFFLOAD} ? '{_OFFLOAD}'",
+        "''",
+    ]
+)
+
+
+def _schedule(spec: JobSpec) -> str | None:
+    """The schedule, where it is one of these."""
+    schedule = schedule_of(spec.parallelism)
+    return str(schedule) if schedule in FLUSHLESS_SCHEDULES else None
+
+
+def _is_pipedream(spec: JobSpec) -> bool:
+    return _schedule(spec) == PipelineSchedule.PIPE_DREAM
+
+
+def _foreign_sync(spec: JobSpec) -> Values | None:
+    pipeline = spec.parallelism.pipeline
+    return when(pipeline is not None and pipeline.vertical_sync is not None and not _is_pipedream(spec))
+
+
+def _several_microbatches(spec: JobSpec) -> Values | None:
+    pipeline = spec.parallelism.pipeline
+    found = (pipeline.microbatches if pipeline is not None else None) or 1
+    return when(_is_pipedream(spec) and found > 1, found=found)
+
+
+def _cut(spec: JobSpec) -> Values | None:
+    schedule = _schedule(spec)
+    found = [alias for alias, field in _CUTS.items() if (getattr(spec.parallelism, field) or 1) > 1]
+    if spec.training is not None and spec.training.offload.parameters:
+        found.append(_OFFLOAD)
+    return {"schedule": schedule, "cut": found[0]} if schedule and found else None
+
+
+def _norm(spec: JobSpec) -> Values | None:
+    schedule = _schedule(spec)
+    given = spec.training is not None and spec.training.max_gradient_norm is not None
+    return {"schedule": schedule} if schedule and given else None
+
+
+FLUSHLESS_RULES = (
+    Rule(
+        id="VerticalSyncNeedsPipeDream",
+        path=_PIPELINE,
+        scope=_PIPELINE,
+        sentence="`verticalSync` is a setting of schedule PipeDream: remove it",
+        check=_foreign_sync,
+        cel=f"!has(self.verticalSync) || {_IS_PIPEDREAM}",
+    ),
+    Rule(
+        id="PipeDreamHasNoBatches",
+        path=_PIPELINE,
+        scope=_PIPELINE,
+        sentence="schedule 'PipeDream' updates after every microbatch, `microbatches` is {found:d}: leave it out, or"
+        " use PipeDream2BW",
+        check=_several_microbatches,
+        cel=f"!({_IS_PIPEDREAM}) || !has(self.microbatches) || self.microbatches == 1",
+        values={"found": "self.microbatches"},
+    ),
+    Rule(
+        id="FlushlessStagesAreWhole",
+        path=_PIPELINE,
+        sentence="schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` takes apart: use"
+        " replicas, or 1F1B",
+        check=_cut,
+        cel=f"!({_FLUSHLESS}) || ({_CUT}) == ''",
+        values={"schedule": f"{_AT}.pipeline.schedule", "cut": _CUT},
+        reads=("spec.parallelism", f"spec.training.{_OFFLOAD}"),
+    ),
+    Rule(
+        id="FlushlessWithNorm",
+        path="spec.training.maxGradientNorm",
+        sentence="`maxGradientNorm` waits for the gradients of all stages, which would empty the pipeline of schedule"
+        " '{schedule}': remove it, or use 1F1B",
+        check=_norm,
+        cel=f"!({_FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
+        values={"schedule": f"{_AT}.pipeline.schedule"},
+        reads=("spec.training.maxGradientNorm", _PIPELINE),
+    ),
+)

@@ -1,0 +1,136 @@
+"""PipeDream and PipeDream-2BW compute what a single process computes that applies gradients of older weights."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, synced, two_buffers
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TOLERANCE = 1e-10
+STEPS = 14
+SGD = {"name": "SGD", "learningRate": 0.1}
+MOMENTUM = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9, "nesterov": True, "weightDecay": 0.01}
+ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+COSINE = {"name": "Cosine", "warmupSteps": 4}
+WEIGHTS = {
+    "PipeDream": (pipedream, {"schedule": "PipeDream"}),
+    "vertical sync": (synced, {"schedule": "PipeDream", "verticalSync": True}),
+    "2BW": (two_buffers, {"schedule": "PipeDream2BW"}),
+}
+# With 50 samples the last batch of an epoch is short.
+MICRO = 4
+FULL = {"activationCheckpointing": "Full"}
+
+
+def flow(stages, weights, **changes):
+    """A pipeline of this many stages, by how it treats its weights."""
+    pipeline = {**WEIGHTS[weights][1], "layersPerStage": LAYERS[stages], **changes}
+    return {"pipelineParallelDegree": stages, "pipeline": pipeline}
+
+
+def training(optimizer, **changes):
+    model = user("double_mlp", depth=DEPTH)
+    common = {"steps": STEPS, "logging": {"interval": 1}, "microBatchSize": MICRO, "globalBatchSize": None}
+    return small(model=model, optimizer=optimizer, **common | changes)
+
+
+# Ranks, stages, weights, optimizer; changes of the training; how the simulation is told.
+HELD = {
+    f"{weights}, {stages} stages, {name}": (
+        (stages, stages, weights, optimizer),
+        changes,
+        {**told, "per_update": stages if weights == "2BW" else 1},
+    )
+    for weights in WEIGHTS
+    for stages in (2, 3, 4)
+    for name, optimizer, changes, told in (
+        ("SGD", SGD, {}, {}),
+        ("momentum, rate by the step", MOMENTUM, {"lrSchedule": COSINE}, {"schedule": COSINE}),
+        ("AdamW, recomputed", ADAMW, FULL, {}),
+    )
+} | {
+    "PipeDream, two replicas": ((4, 2, "PipeDream", MOMENTUM), {}, {"replicas": 2}),
+    "vertical sync, two replicas": ((4, 2, "vertical sync", ADAMW), {}, {"replicas": 2}),
+    "2BW, two replicas": ((4, 2, "2BW", SGD), {}, {"replicas": 2, "per_update": 2}),
+    "PipeDream, accumulated": (
+        (3, 3, "PipeDream", MOMENTUM),
+        {"gradientAccumulationSteps": 2},
+        {"per_update": 2},
+    ),
+    "vertical sync, accumulated": (
+        (4, 4, "vertical sync", SGD),
+        {"gradientAccumulationSteps": 2},
+        {"per_update": 2},
+    ),
+    "2BW, accumulated": ((3, 3, "2BW", ADAMW), {"gradientAccumulationSteps": 2}, {"per_update": 6}),
+    "PipeDream, drained for checkpoints": (
+        (3, 3, "PipeDream", MOMENTUM),
+        {"checkpoint": {"interval": 4}},
+        {"drained": (4, 8, 12)},
+    ),
+    "PipeDream, drained for evaluations": (
+        (4, 4, "PipeDream", SGD),
+        {"evaluation": {"interval": 5}},
+        {"drained": (5, 10)},
+    ),
+    "2BW, drained after every step": (
+        (2, 2, "2BW", SGD),
+        {"evaluation": {"interval": 1}},
+        {"drained": range(STEPS), "per_update": 2},
+    ),
+    "PipeDream, fewer steps than stages": ((4, 4, "PipeDream", SGD), {"steps": 2}, {}),
+    "2BW, one step": ((4, 4, "2BW", SGD), {"steps": 1}, {"per_update": 4}),
+    "PipeDream, logged now and then": ((2, 2, "PipeDream", SGD), {"logging": {"interval": 5}}, {}),
+    "PipeDream, compiled": ((2, 2, "PipeDream", SGD), {"compile": True}, {}),
+}
+
+
+def case_of(name):
+    (_, stages, weights, optimizer), changes, _ = HELD[name]
+    return [{"training": training(optimizer, **changes), "parallelism": flow(stages, weights)}]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Results of all cases of a number of ranks."""
+
+    @cache
+    def run(ranks):
+        cases = {name: case_of(name) for name, ((size, *_), *_) in HELD.items() if size == ranks}
+        return run_cases(tmp_path_factory.mktemp(f"ranks-{ranks}"), ranks, cases)
+
+    return run
+
+
+def series(result, key):
+    return [line[key] for line in result["metrics"] if key in line]
+
+
+def optimizer_of(settings):
+    rate, decay = settings["learningRate"], settings.get("weightDecay", 0.0)
+    if settings["name"] == "SGD":
+        momentum, nesterov = settings.get("momentum", 0.0), settings.get("nesterov", False)
+        return partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    return partial(torch.optim.AdamW, lr=rate, weight_decay=decay)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_run_equals_its_simulation_in_one_process(world, name):
+    (ranks, stages, weights, optimizer), changes, told = HELD[name]
+    found = world(ranks)[name]
+    assert found["errors"] == [None]
+    steps = changes.get("steps", STEPS)
+    expected = simulate(WEIGHTS[weights][0], stages, optimizer_of(optimizer), steps, micro=MICRO, **told)
+    assert found["parameters"].keys() == expected.parameters.keys()
+    for parameter, value in expected.parameters.items():
+        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value) / torch.linalg.vector_norm(value)
+        assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+    logged = [step for step in range(steps) if (step + 1) % changes.get("logging", {"interval": 1})["interval"] == 0]
+    if steps - 1 not in logged:
+        logged.append(steps - 1)
+    for key, values in (("loss_metrics/global_avg_loss", expected.losses), ("grad_norm", expected.norms)):
+        assert series(found, key) == pytest.approx([values[step] for step in logged], rel=TOLERANCE)
+    evaluated = series(found, "validation_metrics/global_avg_loss")
+    assert evaluated[-1] == pytest.approx(expected.held_out_loss, rel=TOLERANCE)

@@ -1,0 +1,203 @@
+"""Microbatches that flow through a pipeline without a flush between updates: PipeDream and PipeDream-2BW.
+
+The order of computations and the versions of the weights are the plan's (plan.py). Each rank follows its own plan and
+waits for nobody but its neighbours, and for the replicas of its stage where gradients are averaged; so ranks are in
+different steps, and what concerns all of them comes later (ledger.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.parallel.data_parallel import average_gradients
+from disttrain_trainer.parallel.pipedream.figures import Meter
+from disttrain_trainer.parallel.pipedream.ledger import Ledger, Listener, Said
+from disttrain_trainer.parallel.pipedream.messages import Inbox, Outbox
+from disttrain_trainer.parallel.pipedream.news import News
+from disttrain_trainer.parallel.pipedream.plan import Plan
+from disttrain_trainer.parallel.pipedream.versions import Versions
+from disttrain_trainer.parallel.pipeline.part import PipelinePart
+from disttrain_trainer.parallel.pipeline.simulate import Kind
+
+
+class Work(Listener, Protocol):
+    """What surrounds the flow. Steps count from 0 since the pipeline was filled."""
+
+    def load(self, step: int) -> list[Microbatch]:
+        """This replica's microbatches of a step."""
+
+    def update(self, step: int) -> None:
+        """Apply this rank's gradients."""
+
+
+@dataclass
+class _Step:
+    """A step of which microbatches are under way in the first or the last stage."""
+
+    microbatches: list[Microbatch]
+    own: float
+    """Samples or tokens of this replica."""
+    total: float
+    """Of all replicas, where the last stage is."""
+    loss: Tensor
+    """This rank's part of the mean."""
+
+
+@dataclass
+class _UnderWay:
+    """A microbatch between its two passes."""
+
+    inputs: Tensor
+    result: Tensor
+    """Outputs, in the last stage the loss."""
+
+
+@dataclass
+class Flow(PipelinePart):
+    """This rank's stage, which keeps versions of its weights. The replicas of a stage follow one plan."""
+
+    plan: Plan
+    module: nn.Module
+    """The user's model, cut down to this rank's stage."""
+    versions_of_stages: Mapping[int, int]
+    """How many each stage holds in theory."""
+    timeout: timedelta
+    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+    _steps: dict[int, _Step] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        (self._stage,) = self.stages.values()
+        self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self._versions = Versions(self.module)
+        self._meter = Meter(self.world.device, self.plan.stage)
+        news, figures = (News(dist.new_group(backend="gloo", timeout=self.timeout)) for _ in range(2))
+        self._ledger = Ledger(self.world, self.plan.lag, news, figures, self._meter.take, self.versions_of_stages)
+        self._connect()
+
+    def run(self, steps: int, work: Work) -> tuple[int, bool]:
+        """Fill the pipeline, take up to so many steps, and drain it.
+
+        Returns the steps that were taken, and whether some rank wants all to end; alike on every rank.
+        """
+        self._work, self._forwarded, done = work, 0, 0
+        self._ledger.open(steps, work)
+        self._versions.restart()
+        with self._meter.flowing():
+            for action in self.plan.actions(lambda number: self._ledger.admits(self._step_of(number))):
+                if action.kind is Kind.FORWARD:
+                    self._forward(action.microbatch)
+                    continue
+                self._backward(action.microbatch)
+                if self.plan.ends_update(action.microbatch):
+                    self._update(done)
+                    done += 1
+            for outbox in (self._outputs, self._gradients_back):
+                if outbox is not None:
+                    outbox.settle()
+        self._ledger.close(done)
+        self._versions.restart()
+        return done, self._ledger.stopping
+
+    def _forward(self, number: int) -> None:
+        step, at = divmod(number, self.plan.per_update)
+        if at == 0 and (self.first or self.last):
+            self._steps[step] = self._load(step)
+        inputs = self._inputs_of(number, step, at)
+        with self._meter.computing(), self._versions.using(self.plan.version(number)):
+            result = self._stage(inputs)
+            if self.last:
+                result = self._loss_of(result, self._steps[step], at)
+        self._under_way[number] = _UnderWay(inputs, result)
+        self._forwarded += 1
+        if self._outputs is not None and self._gradients is not None:
+            self._outputs.send(result.detach())
+            self._gradients.take_form(result)
+            self._gradients.expect()
+
+    def _backward(self, number: int) -> None:
+        passed, version = self._under_way.pop(number), self.plan.version(number)
+        gradient = None
+        if self._gradients is not None:
+            gradient = self._gradients.receive()
+            if number + 1 < self._forwarded:
+                self._gradients.expect()
+        # What is computed anew for it uses the same version, too.
+        with self._meter.computing(), self._versions.using(version):
+            torch.autograd.backward(passed.result, gradient)
+        if self._gradients_back is not None:
+            found = passed.inputs.grad
+            self._gradients_back.send(torch.zeros_like(passed.inputs) if found is None else found)
+        self._versions.take_gradients(version)
+        self._meter.passed(self._versions.newest - version)
+
+    def _update(self, number: int) -> None:
+        average_gradients(self._parameters, self.world)
+        with self._meter.computing():
+            norm = torch.nn.utils.get_total_norm([value.grad for value in self._parameters if value.grad is not None])
+            self._versions.make_room(self.plan.needed(number))
+            self._work.update(number)
+            self._versions.updated()
+        self._meter.holds(self._versions)
+        self._ledger.say(number, self._said(self._steps.pop(number, None), norm))
+
+    def _load(self, number: int) -> _Step:
+        """The microbatches of a step; replicas of the last stage tell each other what their samples weigh."""
+        microbatches = self._work.load(number)
+        own = sum(microbatch.weight for microbatch in microbatches)
+        total = torch.tensor(own, dtype=torch.float64)
+        if self.last and self.world.mesh.replicate > 1:
+            dist.all_reduce(total, group=self.world.device_mesh.get_group("replicate"))
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device.torch)
+        return _Step(microbatches, own, float(total) or 1.0, loss)
+
+    def _inputs_of(self, number: int, step: int, at: int) -> Tensor:
+        if self._inputs is None:
+            return self._steps[step].microbatches[at].inputs
+        inputs = self._inputs.receive().requires_grad_()
+        if self._ledger.admits_already(self._step_of(number + 1)):
+            self._inputs.expect()
+        return inputs
+
+    def _loss_of(self, outputs: Tensor, step: _Step, at: int) -> Tensor:
+        """What the average over replicas, and the sum over a step's microbatches, make the mean loss of the step."""
+        batch = step.microbatches[at]
+        with self.precision.autocast():
+            loss = self.loss.sum(outputs, batch.targets, batch.weights) / step.total
+        step.loss += loss.detach()
+        return loss * self.world.mesh.replicate
+
+    def _said(self, step: _Step | None, norm: Tensor) -> Said:
+        square = norm.double().square() / self.world.mesh.replicate
+        if step is None or not self.world.speaks:
+            nothing = torch.zeros_like(square)
+            return Said(nothing, square, 0.0, 0.0, nothing)
+        samples = sum(microbatch.samples for microbatch in step.microbatches)
+        return Said(step.loss, square, step.own, samples, step.loss * (step.total / (step.own or 1.0)))
+
+    def _step_of(self, microbatch: int) -> int:
+        return microbatch // self.plan.per_update
+
+    def _connect(self) -> None:
+        """Neighbours, with a group for each direction: in one, NCCL would let each wait for what the other sends."""
+        forwards = self._group
+        for ranks in self.world.mesh.groups("pipeline"):
+            group = dist.new_group(ranks, timeout=self.timeout)
+            if self.world.rank in ranks:
+                backwards = group
+        stage, channel, depth = self.plan.stage, self.world.device.channel, self.plan.stages + 1
+        self._inputs = self._gradients_back = self._outputs = self._gradients = None
+        if not self.first:
+            below = self._global_rank(stage - 1)
+            self._inputs = Inbox(below, forwards, channel)
+            self._gradients_back = Outbox(below, backwards, depth, announces=False)
+        if not self.last:
+            above = self._global_rank(stage + 1)
+            self._outputs = Outbox(above, forwards, depth, announces=True)
+            self._gradients = Inbox(above, backwards, channel)

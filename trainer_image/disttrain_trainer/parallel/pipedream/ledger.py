@@ -1,0 +1,139 @@
+"""What ranks in different steps know of each other: sums that arrive later, and what follows from them for all.
+
+Each rank says its part of a step when it has updated its stage, and hears the sum some steps later. What follows (all
+stop, a loss is not finite) begins `lag` steps after the one that it was said in, which no rank has admitted yet.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.pipedream.figures import RankFigures, metrics_of, row_among, rows_of
+from disttrain_trainer.parallel.pipedream.news import News
+
+
+@dataclass(frozen=True)
+class Said:
+    """A rank's part of a step; tensors stay on the device until a line of the log is due."""
+
+    loss: Tensor
+    """Its part of the mean loss of all replicas."""
+    square: Tensor
+    """Its part of the square of the gradient's 2-norm."""
+    weight: float
+    """Its samples or tokens, where it speaks for its replica, else 0; so are the samples."""
+    samples: float
+    own_loss: Tensor
+    """Mean loss of its replica's samples, where it speaks for it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A step as all ranks together know it; steps count from 0 since the pipeline was filled."""
+
+    step: int
+    weight: float
+    samples: float
+    loss: float
+    gradient_norm: float
+
+
+class Listener(Protocol):
+    """Who wants to know."""
+
+    def must_end(self) -> bool:
+        """Whether this rank wants all to end; asked once per step."""
+
+    def logged(self, step: int) -> bool:
+        """Whether the step is to be told as soon as it is known."""
+
+    def told(self, steps: Sequence[Told], figures: Mapping[str, float] | None) -> bool:
+        """Steps that were not told before; figures where the last one is `logged`. Returns whether to go on."""
+
+
+class Ledger:
+    """Of the steps between two drains. Every rank calls `say` for the same steps, each at its own time."""
+
+    def __init__(
+        self, world: World, lag: int, news: News, figures: News, measured: Callable[[], dict[str, float]],
+        versions: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        """measured: RankFigures but for the loss, since they were last asked. versions: of each stage, in theory."""
+        self._world, self._lag, self._news, self._figures = world, lag, news, figures
+        self._measured, self._versions = measured, versions
+
+    def open(self, steps: int, listener: Listener) -> None:
+        """Begin with step 0; there are `steps` unless something stops them."""
+        self._listener = listener
+        self.limit = steps
+        self.stopping = False
+        """Whether some rank wanted all to end."""
+        self._heard = 0
+        self._unsaid: list[Said] = []
+        self._untold: deque[tuple[float, float]] = deque()
+
+    def admits(self, step: int) -> bool:
+        """Whether the step is to be; waits until all ranks have said what could forbid it."""
+        if step >= self.limit:
+            return False
+        self._hear(step - self._lag)
+        return step < self.limit
+
+    def admits_already(self, step: int) -> bool:
+        """Whether the step is known to be, without waiting."""
+        while self._heard < step - self._lag and self._news.arrived:
+            self._hear(self._heard + 1)
+        return self._heard >= step - self._lag and step < self.limit
+
+    def say(self, step: int, part: Said) -> None:
+        """This rank has updated its stage."""
+        self._unsaid.append(part)
+        self._news.say([self._listener.must_end(), part.weight, part.samples])
+        if self._listener.logged(step):
+            self._say_figures(log=True)
+
+    def close(self, steps: int) -> None:
+        """Hear and tell all that is left when every rank has done so many steps."""
+        self._hear(steps)
+        if self._unsaid:
+            self._say_figures(log=False)
+            self._tell(log=False)
+
+    def _hear(self, until: int) -> None:
+        """Of all steps before `until`."""
+        while self._heard < until:
+            step = self._heard
+            stop, weight, samples = self._news.hear()
+            self._untold.append((weight, samples))
+            self._heard += 1
+            self.stopping = self.stopping or stop > 0
+            going_on = not self._listener.logged(step) or self._tell(log=True)
+            if self.stopping or not going_on:
+                self.limit = min(self.limit, step + self._lag + 1)
+
+    def _say_figures(self, *, log: bool) -> None:
+        """Losses and norms of all steps that were not said yet, to `log` also a row of what this rank has measured."""
+        last = self._unsaid[-1]
+        numbers = torch.stack([*(part.loss for part in self._unsaid), *(part.square for part in self._unsaid)]).tolist()
+        self._unsaid.clear()
+        if log:
+            row = RankFigures(loss=float(last.own_loss), **self._measured())
+            numbers += row_among(row, self._world.rank, self._world.size)
+        self._figures.say(numbers)
+
+    def _tell(self, *, log: bool) -> bool:
+        count = len(self._untold)
+        numbers = self._figures.hear()
+        losses, squares, rows = numbers[:count], numbers[count : 2 * count], rows_of(numbers[2 * count :])
+        first = self._heard - count
+        steps = [
+            Told(first + at, weight, samples, losses[at], squares[at] ** 0.5)
+            for at, (weight, samples) in enumerate(self._untold)
+        ]
+        self._untold.clear()
+        return self._listener.told(steps, metrics_of(rows, self._versions) if log else None)

@@ -1,0 +1,75 @@
+"""A rank's part of a pipeline, whatever its schedule: its stages, its neighbours, and batches that only go forward."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from disttrain_api.parallelism import Parallelism
+from disttrain_api.pipeline import index_of_stage
+from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.mesh import World
+from disttrain_trainer.precision import MixedPrecision
+
+
+@dataclass
+class PipelinePart:
+    """This rank's stages."""
+
+    stages: Mapping[int, nn.Module]
+    """By number, in order."""
+    parallelism: Parallelism
+    world: World
+    loss: WeightedLoss
+    precision: MixedPrecision
+
+    def __post_init__(self) -> None:
+        self._index_of = index_of_stage(self.parallelism)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank takes the inputs."""
+        return 0 in self.stages
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the outputs, and with them the loss."""
+        return len(self._index_of) - 1 in self.stages
+
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        """Forward pass of one batch through all stages; None on ranks that do not hold the last one.
+
+        Stages wait for each other, but ranks do not wait for the end: the next batch follows at once.
+        """
+        x: Tensor | None = inputs
+        for number, stage in self.stages.items():
+            if number and number - 1 not in self.stages:
+                x = self._receive(self._global_rank(number - 1))
+            assert x is not None
+            x = stage(x)
+            if number + 1 < len(self._index_of) and number + 1 not in self.stages:
+                self._send(x, self._global_rank(number + 1))
+                x = None
+        return x if self.last else None
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self.world.device_mesh.get_group("pipeline")
+
+    def _global_rank(self, stage: int) -> int:
+        return dist.get_global_rank(self._group, self._index_of[stage])
+
+    def _send(self, x: Tensor, rank: int) -> None:
+        dist.send_object_list([(x.shape, x.dtype)], rank)
+        dist.send(x.contiguous(), rank)
+
+    def _receive(self, rank: int) -> Tensor:
+        header: list[tuple[torch.Size, torch.dtype] | None] = [None]
+        dist.recv_object_list(header, rank)
+        assert header[0] is not None
+        shape, dtype = header[0]
+        x = torch.empty(shape, dtype=dtype, device=self.world.device.channel)
+        dist.recv(x, rank)
+        return x
