@@ -52,7 +52,7 @@ def samples_per_second(pipeline: dict[str, Any], batches: int) -> float:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    batches, repeats = (2 * WARM, 1) if quick else (8 * WARM, 3)
+    batches, repeats = (4 * WARM, 1) if quick else (8 * WARM, 3)
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     references: list[float] = []
     for _ in range(repeats):
