@@ -5,7 +5,16 @@ from functools import cache, partial
 import pytest
 import torch
 
-from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, synced, two_buffers
+from tests.unit.trainer.delayed import (
+    DEPTH,
+    LAYERS,
+    pipedream,
+    simulate,
+    stages_of_parameters,
+    synced,
+    two_buffers,
+)
+from tests.unit.trainer.user_code import double_mlp
 from tests.unit.trainer.worlds import run_cases, small, user
 
 TOLERANCE = 1e-10
@@ -134,3 +143,39 @@ def test_a_run_equals_its_simulation_in_one_process(world, name):
         assert series(found, key) == pytest.approx([values[step] for step in logged], rel=TOLERANCE)
     evaluated = series(found, "validation_metrics/global_avg_loss")
     assert evaluated[-1] == pytest.approx(expected.held_out_loss, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_versions_memory_and_staleness_are_those_of_the_papers(world, weights, stages):
+    line = [line for line in world(stages)[f"{weights}, {stages} stages, SGD"]["metrics"] if "lr" in line][-1]
+    sizes = {"PipeDream": range(stages, 0, -1), "vertical sync": [stages] * stages, "2BW": [2] * stages}
+    late = {"PipeDream": range(stages - 1, -1, -1), "vertical sync": [stages - 1] * stages, "2BW": [1] * stages}
+    mib = stage_mib(stages)
+    for stage in range(stages):
+        name = f"pipeline/stage_{stage}"
+        assert line[f"{name}/versions_of_theory"] == sizes[weights][stage]
+        assert line[f"{name}/versions"] == sizes[weights][stage]
+        assert line[f"{name}/staleness"] == late[weights][stage]
+        assert line[f"{name}/weights_of_theory(MiB)"] == pytest.approx(sizes[weights][stage] * mib[stage])
+        assert line[f"{name}/weights(MiB)"] == line[f"{name}/weights_of_theory(MiB)"]
+
+
+def stage_mib(stages):
+    """Memory of the parameters of each stage."""
+    named = dict(double_mlp(depth=DEPTH).named_parameters())
+    found = [0.0] * stages
+    for name, stage in stages_of_parameters(LAYERS[stages], list(named)).items():
+        found[stage] += named[name].nbytes / 2**20
+    return found
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_older_weights_make_a_difference(weights):
+    """So that equality above is not that of updating at once, nor of another rule."""
+    found = {
+        name: simulate(version, 3, optimizer_of(SGD), STEPS, micro=MICRO, per_update=3).losses
+        for name, (version, _) in (WEIGHTS | {"at once": (lambda number, stage, stages, of: number // of, {})}).items()
+    }
+    for name, losses in found.items():
+        assert name == weights or losses[-1] != pytest.approx(found[weights][-1], rel=1e-6)

@@ -313,3 +313,22 @@ def steep_on_one_rank() -> nn.Module:
             return outputs + self.root.sqrt() * outputs if os.environ["RANK"] == "1" else outputs
 
     return Steep()
+
+
+def tagging_layers() -> nn.Module:
+    """Tokens [B, T] -> logits [B, T, 7]; the layers of two stages."""
+    return nn.Sequential(nn.Embedding(7, 12), nn.Linear(12, 7))
+
+
+def growing_tokens(size: int = 20) -> tuple[Dataset, None]:
+    """Sequences of two lengths."""
+
+    class Growing(Dataset):
+        def __len__(self) -> int:
+            return size
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            tokens = torch.arange(4 + index % 2) % 7
+            return tokens, tokens
+
+    return Growing(), None
