@@ -1,7 +1,8 @@
 """Push and pull of parameters by one worker and 1 or 2 servers over loopback, in GB/s of both directions together.
 
 Reference: the same transport moving the same frames without a server behind them, in turn with it. Goal: at least
-0.6 of that. The last row is what copying the same bytes in memory takes, the limit of both.
+0.6 of that. The copy in memory is the limit of both. The last row is a backward pass and the push of its gradients that
+begins meanwhile; its reference pushes afterwards.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -24,8 +25,11 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.parameter_server.client import Servers
+from disttrain_trainer.parameter_server.codes import Plain
+from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.placement import place
+from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
@@ -69,7 +73,8 @@ def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callabl
     parameters = {f"p{index:02}": nn.Parameter(torch.ones(numbers // PARAMETERS)) for index in range(PARAMETERS)}
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
-    servers = Servers(addresses[:count], KEY, 0, parameters, lambda: False, 60.0)
+    servers = Servers(addresses[:count], KEY, 0, parameters, lambda: False, 600.0)
+    content = Gradients(servers.placement, parameters, Plain())
     servers.load({})
     sockets = [connect(zmq.Context.instance(), address) for address in addresses[count:]]
     placed = place({name: parameter.numel() for name, parameter in parameters.items()}, count)
@@ -79,7 +84,7 @@ def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callabl
     def through_servers() -> float:
         begin = time.perf_counter()
         # Without weight nothing is updated: this is about moving, not about the optimizer.
-        servers.push(Task(state["step"], 0), 0.0, state["pulled"], state["step"])
+        servers.push(Task(state["step"], 0), 0.0, state["pulled"], state["step"], content)
         state["pulled"], state["step"] = servers.pull(), state["step"] + 1
         return time.perf_counter() - begin
 
@@ -93,6 +98,33 @@ def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callabl
         return time.perf_counter() - begin
 
     return through_servers, raw
+
+
+def with_backward(layers: int, width: int, batch: int) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Functions that compute gradients, push them and return the seconds: meanwhile, and afterwards."""
+    address = f"127.0.0.1:{free_port()}"
+    multiprocessing.get_context("spawn").Process(target=serve, args=(0, address), daemon=True).start()
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    parameters = dict(model.named_parameters())
+    inputs = torch.randn(batch, width)
+    servers = Servers([address], KEY, 0, parameters, lambda: False, 600.0)
+    content = Gradients(servers.placement, parameters, Plain())
+    servers.load({})
+    state = {"step": 0, "pulled": servers.pull()}
+
+    def step(meanwhile: bool) -> float:
+        model.zero_grad()
+        loss = model(inputs).sum()
+        begin = time.perf_counter()
+        task, state["step"] = Task(state["step"], 0), state["step"] + 1
+        content.begin(task, 0.0)
+        pushing = servers.begin_push(task, 0.0, state["pulled"], task.step, content)
+        with watched(parameters if meanwhile else {}, 1, pushing.ready):
+            loss.backward()
+        servers.end_push(pushing, content)
+        return time.perf_counter() - begin
+
+    return lambda: step(True), lambda: step(False)
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
@@ -112,6 +144,11 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         target.copy_(source)
         times.append(megabytes / 1000 / (time.perf_counter() - begin))
     yield harness.row(f"copy of {megabytes} MB in memory", "GB/s", times)
+    layers, width, batch = (4, 1024, 256) if quick else (16, 2048, 256)
+    meanwhile, afterwards = with_backward(layers, width, batch)
+    pairs = [(1 / meanwhile(), 1 / afterwards()) for _ in range(repeats + 1)][1:]
+    size = layers * width * (width + 1) * 4 // 1_000_000
+    yield harness.row(f"backward pass and push of {size} MB", "1/s", *zip(*pairs, strict=True))
 
 
 if __name__ == "__main__":
