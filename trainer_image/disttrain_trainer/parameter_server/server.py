@@ -49,7 +49,8 @@ class Server:
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
-            "fetch": self._fetch,
+            "fetch": self._fetch, "alive": self._alive, "figures": self._figures, "finish": self._finish,
+            **({} if self._manager is None else self._manager.handlers),
         }  # fmt: skip
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
