@@ -59,7 +59,7 @@ class Heartbeat:
 
     def heard(self, index: int, answer: Message) -> bool:
         """A server has answered; of both threads. False where a newer life of it is known. Raises Malformed."""
-        life, epoch = str(answer.fields.get("life")), answer.number("life_epoch")
+        life, epoch = str(answer.fields.get("life")), answer.number("epoch")
         with self._lock:
             for server, newest in enumerate(answer.numbers("epochs")):
                 self.epochs[server] = max(self.epochs[server], newest)

@@ -78,11 +78,11 @@ class Server:
     def card(self) -> dict[str, Any]:
         """What every answer says of its server.
 
-        life: tells a server that was started anew from the one that is known; life_epoch: which life of this attempt
+        life: tells a server that was started anew from the one that is known; epoch: which life of this attempt
         it is; restored: whether it has what its former life held; epochs: the newest life that it knows of, of each.
         """
         epochs = [self._epochs.get(index, 0) for index in range(max(self._epochs) + 1)]
-        return {"life": self._life, "life_epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
+        return {"life": self._life, "epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
 
     def snapshot(self) -> Message | None:
         """What this server holds, when it is time to write it down again."""
