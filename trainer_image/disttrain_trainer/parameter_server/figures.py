@@ -38,7 +38,7 @@ class Rates:
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
             "servers/pulled_bytes": self.servers.pulled_bytes - self._pulled_bytes,
-            "servers/epoch": sum(one["epoch"] for one in answers),
+            "servers/epoch": sum(one["server"]["epoch"] for one in answers),
         }
         for name in ("slowest_worker", "slowest_ratio"):
             if name in answers[0]:

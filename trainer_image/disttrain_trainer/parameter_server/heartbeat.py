@@ -59,9 +59,11 @@ class Heartbeat:
 
     def heard(self, index: int, answer: Message) -> bool:
         """A server has answered; of both threads. False where a newer life of it is known. Raises Malformed."""
-        life, epoch = str(answer.fields.get("life")), answer.number("epoch")
+        found = answer.fields.get("server")
+        card = Message("server", found if isinstance(found, dict) else {})
+        life, epoch, epochs = str(card.fields.get("life")), card.number("epoch"), card.numbers("epochs")
         with self._lock:
-            for server, newest in enumerate(answer.numbers("epochs")):
+            for server, newest in enumerate(epochs[: len(self.epochs)]):
                 self.epochs[server] = max(self.epochs[server], newest)
             if epoch < self.epochs[index]:
                 return False
@@ -69,7 +71,7 @@ class Heartbeat:
             if self._lives.setdefault(index, life) != life:
                 self._lives[index] = life
                 self.restarts[index] += 1
-                if not self._replaceable or answer.fields.get("restored") is not True:
+                if not self._replaceable or card.fields.get("restored") is not True:
                     self.failure = f"{self._name(index)} was started anew and has lost what it held"
             return True
 

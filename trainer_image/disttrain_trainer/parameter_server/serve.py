@@ -78,7 +78,7 @@ class Loop:
 
     def _send(self, answers: Answers) -> None:
         for receiver, answer in answers:
-            message = Message(answer.kind, {**answer.fields, **self._server.card()}, answer.tensors)
+            message = Message(answer.kind, {**answer.fields, "server": self._server.card()}, answer.tensors)
             # Not to wait for a worker that is gone; who lives asks for one thing at a time.
             with suppress(zmq.Again):
                 self._socket.send_multipart([*receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
