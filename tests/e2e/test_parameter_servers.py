@@ -7,7 +7,10 @@ from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, STORAGE, job
 from tests.e2e.observe import checkpoints
 
-STEPS = 2_000
+STEPS = 3_000
+AGAIN = r"goes on from its snapshot after \d+ updates, in life 2"
+# By what was made again.
+SAID = {("ps", "1"): (AGAIN,), ("ps", "0"): (AGAIN, "has heard 2 workers and goes on after step")}
 SPEC: dict[str, Any] = {
     "workers": {"replicas": 2, "template": ONE_THREAD},
     "parameterServers": {"replicas": 2, "template": ONE_THREAD},
@@ -43,6 +46,8 @@ def test_servers_manager_and_worker_are_replaced_one_by_one(kubectl: Kubectl) ->
             f"{role} {index} runs again",
             job="async",
         )
+        for said in SAID.get((role, index), ()):
+            kubectl.until(lambda index=index, said=said: re.search(said, log(kubectl, index)), said, job="async")
     kubectl.wait("Finished", "async", patience=1200)
     status = kubectl.status("async")
     story = kubectl.story("async")
@@ -55,9 +60,6 @@ def test_servers_manager_and_worker_are_replaced_one_by_one(kubectl: Kubectl) ->
     assert metrics["accuracy"] >= 0.95, story
     events = kubectl("get", "events", "--field-selector=reason=PodRestarted", "-o", "jsonpath={.items[*].message}")
     assert all(name in events for name in killed), events
-    manager = kubectl("logs", pod(kubectl, "ps", "0")["metadata"]["name"], "-c", "trainer")
-    assert re.search(r"goes on from its snapshot after \d+ updates, in life 2", manager), manager
-    assert "has heard 2 workers and goes on after step" in manager
 
 
 def newest(kubectl: Kubectl) -> int:
@@ -72,6 +74,11 @@ def pod(kubectl: Kubectl, role: str, index: str) -> dict[str, Any]:
         == (role, index)
     ]
     return found[0] if found else {}
+
+
+def log(kubectl: Kubectl, server: str) -> str:
+    found = pod(kubectl, "ps", server)
+    return kubectl.run("logs", found["metadata"]["name"], "-c", "trainer").stdout if found else ""
 
 
 def runs_anew(kubectl: Kubectl, role: str, index: str, victim: dict[str, Any]) -> bool:
