@@ -460,9 +460,9 @@ class TestFencing:
             client.hello(50)
             client.load({})
             snapshot = former.server.snapshot()
-            client.start(0, Cursor(), 5)
+            client.start(0, Cursor(3, 4), 5)
             answer = client.next()
-            assert (answer.task, client._heartbeat.epochs) == (Task(0, 0), [1, 1])
+            assert (answer.task, answer.cursor, client._heartbeat.epochs) == (Task(0, 0), Cursor(3, 4), [1, 1])
             client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor)
             # The other worker has heard of the manager's second life, and tells the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
