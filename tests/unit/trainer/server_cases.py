@@ -39,9 +39,15 @@ def run_server_cases(folder: Path, workers: int, cases: dict[str, list[dict[str,
     Result of a case: "errors" of each worker and run, "parameters" of the leader after the last run, "metrics".
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for runs in cases.values():
-        for run in runs:
-            run["addresses"] = [f"127.0.0.1:{free_port()}" for _ in range(run.get("servers", 1))]
+    ports: set[int] = set()
+    for run in (run for runs in cases.values() for run in runs):
+        wanted = run.get("servers", 1) + len(ports)
+        own: list[int] = []
+        while len(ports) < wanted:
+            port = free_port()
+            own += [] if port in ports else [port]
+            ports.add(port)
+        run["addresses"] = [f"127.0.0.1:{port}" for port in own]
     (folder / "cases.json").write_text(json.dumps(cases))
     with launch(folder, None, workers + 1, module="tests.unit.trainer.server_cases", CASES=str(folder)) as world:
         ended = world.ended()
