@@ -30,7 +30,7 @@ WEIGHTS = {
 }
 # With 50 samples the last batch of an epoch is short.
 MICRO = 4
-FULL = {"activationCheckpointing": "Full"}
+FULL = {"activationCheckpointing": "Full", "offload": {"activations": True}}
 
 
 def flow(stages, weights, **changes):

@@ -57,6 +57,12 @@ def results(tmp_path_factory):
     mlp = {"name": "mlp", "config": {"hiddenSizes": [16] * 3}}
     bf16 = training(precision="BF16", model=mlp, data={"name": "digits"})
     cases["BF16"] = [{"training": bf16, "parallelism": piped({"schedule": "PipeDream"})}]
+    gpt = {"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 16, "tieWeights": False}, "metaDevice": True}
+    tokens = {"name": "synthetic", "config": {"kind": "Tokens", "size": 60, "sequenceLength": 8}}
+    meta = training(model=gpt, data=tokens, steps=1)
+    whole = {"training": meta | {"microBatchSize": STAGES * MICRO}, "parallelism": piped({"schedule": "PipeDream"})}
+    cases["built without memory: PipeDream"] = [whole]
+    cases["built without memory: replicas"] = [{"training": meta}]
     return run_cases(tmp_path_factory.mktemp("endings"), STAGES, cases)
 
 
@@ -112,6 +118,12 @@ def test_half_precision_keeps_whole_parameters(results):
     assert {value.dtype for value in results["BF16"]["parameters"].values()} == {torch.float32}
     found = losses(results["BF16"])
     assert min(found[-5:]) < found[0]
+
+
+def test_a_model_built_without_memory_begins_as_in_every_layout(results):
+    expected, found = (losses(results[f"built without memory: {how}"]) for how in ("replicas", "PipeDream"))
+    assert len(expected) == 1
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def model_at(storage, step):
