@@ -20,6 +20,7 @@ from disttrain_trainer.agent.environment import termination_log
 from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
 from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
+from disttrain_trainer.parameter_server.group import workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
@@ -55,7 +56,7 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
         assert isinstance(config.checkpoint_folder, Path)
         snapshots = Snapshots(config.checkpoint_folder / "servers" / f"server-{index}.snapshot", key)
     settings, on = settings_of(config), snapshots is not None
-    server = Server(ServerConfig(index, config.world_size, config.training, config.batch, settings, snapshots=on))
+    server = Server(ServerConfig(index, workers_of(config), config.training, config.batch, settings, snapshots=on))
     former = snapshots.read() if snapshots is not None else None
     if former is not None:
         server.restore(former)

@@ -2,31 +2,34 @@
 
     ask for a task -> pull the parameters -> gradients of the task's samples -> push them -> ask for the next one
 
-A worker is a world of one rank: it shares no process group with the others, so that nobody's death is anybody else's.
-The worker of rank 0 leads: it also starts the job, reports it, evaluates and writes the checkpoints, which are those of
-any other layout.
+A worker is a world of one rank, or of the ranks of a pod (group.py), which run this loop together. It shares no process
+group with other workers, so that nobody's death is anybody else's. The first worker leads: it also starts the job,
+reports it, evaluates and writes the checkpoints, which are those of any other layout.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Synchronization
 from disttrain_api.training import Checkpoint, Training
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
-from disttrain_trainer.data.batches import load_microbatch
 from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
 from disttrain_trainer.parameter_server.figures import Rates
+from disttrain_trainer.parameter_server.group import GroupServers, worker_of
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.pieces import Pieces, trained
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, settings_of
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
 from disttrain_trainer.parameter_server.wire import key_of
@@ -40,6 +43,7 @@ from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import (
     accumulate_gradients,
     clip_gradients,
+    load_step,
     open_checkpoints,
     run_evaluation,
     save,
@@ -48,15 +52,10 @@ from disttrain_trainer.train import (
 )
 
 
-def alone(config: Config) -> Config:
-    """The config of a world of this worker alone."""
-    return replace(config, rank=0, world_size=1, mesh=Mesh())
-
-
 def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
     """Work until the job has done its last step; the State holds the parameters pulled last. Raises TrainerError.
 
-    world: of this worker alone.
+    config: of the job. world: of this worker's ranks.
     """
     state = build_state(config, world)
     if expert_layers(state.module):
@@ -64,20 +63,16 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
             f"`parallelism.dataParallel.mode` ParameterServer: {type(state.module).__name__} has layers with experts: "
             "how busy each is is counted over all workers in each step; use AllReduce"
         )
-    state.sampler = replace(state.sampler, replicas=config.world_size)
-    seed_everything(config.training.seed, 1 + config.rank)
-    named = {name: value for name, value in state.module.named_parameters() if value.requires_grad}
-    for parameter in named.values():
-        parameter.data = parameter.data.contiguous()
-    key = key_of(config.token, config.job.uid, config.attempt)
-    patience = config.timeout.total_seconds()
-    replaceable = goes_on_from_snapshots(config)
-    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience, replaceable)
+    number, replicas = worker_of(config), config.mesh.data_parallel
+    state.sampler = replace(state.sampler, replicas=replicas)
+    replica, stage = number * world.replicas + world.replica, world.mesh.coordinates(world.rank)["pipeline"]
+    seed_everything(config.training.seed, 1 + replica + replicas * stage)
+    servers = connect(config, world, state, stop)
     worker = Worker(config, world, state, servers)
     stop.loop_started(config.grace_seconds)
     try:
         welcome = servers.hello(len(state.data.training))
-        leader = begin(worker, welcome, reporter) if config.rank == LEADER else None
+        leader = begin(worker, welcome, reporter) if number == LEADER else None
         if leader is None:
             reporter.update(total_steps=config.training.steps)
         run(worker, leader)
@@ -86,22 +81,42 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
     return state
 
 
+def connect(config: Config, world: World, state: State, stop: StopRequest) -> Servers | GroupServers:
+    """The servers of the state's trained parameters."""
+    named = trained(state)
+    for parameter in named.values():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.contiguous()
+
+    def to_servers_of(parameters: Mapping[str, nn.Parameter]) -> Servers:
+        key = key_of(config.token, config.job.uid, config.attempt)
+        patience = config.timeout.total_seconds()
+        return Servers(
+            config.servers, key, worker_of(config), parameters, lambda: stop.requested, patience,
+            goes_on_from_snapshots(config),
+        )  # fmt: skip
+
+    if world.size == 1:
+        return to_servers_of(named)
+    return GroupServers(world, Pieces(world, state), to_servers_of)
+
+
 @dataclass
 class Worker:
-    """One worker. `norm`: of its last gradient, before clipping."""
+    """One worker, as one of its ranks has it. `norm`: of its last gradient, before clipping."""
 
     config: Config
     world: World
-    """Of this rank alone."""
+    """Of this worker's ranks."""
     state: State
-    servers: Servers
+    servers: Servers | GroupServers
     norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     loading_seconds: float = 0.0
     sent_bytes: int = 0
 
     @property
     def among(self) -> World:
-        """This worker among the others, for names and counts; not for talking to them."""
+        """This rank among those of all workers, for names and counts; not for talking to them."""
         return replace(self.world, rank=self.config.rank, size=self.config.world_size)
 
     @property
@@ -112,25 +127,26 @@ class Worker:
     def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
         assert answer.task is not None
-        state, task = self.state, answer.task
+        state, world, task = self.state, self.world, answer.task
         begin = time.monotonic()
-        slots = state.sampler.microbatches(answer.cursor, task.part)
-        microbatches = [load_microbatch(state.data.training, slot, self.world.device.torch) for slot in slots]
+        microbatches = load_step(state, world, answer.cursor, task.part * world.replicas)
         self.loading_seconds = time.monotonic() - begin
-        weight = sum(microbatch.weight for microbatch in microbatches)
-        samples = sum(microbatch.samples for microbatch in microbatches)
+        own_weight = sum(microbatch.weight for microbatch in microbatches)
+        own_samples = sum(microbatch.samples for microbatch in microbatches)
+        weight, samples = world.sum(own_weight * world.speaks, own_samples * world.speaks)
         # The mean over this part; the servers weigh it by the part's weight.
-        loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
+        own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+        (loss,) = world.sum(float(own_loss) * world.speaks)
         if not self.together:
-            self.norm = clip_gradients(state, self.config.training.max_gradient_norm, self.world)
+            self.norm = clip_gradients(state, self.config.training.max_gradient_norm, world)
         self.sent_bytes += self.servers.push(task, weight, pulled, answer.floor)
         state.optimizer.zero_grad()
-        return task, float(loss) * weight, weight, samples
+        return task, loss * weight, weight, samples
 
 
 @dataclass
 class Leader:
-    """What the worker of rank 0 does besides."""
+    """What the first worker does besides."""
 
     worker: Worker
     checkpoints: Checkpoints | None
@@ -139,23 +155,24 @@ class Leader:
 
     def note(self, results: list[StepResult], pulled: Pulled) -> None:
         """Record and log the steps that are complete."""
-        training, state = self.worker.config.training, self.worker.state
+        worker, training, state = self.worker, self.worker.config.training, self.worker.state
         for result in results:
             if result.step >= state.step:
                 state.step = result.step + 1
                 state.cursor = state.sampler.advance(state.cursor)
             self.metrics.record(
-                loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64),
+                # Metrics sum it over the worker's ranks.
+                loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64) * worker.world.first,
                 weight=result.weight,
                 own_weight=result.weight,
                 gradient_norm=self._norm(result.step, pulled),
                 samples=result.samples,
                 rate=training.optimizer.learning_rate * rate_factor(training.lr_schedule, result.step, training.steps),
-                loading_seconds=self.worker.loading_seconds,
+                loading_seconds=worker.loading_seconds,
                 routing=None,
-                gradient_bytes=self.worker.sent_bytes,
+                gradient_bytes=worker.sent_bytes,
             )
-            self.worker.sent_bytes = 0
+            worker.sent_bytes = 0
             if result.step + 1 == training.steps or (result.step + 1) % training.logging.interval == 0:
                 self.metrics.log(result.step + 1)
 
@@ -186,7 +203,8 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     config, state, servers = worker.config, worker.state, worker.servers
     checkpoints = open_checkpoints(config, worker.world, state, reporter)
     metrics = start_metrics(config, worker.among, state, reporter)
-    metrics.figures = Rates(servers).figures
+    of_layout, rates = metrics.figures, Rates(servers)
+    metrics.figures = lambda: {**of_layout(), **rates.figures()}
     if welcome.started:
         state.step, state.cursor = welcome.step, welcome.cursor
     else:
@@ -213,7 +231,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
             answer = servers.next(done, hold_at)
             done = hold_at = None
             if answer.verdict is Verdict.STOP:
-                raise Stopped("SIGTERM: stopped; the worker of rank 0 writes the checkpoint")
+                raise Stopped("SIGTERM: stopped; the first worker writes the checkpoint")
             if answer.verdict is Verdict.DONE:
                 return
             pulled = servers.pull(answer.complete)
