@@ -1,11 +1,19 @@
 """Workers of several ranks: what groups and servers compute together is what one process computes."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.mesh import Mesh
+from disttrain_trainer.config import Config, resolve
+from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.parameter_server.group import in_group, worker_of, workers_of
 from tests.unit.trainer.layouts import COMMON, GPT, PIPELINE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.test_parameter_server import TOLERANCE, same
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import job, run_cases, small, user
 
 EVALUATED = {"evaluation": {"interval": 2}}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
@@ -109,6 +117,29 @@ def test_a_group_alone_is_one_process(one_process, group_of_two, layout):
 @pytest.mark.parametrize("layout", GROUP_OF_FOUR)
 def test_a_group_of_two_kinds_of_ranks_is_one_process(one_process, group_of_four, layout):
     agrees(group_of_four[layout], one_process[GROUP_OF_FOUR[layout][0]], ranks=4)
+
+
+def test_the_ranks_of_a_group_are_neighbours_and_count_as_one_worker():
+    settings = {"mode": "ParameterServer", "parameterServer": {"groupReduce": "WithinGroup"}}
+    layout = {"pipelineParallelDegree": 2, "tensorParallelDegree": 2, "dataParallel": settings}
+    parsed = JobConfig.model_validate(job(TRAINED["gpt"] | {"globalBatchSize": 48}, parallelism=layout))
+    mesh, batch = resolve(parsed, 24, 8)
+    config = Config(parsed, mesh, batch, rank=13, world_size=24, local_world_size=8, report_dir=Path("/reports"))
+    own = in_group(config)
+    assert (workers_of(config), worker_of(config), config.mesh.data_parallel) == (3, 1, 6)
+    assert (own.rank, own.world_size, own.meeting) == (5, 8, Path("/reports/meeting"))
+    assert own.mesh == Mesh(pipeline=2, replicate=2, tensor=2)
+    with pytest.raises(InvalidConfiguration, match="DISTTRAIN_REPORT_DIR is not set"):
+        in_group(replace(config, report_dir=None))
+
+
+def test_a_rank_by_itself_is_a_worker_and_meets_nobody():
+    parsed = JobConfig.model_validate(job(TRAINED["mlp"], parallelism={"dataParallel": {"mode": "ParameterServer"}}))
+    mesh, batch = resolve(parsed, 8, 4)
+    config = Config(parsed, mesh, batch, rank=5, world_size=8, local_world_size=4)
+    own = in_group(config)
+    assert (workers_of(config), worker_of(config)) == (8, 5)
+    assert (own.rank, own.world_size, own.meeting, own.mesh) == (0, 1, None, Mesh())
 
 
 def test_a_stopped_job_goes_on_in_groups_of_another_layout(one_process, two_groups):
