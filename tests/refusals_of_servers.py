@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import SERVERS, Refusal, own_program, untrained
+from tests.refusal import SERVERS, Refusal, own_program, pods, untrained
 from tests.refusals_of_models import RESNET
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
@@ -53,8 +53,54 @@ SERVER_REFUSALS = (
         {**on_servers(), "parameterServers": own_program({"name": "trainer", "command": ["serve"]})},
     ),
     *(
-        with_other(degree, {"workers": {"replicas": 4}, **on_servers({degree: 2})})
-        for degree in ("dataParallelShardDegree", "tensorParallelDegree", "pipelineParallelDegree")
+        Refusal(
+            "CutModelsNeedGroups",
+            "spec.parallelism",
+            "with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker: add"
+            " `parameterServer.groupReduce` WithinGroup, or set the shard, tensor and pipeline degrees to 1",
+            {"workers": pods(2, 2), **on_servers({degree: 2}, **settings)},
+        )
+        for degree, settings in (
+            ("dataParallelShardDegree", {}),
+            ("tensorParallelDegree", {"synchronization": "Async"}),
+            ("pipelineParallelDegree", {}),
+        )
+    ),
+    *(
+        Refusal(
+            "GroupsArePods",
+            "spec.parallelism",
+            "`groupReduce` WithinGroup: ranks that share a model must lie in one pod, so the processes per pod,"
+            f" {processes}, must be a multiple of the product of the degrees, which is {product}: set"
+            " `workers.processesPerPod`",
+            {"workers": pods(4, processes), **on_servers(degrees, groupReduce="WithinGroup")},
+        )
+        for processes, product, degrees in (
+            (2, 4, {"tensorParallelDegree": 2, "pipelineParallelDegree": 2}),
+            (3, 2, {"dataParallelShardDegree": 2}),
+        )
+    ),
+    Refusal(
+        "GroupsHaveRanks",
+        f"{DATA_PARALLEL}.parameterServer.groupReduce",
+        "`groupReduce` WithinGroup sums over the ranks of a pod, of which there is one: set `workers.processesPerPod`,"
+        " or remove it",
+        on_servers(groupReduce="WithinGroup"),
+    ),
+    Refusal(
+        "GroupsPushGradients",
+        f"{DATA_PARALLEL}.parameterServer.groupReduce",
+        "`groupReduce` sums gradients, and with `push` Parameters each rank updates: use `push` Gradients, or remove"
+        " `groupReduce`",
+        {"workers": pods(2, 2), **on_servers(groupReduce="WithinGroup", push="Parameters")},
+    ),
+    with_other(
+        "expertParallelDegree",
+        {
+            "workers": pods(2, 2),
+            "training": {"model": {"entrypoint": "a:b", "name": None}},
+            **on_servers({"dataParallelShardDegree": 2, "expertParallelDegree": 2}, groupReduce="WithinGroup"),
+        },
     ),
     with_other("devicesPerProcess", on_servers({"devicesPerProcess": 2})),
     with_other("allReduce", on_servers({"dataParallel": {"allReduce": "Ring"}})),
@@ -150,6 +196,11 @@ SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a worker that is made again alone": {
         **on_servers(),
         "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod", "roles": ["worker"]}]}},
+    },
+    "pods of replicas that push once": {"workers": pods(2, 2), **on_servers(groupReduce="WithinGroup")},
+    "pods of ranks that share a model": {
+        "workers": pods(2, 8),
+        **on_servers({"tensorParallelDegree": 2, "pipelineParallelDegree": 2}, groupReduce="WithinGroup"),
     },
     "updates of a bounded age": on_servers(synchronization="BoundedStaleness", staleness=0),
     "servers that write down what they hold": {

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 
 from disttrain_api.errors import LayoutError
-from disttrain_api.parallelism import Parallelism
+from disttrain_api.parallelism import GroupReduce, Parallelism
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 _SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "context": "cp", "tensor": "tp", "expert": "ep"}
@@ -56,6 +56,17 @@ class Mesh:
         if others["shard"] * others["context"] * others["tensor"] % expert:
             raise LayoutError(f"the expert degree {expert} must divide shard x context x tensor")
         return cls(replicate=replicate, expert=expert, **others)
+
+    @classmethod
+    def of_group(cls, parallelism: Parallelism, ranks_per_pod: int) -> "Mesh":
+        """The mesh of the ranks that are one worker of parameter servers together: those of a pod, or one alone.
+
+        Raises LayoutError where the ranks that share a model reach beyond a pod.
+        """
+        settings = parallelism.data_parallel.parameter_server
+        if settings is None or settings.group_reduce is not GroupReduce.WITHIN_GROUP:
+            return cls()
+        return cls.of(parallelism.model_copy(update={"data_parallel_replicate_degree": None}), ranks_per_pod)
 
     @property
     def degrees(self) -> tuple[int, ...]:

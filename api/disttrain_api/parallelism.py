@@ -104,6 +104,12 @@ class Pushed(StrEnum):
     PARAMETERS = "Parameters"
 
 
+class GroupReduce(StrEnum):
+    """Who sums gradients before they go to parameter servers."""
+
+    WITHIN_GROUP = "WithinGroup"
+
+
 class ParameterServer(ApiModel):
     """How workers and parameter servers work together."""
 
@@ -118,6 +124,9 @@ class ParameterServer(ApiModel):
     """Not for Sync: the learning rate of an update is divided by its staleness. Absent: false."""
     snapshot_interval: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Not for Sync; needs a volume: updates of a server between two snapshots. Absent: 100."""
+    group_reduce: GroupReduce | None = None
+    """WithinGroup: the ranks of a pod are one worker, which sums its gradients and pushes once; they may share a model.
+    Absent: each rank is a worker."""
 
 
 class DataParallel(ApiModel):

@@ -40,6 +40,8 @@ class Config:
     local_world_size: int = 1
     master: str = ""
     """host:port where the ranks meet, for messages."""
+    meeting: Path | None = None
+    """File through which the ranks meet instead, where they are all in one pod."""
     attempt: int = 1
     checkpoint_folder: Path | ObjectPath | None = None
     """Where checkpoints, fence and metrics lie; None without storage."""

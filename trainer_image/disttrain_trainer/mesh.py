@@ -151,7 +151,13 @@ def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
 
 
 def _meet(config: Config) -> dist.Store:
-    """torchrun's rendezvous by MASTER_ADDR and MASTER_PORT; it tries again where the name does not resolve yet."""
+    """A file of the pod, or torchrun's rendezvous by MASTER_ADDR and MASTER_PORT, which tries again where the name does
+    not resolve yet."""
+    if config.meeting is not None:
+        config.meeting.parent.mkdir(parents=True, exist_ok=True)
+        store = dist.FileStore(str(config.meeting), config.world_size)
+        store.set_timeout(config.timeout)
+        return store
     rendezvous = dist.rendezvous("env://", config.rank, config.world_size, timeout=config.timeout)
     return next(iter(rendezvous))[0]
 
@@ -163,6 +169,5 @@ def _translate(config: Config, error: Exception) -> TrainerError:
             f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; use a free port"
         )
     seconds = config.timeout.total_seconds()
-    return PeerLost(
-        f"{config.world_size} ranks did not meet at {config.master} within {seconds:g} s: {last_line(error)}"
-    )
+    place = config.meeting or config.master
+    return PeerLost(f"{config.world_size} ranks did not meet at {place} within {seconds:g} s: {last_line(error)}")

@@ -28,6 +28,7 @@ from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
@@ -83,7 +84,7 @@ def run_step(
     """One global batch: load, gradients, clip, update; then whatever is due. Raises Stopped after SIGTERM."""
     training = config.training
     begin = time.monotonic()
-    microbatches = load_step(state, world)
+    microbatches = load_step(state, world, state.cursor)
     loading = time.monotonic() - begin
     # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
     own_weight = sum(microbatch.weight for microbatch in microbatches)
@@ -136,11 +137,14 @@ def do_what_is_due(
         save(state, checkpoints, metrics, reporter, figures, wait=last)
 
 
-def load_step(state: State, world: World) -> list[Microbatch]:
-    """This rank's microbatches of the next global batch; none in the middle of a pipeline."""
+def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
+    """This rank's microbatches of the global batch at `cursor`; none in the middle of a pipeline.
+
+    first_replica: of the job's, the one that the first replica of this world is.
+    """
     if not state.takes_samples:
         return []
-    slots = state.sampler.microbatches(state.cursor, world.replica)
+    slots = state.sampler.microbatches(cursor, first_replica + world.replica)
     return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
 
 
@@ -288,9 +292,10 @@ def run(stop: StopRequest) -> int:
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
         if config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
             # Not above: it is made of this module's steps.
-            from disttrain_trainer.parameter_server.work import alone, work
+            from disttrain_trainer.parameter_server.group import in_group
+            from disttrain_trainer.parameter_server.work import work
 
-            world = join_world(alone(config), device)
+            world = join_world(in_group(config), device)
             work(config, world, reporter, stop)
         else:
             world = join_world(config, device)

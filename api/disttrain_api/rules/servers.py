@@ -5,10 +5,11 @@ from disttrain_api.parallelism import (
     CompressionName,
     DataParallel,
     DataParallelMode,
+    GroupReduce,
     Pushed,
     Synchronization,
 )
-from disttrain_api.rules.layout import PIPELINE, SHARD
+from disttrain_api.rules.layout import OTHERS, PROCESSES, READS_LAYOUT, product_of_others
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import Precision
@@ -20,23 +21,17 @@ _CEL = "self.parallelism.dataParallel"
 _IS_MODE = f"{_CEL}.mode == 'ParameterServer'"
 _IS_SYNC = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.synchronization == 'Sync')"
 _PUSHES_GRADIENTS = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.push == 'Gradients')"
-_CUTS = (
-    ("dataParallelShardDegree", "data_parallel_shard_degree", f"{SHARD} > 1"),
-    (
-        "tensorParallelDegree",
-        "tensor_parallel_degree",
-        "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)",
-    ),
-    ("pipelineParallelDegree", "pipeline_parallel_degree", f"{PIPELINE} > 1"),
-    (
-        "devicesPerProcess",
-        "devices_per_process",
-        "(has(self.parallelism.devicesPerProcess) && self.parallelism.devicesPerProcess > 1)",
-    ),
+_HAS_GROUPS = f"({_IS_MODE} && has({_CEL}.parameterServer) && has({_CEL}.parameterServer.groupReduce))"
+_DEGREES = tuple(
+    (alias, field, f"(has(self.parallelism.{alias}) && self.parallelism.{alias} > 1)")
+    for alias, field in (
+        ("expertParallelDegree", "expert_parallel_degree"),
+        ("devicesPerProcess", "devices_per_process"),
+    )
 )
-_CUT = " : ".join(
+_UNFIT = " : ".join(
     [
-        *(f"{cel} ? '{alias}'" for alias, _, cel in _CUTS),
+        *(f"{cel} ? '{alias}'" for alias, _, cel in _DEGREES),
         f"{_CEL}.allReduce != 'Backend' ? 'allReduce'",
         f"{_CEL}.syncBatchNorm ? 'syncBatchNorm'",
         "has(self.training) && self.training.offload.parameters ? 'offload.parameters'",
@@ -66,7 +61,7 @@ def _pushes_parameters(spec: JobSpec) -> bool:
 
 def _unfit(spec: JobSpec) -> str | None:
     """The first setting that does not go with servers."""
-    for alias, field, _ in _CUTS:
+    for alias, field, _ in _DEGREES:
         if (getattr(spec.parallelism, field) or 1) > 1:
             return alias
     if _data_parallel(spec).all_reduce is not AllReduce.BACKEND:
@@ -81,6 +76,20 @@ def _unfit(spec: JobSpec) -> str | None:
 def _servers_with_unfit(spec: JobSpec) -> Values | None:
     setting = _unfit(spec)
     return {"setting": setting} if _has_mode(spec) and setting is not None else None
+
+
+def _has_groups(spec: JobSpec) -> bool:
+    settings = _data_parallel(spec).parameter_server
+    return _has_mode(spec) and settings is not None and settings.group_reduce is GroupReduce.WITHIN_GROUP
+
+
+def _cut_without_groups(spec: JobSpec) -> Values | None:
+    return when(_has_mode(spec) and not _has_groups(spec) and product_of_others(spec.parallelism) > 1)
+
+
+def _cut_across_pods(spec: JobSpec) -> Values | None:
+    product, processes = product_of_others(spec.parallelism), spec.workers.ranks_per_pod
+    return when(_has_groups(spec) and processes % product != 0, product=product, processes=processes)
 
 
 def _setting_of_other_synchronization(spec: JobSpec) -> Values | None:
@@ -137,14 +146,53 @@ SERVER_RULES = (
         sentence="`mode` ParameterServer does not go with `{setting}`, which is not built for it: remove one of the"
         " two",
         check=_servers_with_unfit,
-        cel=f"!({_IS_MODE}) || ({_CUT}) == ''",
-        values={"setting": _CUT},
+        cel=f"!({_IS_MODE}) || ({_UNFIT}) == ''",
+        values={"setting": _UNFIT},
         reads=(
             _DATA_PARALLEL,
-            *(f"spec.parallelism.{alias}" for alias, *_ in _CUTS),
+            *(f"spec.parallelism.{alias}" for alias, *_ in _DEGREES),
             "spec.training.offload.parameters",
             "spec.training.precision",
         ),
+    ),
+    Rule(
+        id="CutModelsNeedGroups",
+        path="spec.parallelism",
+        sentence="with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker: add"
+        " `parameterServer.groupReduce` WithinGroup, or set the shard, tensor and pipeline degrees to 1",
+        check=_cut_without_groups,
+        cel=f"!({_IS_MODE}) || {_HAS_GROUPS} || {OTHERS} == 1",
+        reads=("spec.parallelism",),
+    ),
+    Rule(
+        id="GroupsArePods",
+        path="spec.parallelism",
+        sentence="`groupReduce` WithinGroup: ranks that share a model must lie in one pod, so the processes per pod,"
+        " {processes:d}, must be a multiple of the product of the degrees, which is {product:d}: set"
+        " `workers.processesPerPod`",
+        check=_cut_across_pods,
+        cel=f"!{_HAS_GROUPS} || ({PROCESSES}) % ({OTHERS}) == 0",
+        values={"product": OTHERS, "processes": PROCESSES},
+        reads=READS_LAYOUT,
+    ),
+    Rule(
+        id="GroupsHaveRanks",
+        path=f"{_SETTINGS}.groupReduce",
+        sentence="`groupReduce` WithinGroup sums over the ranks of a pod, of which there is one: set"
+        " `workers.processesPerPod`, or remove it",
+        check=lambda spec: when(_has_groups(spec) and spec.workers.ranks_per_pod == 1),
+        cel=f"!{_HAS_GROUPS} || {PROCESSES} > 1",
+        reads=(_SETTINGS, *READS_LAYOUT),
+    ),
+    Rule(
+        id="GroupsPushGradients",
+        path=f"{_SETTINGS}.groupReduce",
+        scope=_SETTINGS,
+        sentence="`groupReduce` sums gradients, and with `push` Parameters each rank updates: use `push` Gradients, or"
+        " remove `groupReduce`",
+        check=lambda spec: when(_has_groups(spec) and _pushes_parameters(spec)),
+        cel="!has(self.groupReduce) || self.push == 'Gradients'",
+        reads=(_SETTINGS, _MODE),
     ),
     Rule(
         id="ServersWithClipping",

@@ -36,6 +36,8 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     }
     if spec.training is not None:
         environment[Env.CONFIG] = f"{site.config_dir}/{CONFIG_FILE}"
+        # Servers count workers by it.
+        environment[Env.LOCAL_WORLD_SIZE] = str(spec.workers.ranks_per_pod)
     if spec.storage is not None:
         environment[Env.STORAGE] = spec.storage.url or site.storage_dir
     if spec.parameter_servers is not None:

@@ -2,6 +2,7 @@
 chooses nodes itself and reads the label."""
 
 from disttrain_api.names import Label, Role
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.scheduling import GangScheduler, Topology
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.environment import job_mesh
@@ -15,7 +16,7 @@ class TopologyPlan:
         self._topology = policy.topology if policy.gang is not GangScheduler.KUEUE else None
         self._by_scheduler = policy.gang is not GangScheduler.GATE
         self._role = role
-        self._groups = job_mesh(spec).pods_together(spec.workers.ranks_per_pod) if self._topology is not None else ()
+        self._groups = _pods_together(spec) if self._topology is not None else ()
 
     def label(self, index: int) -> dict[str, str]:
         """The label that names the pod's group; none where it has none."""
@@ -31,6 +32,14 @@ class TopologyPlan:
             return {}
         group = {key: labels[key] for key in (Label.JOB_UID, Label.ATTEMPT, Label.TOPOLOGY_GROUP)}
         return {"affinity": _with_affinity(pod_spec.get("affinity"), self._topology, group)}
+
+
+def _pods_together(spec: JobSpec) -> tuple[int, ...]:
+    """A number for each pod, see Mesh.pods_together."""
+    if spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
+        # Ranks that share a model lie in one pod, whatever the mesh of the job.
+        return (0,) * spec.workers.replicas
+    return job_mesh(spec).pods_together(spec.workers.ranks_per_pod)
 
 
 def _with_affinity(given: object, topology: Topology, group: dict[str, str]) -> dict[str, object]:

@@ -228,6 +228,13 @@ def test_reports_of_a_former_life_are_forgotten(pod: Pod) -> None:
     assert pod.run("os.abort()") == 134
 
 
+def test_ranks_do_not_meet_where_those_of_a_former_life_did(pod: Pod) -> None:
+    meeting = pod.folder / "scratch" / "reports" / "meeting"
+    meeting.parent.mkdir(parents=True)
+    meeting.write_text("keys of a former life")
+    assert pod.run(f"sys.exit(os.path.exists({str(meeting)!r}))") == 0
+
+
 def test_ranks_and_their_children_do_not_outlive_a_killed_agent(pods: Pods) -> None:
     pod = pods(2).start("note('pid', os.getpid()); ready(); time.sleep(1000)").until_ready()
     pids = [int(text) for text in pod.seen("pid").values()]

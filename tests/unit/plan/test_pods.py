@@ -102,6 +102,7 @@ def test_parameter_servers_are_addressed_in_every_pod_and_are_no_nodes() -> None
 def test_servers_of_a_job_that_trains_run_our_own_server() -> None:
     job = a_job(parameterServers={"replicas": 2}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
     server = pod(job, Role.PS, 0, 1, SITE)
+    assert environment(server)["LOCAL_WORLD_SIZE"] == "1", "so servers know how many workers the ranks are"
     container = server["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
     assert container["command"] == ["python3", "-m", "disttrain_trainer.parameter_server.main"]

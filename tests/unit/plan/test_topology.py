@@ -36,6 +36,18 @@ def test_a_large_world_is_grouped_as_a_small_one() -> None:
     assert groups == tuple(number for number in range(500) for _ in range(2))
 
 
+def test_workers_of_parameter_servers_share_models_in_their_own_pod_only() -> None:
+    settings = {"mode": "ParameterServer", "parameterServer": {"groupReduce": "WithinGroup"}}
+    job = a_job(
+        workers={"replicas": 4, "processesPerPod": 2},
+        parameterServers={"replicas": 1},
+        parallelism={"pipelineParallelDegree": 2, "dataParallel": settings},
+        runPolicy={"schedulingPolicy": {"topology": {"preferred": "rack"}}},
+    )
+    plan = GangPlan(job, 1, SITE)
+    assert {plan.pod(Role.WORKER, index)["metadata"]["labels"][GROUP] for index in range(4)} == {"0"}
+
+
 def test_without_a_topology_pods_say_nothing_of_it() -> None:
     pod = a_pod()
     assert GROUP not in pod["metadata"]["labels"]

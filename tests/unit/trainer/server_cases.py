@@ -1,8 +1,8 @@
 """Ranks that run many small jobs whose parameters lie on servers; the last rank is all servers. See `run_server_cases`.
 
 A case is a list of runs, as in worlds.run_cases, each with "servers" (how many, 1 by default), "settings" of the
-servers and "dataParallel" (what stands beside them). Every run has servers of
-its own, as every attempt of a job has.
+servers and "dataParallel" (what stands beside them). Every run has servers of its own, as every attempt of a job has.
+With several ranks per pod the ranks of a pod are one worker in every run.
 """
 
 import json
@@ -21,22 +21,25 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parameter_server import pushing
+from disttrain_trainer.parameter_server.group import in_group, workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
-from disttrain_trainer.parameter_server.work import alone, work
+from disttrain_trainer.parameter_server.work import work
 from disttrain_trainer.report import Reporter
-from tests.unit.trainer.cases import StopAfter
+from tests.unit.trainer.cases import StopAfter, in_layout, whole
 from tests.unit.trainer.worlds import free_port, job, launch
 
 TOKEN = "a-token"
 
 
-def run_server_cases(folder: Path, workers: int, cases: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Run each case with so many workers.
+def run_server_cases(
+    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], ranks_per_pod: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Run each case with so many ranks of workers.
 
-    Result of a case: "errors" of each worker and run, "parameters" of the leader after the last run, "metrics".
+    Result of a case: "errors" of each rank and run, "parameters" of the leader after the last run, "metrics".
     """
     folder.mkdir(parents=True, exist_ok=True)
     ports: set[int] = set()
@@ -49,16 +52,17 @@ def run_server_cases(folder: Path, workers: int, cases: dict[str, list[dict[str,
             ports.add(port)
         run["addresses"] = [f"127.0.0.1:{port}" for port in own]
     (folder / "cases.json").write_text(json.dumps(cases))
-    with launch(folder, None, workers + 1, module="tests.unit.trainer.server_cases", CASES=str(folder)) as world:
+    environment = {"CASES": str(folder), "LOCAL_WORLD_SIZE": str(ranks_per_pod)}
+    with launch(folder, None, ranks + 1, module="tests.unit.trainer.server_cases", **environment) as world:
         ended = world.ended()
-        assert [rank.code for rank in ended] == [0] * (workers + 1), "\n".join(rank.err for rank in ended)
-    return {name: _result(folder / name, workers) for name in cases}
+        assert [rank.code for rank in ended] == [0] * (ranks + 1), "\n".join(rank.err for rank in ended)
+    return {name: _result(folder / name, ranks) for name in cases}
 
 
-def _result(folder: Path, workers: int) -> dict[str, Any]:
+def _result(folder: Path, ranks: int) -> dict[str, Any]:
     file = folder / "test" / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    results = [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(workers)]
+    results = [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
     return {
         "errors": [result["errors"] for result in results],
         "parameters": results[0]["parameters"],
@@ -66,57 +70,65 @@ def _result(folder: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def config_of(folder: Path, run: dict[str, Any], attempt: int, workers: int) -> Config:
+def config_of(folder: Path, run: dict[str, Any], attempt: int, ranks: int) -> Config:
+    in_pod, rank = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["RANK"])
+    groups = {"groupReduce": "WithinGroup"} if in_pod > 1 else {}
     settings = {
-        "mode": "ParameterServer", "parameterServer": run.get("settings", {}), **run.get("dataParallel", {})
-    }  # fmt: skip
-    parsed = JobConfig.model_validate(job(run["training"], parallelism={"dataParallel": settings}))
-    mesh, batch = resolve(parsed, workers)
+        "mode": "ParameterServer",
+        "parameterServer": {**groups, **run.get("settings", {})},
+        **run.get("dataParallel", {}),
+    }
+    parallelism = {**run.get("parallelism", {}), "dataParallel": settings}
+    parsed = JobConfig.model_validate(job(run["training"], parallelism=parallelism))
+    mesh, batch = resolve(parsed, ranks, in_pod)
     return Config(
         job=parsed,
         mesh=mesh,
         batch=batch,
-        rank=int(os.environ["RANK"]),
-        world_size=workers,
+        rank=rank,
+        world_size=ranks,
+        local_world_size=in_pod,
         attempt=attempt,
         checkpoint_folder=folder / "test",
         metrics_folder=folder / "test",
+        report_dir=Path(os.environ["CASES"]) / f"pod-{rank // in_pod}",
         servers=tuple(run["addresses"]),
         token=TOKEN,
     )
 
 
-def serve_all(folder: Path, cases: dict[str, list[dict[str, Any]]], workers: int) -> None:
-    """A thread per server, until every worker has run all cases."""
+def serve_all(folder: Path, cases: dict[str, list[dict[str, Any]]], ranks: int) -> None:
+    """A thread per server, until every rank has run all cases."""
     for name, runs in cases.items():
         for attempt, run in enumerate(runs, start=1):
-            config = config_of(folder / name, run, attempt, workers)
+            config = config_of(folder / name, run, attempt, ranks)
             settings = config.job.parallelism.data_parallel.parameter_server or ParameterServer()
             for index, address in enumerate(config.servers):
                 compression = config.job.parallelism.data_parallel.compression
                 described = ServerConfig(
-                    index, workers, config.training, config.batch, settings, compression=compression
+                    index, workers_of(config), config.training, config.batch, settings, compression=compression
                 )
                 server = Server(described)
                 loop = Loop(server, key_of(TOKEN, config.job.uid, attempt), address)
                 threading.Thread(target=loop.run, args=(lambda: False,), daemon=True).start()
-    while not all((folder / f"done-{rank}").exists() for rank in range(workers)):
+    while not all((folder / f"done-{rank}").exists() for rank in range(ranks)):
         time.sleep(0.05)
 
 
-def run_case(folder: Path, runs: list[dict[str, Any]], world: World, workers: int) -> None:
+def run_case(folder: Path, runs: list[dict[str, Any]], world: World, ranks: int) -> None:
     errors: list[str | None] = []
     parameters: dict[str, torch.Tensor] = {}
     for attempt, run in enumerate(runs, start=1):
         stop = StopAfter(run.get("stop_after"))
         try:
-            config = config_of(folder, run, attempt, workers)
-            state = work(config, world, Reporter(config.rank, None), stop)
+            config = config_of(folder, run, attempt, ranks)
+            state = work(config, in_layout(world, in_group(config)), Reporter(config.rank, None), stop)
         except TrainerError as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
-            parameters = {name: value.clone() for name, value in state.module.state_dict().items()}
+            parts = world.gather({name: whole(value) for name, value in state.module.state_dict().items()})
+            parameters = {name: value for part in reversed(parts) for name, value in part.items()}
     folder.mkdir(exist_ok=True)
     torch.save({"errors": errors, "parameters": parameters}, folder / f"result-{os.environ['RANK']}.pt")
 
@@ -124,16 +136,17 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World, workers: in
 def main() -> None:
     folder = Path(os.environ["CASES"])
     cases = json.loads((folder / "cases.json").read_text())
-    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
-    if rank == workers:
-        serve_all(folder, cases, workers)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+    if rank == ranks:
+        serve_all(folder, cases, ranks)
         os._exit(0)
     # So that these small gradients, too, are sent in several parts.
     pushing.BUCKET_BYTES = 64
-    first = config_of(folder, next(iter(cases.values()))[0], 1, workers)
-    world = join_world(alone(first), find_device(0, 1, threads_given=True))
+    first = config_of(folder, next(iter(cases.values()))[0], 1, ranks)
+    world = join_world(in_group(first), find_device(0, 1, threads_given=True))
     for name, runs in cases.items():
-        run_case(folder / name, runs, world, workers)
+        run_case(folder / name, runs, world, ranks)
+    world.part()
     (folder / f"done-{rank}").touch()
     os._exit(0)
 

@@ -58,6 +58,11 @@ def report_dir(scratch: Path) -> Path:
     return scratch / "reports"
 
 
+def meeting_file(folder: Path) -> Path:
+    """The file through which ranks of this pod meet that are a world of their own. folder: of the reports."""
+    return folder / "meeting"
+
+
 def termination_log(variables: Mapping[str, str]) -> Path:
     """Where the pod's last words go; known even if nothing else of its environment is right."""
     return Path(variables.get(Env.TERMINATION_LOG, TERMINATION_LOG))

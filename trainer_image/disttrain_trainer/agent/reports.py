@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from disttrain_api.report import PodReport, RankFailure, RankReport, encode_pod_report
+from disttrain_trainer.agent.environment import meeting_file
 
 
 class Reports:
@@ -15,8 +16,9 @@ class Reports:
         self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
 
     def prepare(self) -> None:
-        """Make the folder; reports of a former life say nothing about this one. Raises OSError."""
+        """Make the folder; what a former life has left in it says nothing about this one. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        meeting_file(self._folder).unlink(missing_ok=True)
         for rank in self._ranks:
             report_path(self._folder, rank).unlink(missing_ok=True)
 

@@ -79,7 +79,7 @@ def _fill(module: nn.Module, name: str, layer: nn.Module, filled: set[int]) -> N
             )
     for key, parameter in kept.items():
         if id(parameter) not in filled:
-            _part_of(parameter).copy_(_cut(whole[key], parameter))
+            local_part(parameter).copy_(local_part(cut(whole[key], parameter)))
 
 
 def _unset(tensor: Tensor) -> Tensor:
@@ -87,13 +87,14 @@ def _unset(tensor: Tensor) -> Tensor:
     return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.zero_()
 
 
-def _part_of(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _cut(whole: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of `whole`, which every rank has."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    there = whole.detach().to(parameter.device)
-    return distribute_tensor(there, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+def cut(whole: Tensor, like: Tensor) -> Tensor:
+    """`whole`, which every rank has, on the device of `like` and cut as it is; without communication."""
+    there = whole.detach().to(like.device)
+    if not isinstance(like, DTensor):
+        return there
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)

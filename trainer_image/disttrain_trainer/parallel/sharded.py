@@ -57,6 +57,13 @@ def reduce_gradients(model: nn.Module, now: bool) -> None:
         model.set_requires_all_reduce(now)
 
 
+def reshard(model: nn.Module) -> None:
+    """Forget parameters that were gathered and are still there after a pass without gradients: they are to change."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _mesh(world: World) -> DeviceMesh:
     names = world.device_mesh.mesh_dim_names or ()
     return world.device_mesh["replicate", "shard"] if "replicate" in names else world.device_mesh["shard"]

@@ -41,6 +41,16 @@ class Content(ABC):
         """All servers have answered; `fresh`: whether each took it in, or had taken in the task before."""
 
 
+class Nothing(Content):
+    """Of a rank whose group pushes by its first rank."""
+
+    def begin(self, task: Task, weight: float) -> None:
+        """Nothing is kept."""
+
+    def of(self, server: int, index: int) -> list[Tensor]:
+        return []
+
+
 class _Kept(NamedTuple):
     residual: Tensor
     velocity: Tensor | None

@@ -6,13 +6,14 @@ import time
 from dataclasses import dataclass, field
 
 from disttrain_trainer.parameter_server.client import Servers
+from disttrain_trainer.parameter_server.group import GroupServers
 
 
 @dataclass
 class Rates:
     """Turns counters into figures since they were last asked for."""
 
-    servers: Servers
+    servers: Servers | GroupServers
     _at: float = field(default_factory=time.monotonic)
     _pushes: int = 0
     _pulls: int = 0

@@ -20,6 +20,7 @@ from disttrain_trainer.agent.environment import termination_log
 from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
 from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
+from disttrain_trainer.parameter_server.group import workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots, settings_of
@@ -62,7 +63,7 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
             print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
     described = ServerConfig(
         index=index,
-        workers=config.world_size,
+        workers=workers_of(config),
         training=config.training,
         batch=config.batch,
         settings=settings_of(config),

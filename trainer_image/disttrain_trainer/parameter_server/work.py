@@ -2,34 +2,36 @@
 
     ask for a task -> pull the parameters -> gradients of the task's samples -> push them -> ask for the next one
 
-A worker is a world of one rank: it shares no process group with the others, so that nobody's death is anybody else's.
-The worker of rank 0 leads: it also starts the job, reports it, evaluates and writes the checkpoints, which are those of
-any other layout.
+A worker is a world of one rank, or of the ranks of a pod (group.py), which run this loop together. It shares no process
+group with other workers, so that nobody's death is anybody else's. The first worker leads: it also starts the job,
+reports it, evaluates and writes the checkpoints, which are those of any other layout.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Pushed
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
-from disttrain_trainer.data.batches import load_microbatch
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
-from disttrain_trainer.parameter_server.content import Content, Gradients, build_content
+from disttrain_trainer.parameter_server.content import Content, Gradients, Nothing, build_content
 from disttrain_trainer.parameter_server.figures import Rates
+from disttrain_trainer.parameter_server.group import GroupServers, worker_of
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.pieces import Pieces, trained
 from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
 from disttrain_trainer.parameter_server.tables import Tables, let_go, tables_of
@@ -44,6 +46,8 @@ from disttrain_trainer.state import State
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import (
     accumulate_gradients,
+    clip_gradients,
+    load_step,
     open_checkpoints,
     run_evaluation,
     save,
@@ -52,19 +56,15 @@ from disttrain_trainer.train import (
 )
 
 
-def alone(config: Config) -> Config:
-    """The config of a world of this worker alone."""
-    return replace(config, rank=0, world_size=1, mesh=Mesh())
-
-
 def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
     """Raises InvalidConfiguration where tables meet settings that are about whole parameters."""
-    compression = config.job.parallelism.data_parallel.compression
-    settings = {
-        "parameterServer.push: Parameters": settings_of(config).push is Pushed.PARAMETERS,
+    compression, settings = config.job.parallelism.data_parallel.compression, settings_of(config)
+    given = {
+        "parameterServer.push: Parameters": settings.push is Pushed.PARAMETERS,
+        "parameterServer.groupReduce": settings.group_reduce is not None,
         "compression": compression is not None,
     }
-    for name in (name for name, given in settings.items() if given and tables):
+    for name in (name for name, is_given in given.items() if is_given and tables):
         raise InvalidConfiguration(
             f"`parallelism.dataParallel.{name}` does not go with {next(iter(tables))} of an embedding with sparse=True,"
             " of which workers push the rows of their batch alone: remove one of the two"
@@ -74,7 +74,7 @@ def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
 def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
     """Work until the job has done its last step; the State holds the parameters pulled last. Raises TrainerError.
 
-    world: of this worker alone.
+    config: of the job. world: of this worker's ranks.
     """
     state = build_state(config, world)
     if expert_layers(state.module):
@@ -82,27 +82,21 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
             f"`parallelism.dataParallel.mode` ParameterServer: {type(state.module).__name__} has layers with experts: "
             "how busy each is is counted over all workers in each step; use AllReduce"
         )
-    state.sampler = replace(state.sampler, replicas=config.world_size)
-    seed_everything(config.training.seed, 1 + config.rank)
-    named = {name: value for name, value in state.module.named_parameters() if value.requires_grad}
-    for parameter in named.values():
-        parameter.data = parameter.data.contiguous()
-    key = key_of(config.token, config.job.uid, config.attempt)
-    patience = config.timeout.total_seconds()
-    replaceable = goes_on_from_snapshots(config)
+    number, replicas = worker_of(config), config.mesh.data_parallel
+    state.sampler = replace(state.sampler, replicas=replicas)
+    replica, stage = number * world.replicas + world.replica, world.mesh.coordinates(world.rank)["pipeline"]
+    seed_everything(config.training.seed, 1 + replica + replicas * stage)
     modules = tables_of(state.module)
     require_plain_pushes(config, modules)
-    widths = {name: named[name].shape[1] for name in modules}
-    servers = Servers(config.servers, key, config.rank, named, lambda: stop.requested, patience, replaceable, widths)
-    content = build_content(config, servers.placement, named, state)
-    worker = Worker(config, world, state, servers, content, Tables(modules, servers.pull_rows))
+    worker = connect(config, world, state, modules, stop)
+    servers = worker.servers
     stop.loop_started(config.grace_seconds)
     try:
         welcome = servers.hello(len(state.data.training))
-        leader = begin(worker, welcome, reporter) if config.rank == LEADER else None
+        leader = begin(worker, welcome, reporter) if number == LEADER else None
         if leader is None:
             for name in modules:
-                let_go(named[name])
+                let_go(state.module.get_parameter(name))
             reporter.update(total_steps=config.training.steps)
         run(worker, leader)
     finally:
@@ -110,15 +104,42 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
     return state
 
 
+def connect(config: Config, world: World, state: State, tables: Mapping[str, nn.Module], stop: StopRequest) -> Worker:
+    """This rank of a worker, with the servers of the state's trained parameters. tables: the modules of which workers
+    pull rows, by the name of the parameter."""
+    named = trained(state)
+    for parameter in named.values():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.contiguous()
+    widths = {name: named[name].shape[1] for name in tables}
+
+    def to_servers_of(parameters: Mapping[str, nn.Parameter]) -> Servers:
+        key = key_of(config.token, config.job.uid, config.attempt)
+        patience = config.timeout.total_seconds()
+        return Servers(
+            config.servers, key, worker_of(config), parameters, lambda: stop.requested, patience,
+            goes_on_from_snapshots(config), widths,
+        )  # fmt: skip
+
+    if world.size > 1:
+        pieces = Pieces(world, state)
+        group = GroupServers(world, pieces, to_servers_of)
+        content = build_content(config, group.placement, pieces.whole, state) if world.first else Nothing()
+        return Worker(config, world, state, group, content, Tables({}, group.pull_rows))
+    servers = to_servers_of(named)
+    content = build_content(config, servers.placement, named, state)
+    return Worker(config, world, state, servers, content, Tables(tables, servers.pull_rows))
+
+
 @dataclass
 class Worker:
-    """One worker. `norm`: of its last gradient, before clipping."""
+    """One worker, as one of its ranks has it. `norm`: of its last gradient, before clipping."""
 
     config: Config
     world: World
-    """Of this rank alone."""
+    """Of this worker's ranks."""
     state: State
-    servers: Servers
+    servers: Servers | GroupServers
     content: Content
     tables: Tables
     norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -127,7 +148,7 @@ class Worker:
 
     @property
     def among(self) -> World:
-        """This worker among the others, for names and counts; not for talking to them."""
+        """This rank among those of all workers, for names and counts; not for talking to them."""
         return replace(self.world, rank=self.config.rank, size=self.config.world_size)
 
     @property
@@ -143,7 +164,7 @@ class Worker:
     @property
     def ready_early(self) -> dict[str, torch.nn.Parameter]:
         """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
-        if self.updates or self.config.training.max_gradient_norm is not None:
+        if self.world.size > 1 or self.updates or self.config.training.max_gradient_norm is not None:
             return {}
         return {
             name: parameter
@@ -154,30 +175,35 @@ class Worker:
     def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
         assert answer.task is not None
-        state, task = self.state, answer.task
+        state, world, task = self.state, self.world, answer.task
         self.tables.pulled(whole=False)
         begin = time.monotonic()
-        slots = state.sampler.microbatches(answer.cursor, task.part)
-        microbatches = [load_microbatch(state.data.training, slot, self.world.device.torch) for slot in slots]
+        microbatches = load_step(state, world, answer.cursor, task.part * world.replicas)
         self.loading_seconds = time.monotonic() - begin
-        weight = sum(microbatch.weight for microbatch in microbatches)
-        samples = sum(microbatch.samples for microbatch in microbatches)
+        own_weight = sum(microbatch.weight for microbatch in microbatches)
+        own_samples = sum(microbatch.samples for microbatch in microbatches)
+        weight, samples = world.sum(own_weight * world.speaks, own_samples * world.speaks)
         if self.updates:
             scatter_states(state, self.servers.fetch())
         self.content.begin(task, weight)
         # The mean over this part; the servers weigh it by the part's weight.
         pushing = self.servers.begin_push(task, weight, pulled, answer.floor, self.content)
         with watched(self.ready_early, len(microbatches), pushing.ready):
-            loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, replicas=1)
+            own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+        (loss,) = world.sum(float(own_loss) * world.speaks)
         self._settle_gradients()
         if self.updates and weight > 0:
             self._update(task)
         self.sent_bytes += self.servers.end_push(pushing, self.content)
         state.optimizer.zero_grad()
-        return task, float(loss) * weight, weight, samples
+        return task, loss * weight, weight, samples
 
     def _settle_gradients(self) -> None:
         """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
+        if self.world.size > 1:
+            if self.norm_is_ours:
+                self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)
+            return
         rows = self.tables.take_gradients()
         if isinstance(self.content, Gradients):
             self.content.rows = rows
@@ -205,7 +231,7 @@ class Worker:
 
 @dataclass
 class Leader:
-    """What the worker of rank 0 does besides."""
+    """What the first worker does besides."""
 
     worker: Worker
     checkpoints: Checkpoints | None
@@ -214,23 +240,24 @@ class Leader:
 
     def note(self, results: list[StepResult], pulled: Pulled) -> None:
         """Record and log the steps that are complete."""
-        training, state = self.worker.config.training, self.worker.state
+        worker, training, state = self.worker, self.worker.config.training, self.worker.state
         for result in results:
             if result.step >= state.step:
                 state.step = result.step + 1
                 state.cursor = state.sampler.advance(state.cursor)
             self.metrics.record(
-                loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64),
+                # Metrics sum it over the worker's ranks.
+                loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64) * worker.world.first,
                 weight=result.weight,
                 own_weight=result.weight,
                 gradient_norm=self._norm(result.step, pulled),
                 samples=result.samples,
                 rate=training.optimizer.learning_rate * rate_factor(training.lr_schedule, result.step, training.steps),
-                loading_seconds=self.worker.loading_seconds,
+                loading_seconds=worker.loading_seconds,
                 routing=None,
-                gradient_bytes=self.worker.sent_bytes,
+                gradient_bytes=worker.sent_bytes,
             )
-            self.worker.sent_bytes = 0
+            worker.sent_bytes = 0
             if result.step + 1 == training.steps or (result.step + 1) % training.logging.interval == 0:
                 self.metrics.log(result.step + 1)
 
@@ -266,7 +293,8 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     config, state, servers = worker.config, worker.state, worker.servers
     checkpoints = open_checkpoints(config, worker.world, state, reporter)
     metrics = start_metrics(config, worker.among, state, reporter)
-    metrics.figures = Rates(servers).figures
+    of_layout, rates = metrics.figures, Rates(servers)
+    metrics.figures = lambda: {**of_layout(), **rates.figures()}
     if welcome.started:
         state.step, state.cursor = welcome.step, welcome.cursor
     else:

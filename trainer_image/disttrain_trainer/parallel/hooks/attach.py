@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel
+from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_trainer.compression.blocks import INT8, ONE_BIT
 from disttrain_trainer.config import Config
 from disttrain_trainer.mesh import World
@@ -19,9 +19,10 @@ _FORMATS = {CompressionName.FP16: torch.float16, CompressionName.BF16: torch.bfl
 
 def attach_gradient_sum(model: nn.Module, config: Config, world: World) -> GradientSum | None:
     """The way the model's gradients are summed, as its hook where it needs one; None where DDP does not sum them."""
-    if not isinstance(model, DistributedDataParallel):
-        return None
     settings = config.job.parallelism.data_parallel
+    if not isinstance(model, DistributedDataParallel) or settings.mode is DataParallelMode.PARAMETER_SERVER:
+        # A group of ranks that pushes to servers sums within its pod, where nothing needs to be left out.
+        return None
     group = world.device_mesh.get_group("replicate")
     if settings.all_reduce is AllReduce.BACKEND and settings.compression is None:
         trained = (parameter for parameter in model.parameters() if parameter.requires_grad)

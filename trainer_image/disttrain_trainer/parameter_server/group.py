@@ -1,0 +1,145 @@
+"""The ranks of a pod as one worker: they share tasks and sum their gradients; their first rank talks to the servers.
+
+Such a group has a process group of its own, in which the trainer works as in any other layout, and which no other
+group's death concerns. Its ranks meet in a file of the pod, which needs no port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from disttrain_api.mesh import Mesh
+from disttrain_api.names import Env
+from disttrain_trainer.agent.environment import meeting_file
+from disttrain_trainer.config import Config
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
+from disttrain_trainer.parameter_server.content import Content
+from disttrain_trainer.parameter_server.pieces import Pieces, States
+from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.parameter_server.wire import Message
+
+T = TypeVar("T")
+
+# The first rank may wait for the servers as long as they live, and the others wait for it.
+_PATIENCE = timedelta(days=1000)
+
+
+def group_mesh(config: Config) -> Mesh:
+    """The mesh of the ranks that are one worker; of the job's config or of a group's."""
+    return Mesh.of_group(config.job.parallelism, config.local_world_size)
+
+
+def workers_of(config: Config) -> int:
+    """How many workers the servers know: each is a group of ranks, which may be one. config: of the job."""
+    return config.world_size // group_mesh(config).world_size
+
+
+def worker_of(config: Config) -> int:
+    """The worker that this rank belongs to. config: of the job."""
+    return config.rank // group_mesh(config).world_size
+
+
+def in_group(config: Config) -> Config:
+    """The config of the world of this rank's group. Raises InvalidConfiguration where its ranks cannot meet."""
+    mesh = group_mesh(config)
+    alone = mesh.world_size == 1
+    if config.report_dir is None and not alone:
+        raise InvalidConfiguration(f"{Env.REPORT_DIR} is not set, but the ranks of a pod meet in it as one worker")
+    meeting = None if alone or config.report_dir is None else meeting_file(config.report_dir)
+    rank = config.rank % mesh.world_size
+    return replace(config, rank=rank, world_size=mesh.world_size, mesh=mesh, meeting=meeting)
+
+
+class GroupPushing(NamedTuple):
+    """A push of a group that has not begun."""
+
+    task: Task
+    weight: float
+    pulled: Pulled
+    floor: int
+
+    def ready(self, name: str) -> None:
+        """A rank's gradient is complete, the group's is not."""
+
+
+class GroupServers:
+    """The servers as the ranks of a group see them: as Servers, but every method is a collective call of the group.
+
+    A TrainerError of the first rank is raised on every rank.
+    """
+
+    def __init__(self, world: World, pieces: Pieces, connect: Callable[[dict[str, nn.Parameter]], Servers]) -> None:
+        """`connect`: to the servers of these parameters; called on the first rank."""
+        self._world, self._pieces = world, pieces
+        self._waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._servers = connect(dict(pieces.whole)) if world.first else None
+        self.placement = world.from_first(lambda: self._servers.placement if self._servers else ())
+        """As of Servers."""
+        self.lost: list[int] = []
+        """As of Servers; known on the first rank, as figures are."""
+
+    def hello(self, samples: int) -> Welcome:
+        return self._first(lambda servers: servers.hello(samples))
+
+    def load(self, states: States) -> None:
+        """`states`: this rank's part of the optimizer's."""
+        whole = self._pieces.gather(states)
+        self._first(lambda servers: servers.load(whole))
+
+    def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
+        self._first(lambda servers: servers.start(step, cursor, hold_at))
+
+    def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
+        return self._first(lambda servers: servers.next(done, hold_at))
+
+    def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
+        pulled, self.lost = self._first(lambda servers: (servers.pull(complete, whole=whole), servers.lost))
+        self._pieces.spread()
+        return pulled
+
+    def pull_rows(self, name: str, places: Tensor) -> Tensor:
+        """Refused where a group begins: row hooks ask for what one rank needs."""
+        raise NotImplementedError(f"rows of {name} for a group")
+
+    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> GroupPushing:
+        """What is to be pushed when the group's gradients have been put together."""
+        return GroupPushing(task, weight, pulled, floor)
+
+    def end_push(self, pushing: GroupPushing, content: Content) -> int:
+        """The gradients of the group's ranks, once; `content`: of the first rank. Returns the bytes that it sends."""
+        self._pieces.gather_gradients()
+        task, weight, pulled, floor = pushing
+        return self._first(lambda servers: servers.push(task, weight, pulled, floor, content))
+
+    def fetch(self) -> States:
+        """This rank's part of the optimizer's state."""
+        found: list[States] = []
+        self._first(lambda servers: found.append(servers.fetch()))
+        return self._pieces.spread_states(found[0] if found else {})
+
+    def figures(self) -> list[Message]:
+        return self._first(lambda servers: servers.figures())
+
+    def finish(self) -> None:
+        self._first(lambda servers: servers.finish())
+
+    def close(self) -> None:
+        """Not collective: a rank may be gone."""
+        if self._servers is not None:
+            self._servers.close()
+
+    def _first(self, ask: Callable[[Servers], T]) -> T:
+        def work() -> T:
+            assert self._servers is not None
+            return ask(self._servers)
+
+        return self._world.from_first(work, self._waiting)
