@@ -101,7 +101,7 @@ def run_step(
     exchange = state.gradient_sum or state.replicas
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0),
+        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0, len(microbatches)),
         gradient_bytes=exchange and exchange.bytes,
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def run_step(
 
 
 def load_step(state: State, world: World) -> list[Microbatch]:
-    """This rank's microbatches of the next global batch; none in the middle of a pipeline."""
+    """This rank's microbatches of the next global batch; none where it uses none, in the middle of a pipeline."""
     if not state.takes_samples:
         return []
     slots = state.sampler.microbatches(state.cursor, world.replica)
@@ -133,9 +133,9 @@ def accumulate_gradients(
     `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
     over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
+    state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
     if state.pipeline is not None:
         return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
-    auxiliary = state.precision.scaled_one() * (replicas / samples)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
@@ -143,7 +143,7 @@ def accumulate_gradients(
             with (
                 state.precision.autocast(),
                 offload(state.precision.device, state.offload_activations),
-                state.routing.microbatch(batch.weights, auxiliary),
+                state.routing.microbatch(batch.weights),
             ):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
             state.precision.backward(loss * replicas)

@@ -11,8 +11,9 @@ from disttrain_trainer.device import Device
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.activations import offload, recompute
-from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.expert import spread_experts
 from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
@@ -38,6 +39,7 @@ def build_pipeline(
     world: World,
     loss: WeightedLoss,
     precision: MixedPrecision,
+    routing: RoutingOfStep,
     sample: Callable[[], Tensor],
 ) -> Pipeline:
     """Cut `module` (in place) down to the layers of this rank, and arrange them as stages.
@@ -46,11 +48,6 @@ def build_pipeline(
     Raises InvalidConfiguration where the model cannot be cut so.
     """
     training, parallelism = config.training, config.job.parallelism
-    if expert_layers(module):
-        raise InvalidConfiguration(
-            f"`parallelism.pipelineParallelDegree`: {type(module).__name__} has layers with experts, which a pipeline "
-            "cannot have yet; use `dataParallelShardDegree` and `expertParallelDegree`"
-        )
 
     def seconds_of(layers: Layers) -> list[float]:
         if training.model.meta_device:
@@ -62,6 +59,7 @@ def build_pipeline(
 
     split = split_layers(module, parallelism, seconds_of)
     share_layers(module, parallelism, world)
+    experts = spread_experts(module, parallelism, world)
     indices = index_of_stage(parallelism)
     holders = holders_of(split, indices)
     sharded = is_sharded(training, world)
@@ -87,7 +85,7 @@ def build_pipeline(
     names = names_of(module)
     if sharded:
         for number, stage in stages.items():
-            shard(stage, own[number], training, world)
+            shard(stage, own[number], training, world, experts)
         retie(module, names, layers)
     give_values(module, training, world)
     groups, copies = _shared(names, holders, module, world)
@@ -97,6 +95,7 @@ def build_pipeline(
         world=world,
         loss=loss,
         precision=precision,
+        routing=routing,
         passes=config.batch.accumulation,
         shared=groups,
         copies=copies,

@@ -18,8 +18,10 @@ from disttrain_api.pipeline import index_of_stage, microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
+from disttrain_trainer.parallel.pipeline.experts import tell_experts
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
 from disttrain_trainer.parallel.sharded import reduce_gradients
@@ -37,6 +39,8 @@ class Pipeline:
     world: World
     loss: WeightedLoss
     precision: MixedPrecision
+    routing: RoutingOfStep
+    """What layers with experts are told of the microbatch that is computed."""
     passes: int
     """Passes through the pipeline in an optimizer step: the accumulation."""
     shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
@@ -125,6 +129,8 @@ class Pipeline:
         ]
         for stage in stages:
             self._clock.watch(stage)
+            if self.routing.layers:
+                tell_experts(stage, self.routing, lambda number: self._batches[number].weights)
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:
