@@ -32,6 +32,8 @@ import torch
 from disttrain_api.report import RankReport
 
 ROOT = Path(__file__).parents[3]
+SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
+"""Whether the long variants run (`make soak`): all combinations, where otherwise each part of one runs somewhere."""
 WITHIN_SECONDS = 120.0
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute. A test's own
 # limit is 300 s.
