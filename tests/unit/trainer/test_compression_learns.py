@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.unit.trainer.worlds import SOAK, run_cases
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 RANKS = 2
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import SOAK, run_cases
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 # Single precision keeps seven digits, and steps add up what is lost.

@@ -9,7 +9,9 @@ import torch.distributed.checkpoint as dcp
 
 from tests.unit.trainer import local_workers
 from tests.unit.trainer.local_workers import bmuf, diloco, hierarchical, local_sgd, named, simulate
-from tests.unit.trainer.worlds import SOAK, run_cases, small, user
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases, small, user
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 STEPS = 10

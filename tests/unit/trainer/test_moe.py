@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.trainer.worlds import SOAK, run_cases, small, user
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases, small, user
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 
