@@ -40,7 +40,7 @@ run: setup ## Train examples/ddp.yaml on this machine
 
 .PHONY: test
 test: setup lint ## Everything: linters, then all tests, up to a real cluster (TESTS=… for fewer)
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/python -m tests.run $(TESTS)
 
 .PHONY: lint
 lint: setup ## Style, types, and who may import whom

@@ -14,8 +14,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trainer_image")]
 
-from benchmarks import harness
-from benchmarks.trainer_overhead import RANKS, job, run
+from benchmarks import harness, ranks
+from benchmarks.trainer_overhead import RANKS, job
 
 STRATEGIES = {"DDP": {}, "FSDP2": {"dataParallelShardDegree": RANKS}}
 STEPS_BETWEEN = 3
@@ -32,7 +32,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         training["checkpoint"] = {"keepLatest": 1}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "job.json").write_text(json.dumps(described))
-            printed = run(Path(folder), "benchmarks.saving_rank", str(repeats), str(STEPS_BETWEEN))
+            printed = ranks.run(Path(folder), "benchmarks.saving_rank", RANKS, str(repeats), str(STEPS_BETWEEN))
         pairs = [tuple(map(float, line.split())) for line in printed.splitlines()]
         yield harness.row(f"{name}: stall", "s", [stall for stall, _ in pairs], [waited for _, waited in pairs])
 

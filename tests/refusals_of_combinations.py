@@ -27,17 +27,6 @@ COMBINATION_REFUSALS = (
         "the model 'mlp' has no experts: `expertParallelDegree` must be 1, found 2; use `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2}},
     ),
-    Refusal(
-        "ExpertsWithPipeline",
-        f"{PARALLELISM}.expertParallelDegree",
-        "`expertParallelDegree` 2 does not go with `pipelineParallelDegree` 2: experts in the stages of a pipeline are"
-        " not built yet",
-        {
-            "workers": {"replicas": 4},
-            "parallelism": {"expertParallelDegree": 2, "dataParallelShardDegree": 2, "pipelineParallelDegree": 2},
-            "training": {"model": {"entrypoint": "a:b", "name": None}},
-        },
-    ),
     *(
         Refusal(
             f"{field[0].upper()}{field[1:]}NeedsTensor",
@@ -115,6 +104,11 @@ COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
             "model": {"name": "gpt", "config": {"experts": 4, "expertsPerToken": 1, "capacityFactor": 1.25}},
             "data": {"name": "text"},
         },
+    },
+    "experts in a pipeline": {
+        "workers": {"replicas": 4},
+        "parallelism": {"pipelineParallelDegree": 2, "dataParallelShardDegree": 2, "expertParallelDegree": 2},
+        "training": {"model": {"name": "gpt", "config": {"experts": 4}}, "data": {"name": "text"}},
     },
     "a process with two GPUs": {
         "workers": {"gpusPerPod": 2, "processesPerPod": 1},

@@ -105,6 +105,16 @@ PIPELINE_REFUSALS = (
             {"parallelism": {"dataParallelShardDegree": 2}, "workers": {"replicas": 4}},
         ),
     ),
+    Refusal(
+        "ExpertsWithSplitBackward",
+        "spec.parallelism.expertParallelDegree",
+        "`expertParallelDegree` does not go with schedule 'InterleavedZeroBubble', which computes gradients of"
+        " inputs and of parameters apart: FSDP2 does not see those of the parameters; use Interleaved1F1B",
+        merge(
+            piped({"model": {"entrypoint": "a:b", "name": None}}, schedule="InterleavedZeroBubble"),
+            {"parallelism": {"tensorParallelDegree": 2, "expertParallelDegree": 2}, "workers": {"replicas": 4}},
+        ),
+    ),
 )
 
 FLUSHLESS_REFUSALS = (

@@ -62,8 +62,6 @@ def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[P
         yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
     elif (parallelism.devices_per_process or 1) > 1:
         yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
-    elif stages_of(parallelism) > 1:
-        yield path, "experts in the stages of a pipeline are not built yet: leave one of the two out"
     elif parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
         yield path, "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.unit.trainer import test_moe as moe
-from tests.unit.trainer.layouts import LAYOUTS, TRAININGS
+from tests.unit.trainer.layouts import ALL_LAYOUTS as LAYOUTS
+from tests.unit.trainer.layouts import TRAININGS
 from tests.unit.trainer.test_gradient_sums import DOUBLE, LOSSY, SENDS_ALL, WIDE
 from tests.unit.trainer.worlds import run_cases
 
@@ -99,7 +100,7 @@ def test_offloaded_parameters_lie_in_pinned_memory(alone, together, layout):
 def experts(tmp_path_factory):
     cases = {
         name: [{"training": moe.TRAININGS[training] | changes, "parallelism": parallelism}]
-        for name, (ranks, training, parallelism, changes) in moe.LAYOUTS.items()
+        for name, (ranks, training, parallelism, changes) in moe.ALL_LAYOUTS.items()
         if ranks == 2
     }
     for name in FORMATS:
@@ -109,9 +110,9 @@ def experts(tmp_path_factory):
 
 
 @pytest.mark.gpu_path("expert parallelism")
-@pytest.mark.parametrize("layout", [name for name, (ranks, *_) in moe.LAYOUTS.items() if ranks == 2])
+@pytest.mark.parametrize("layout", [name for name, (ranks, *_) in moe.ALL_LAYOUTS.items() if ranks == 2])
 def test_experts_equal_one_process(alone, experts, layout):
-    require_equal(alone[f"experts, {moe.LAYOUTS[layout][1]}"], experts[layout])
+    require_equal(alone[f"experts, {moe.ALL_LAYOUTS[layout][1]}"], experts[layout])
 
 
 FORMATS = ("FP32, dp2", "FP32, fsdp2 + ep2", "FP16, dp2", "BF16, dp2", "BF16, fsdp2 + ep2")

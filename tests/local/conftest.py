@@ -40,13 +40,13 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end\n{self.stderr}") from None
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, *, pause: float = 0.02) -> Any:
         """The condition's first answer that is true."""
         deadline = time.monotonic() + GENEROUS
         while not (answer := condition()):
             assert self.process.poll() is None, f"the run ended before: {what}\n{self.stderr}"
             assert time.monotonic() < deadline, f"not within {GENEROUS} s: {what}\n{self.stderr}"
-            time.sleep(0.02)
+            time.sleep(pause)
         return answer
 
     def signal(self, number: signal.Signals) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.unit.trainer.worlds import SOAK
+
 from .conftest import Workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -16,11 +18,14 @@ UNIFORM_BYTES = math.log(256)
 ELSEWHERE = ("-gpu", "-cluster")
 # test_training.py and test_collectives.py have them, in more detail.
 RUN_ELSEWHERE = {"ddp", "collectives"}
+# tests/e2e runs them to the same end on a cluster.
+RUN_ON_A_CLUSTER = {"fsdp-tensor", "pipeline", "moe"}
 
 
 def names() -> list[str]:
     found = (path.stem for path in EXAMPLES.glob("*.yaml"))
-    return sorted(name for name in found if not name.endswith(ELSEWHERE) and name not in RUN_ELSEWHERE)
+    elsewhere = RUN_ELSEWHERE if SOAK else RUN_ELSEWHERE | RUN_ON_A_CLUSTER
+    return sorted(name for name in found if not name.endswith(ELSEWHERE) and name not in elsewhere)
 
 
 @pytest.mark.parametrize("name", names())

@@ -44,11 +44,15 @@ from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.rotation import figure_name, kept
+from disttrain_trainer.shares import without_others
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
 from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
 from disttrain_trainer.step_writer import METADATA_FILE, StepWriter, reader_of
 from disttrain_trainer.storage import full_is_an_error, require_shared, steps_in
+
+_ALIKE = ("model", "optimizer")
+"""Parts that several ranks have the same tensors of."""
 
 
 class Checkpoints:
@@ -112,9 +116,10 @@ class Checkpoints:
             return
         manifest = self._manifest(state.step, figures)
         with saved_replica(state, self._world.rank) as own:
-            # Alike tensors are written by whichever rank has least to write, so buffers must be alike, too.
+            # Of alike tensors each rank writes some, so buffers must be alike, too.
             share_buffers(state.module, self._world)
             contents = _contents(state, self._world.rank) | kept_gradients(state, self._world.rank) | own
+            contents |= {part: without_others(contents[part], self._world) for part in _ALIKE}
             if wait or self._copier is None:
                 self.latest = self._write(contents, manifest)
             else:

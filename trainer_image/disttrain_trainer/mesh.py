@@ -61,8 +61,13 @@ class World:
     @property
     def speaks(self) -> bool:
         """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
+        return self.mesh.coordinates(self.rank)["pipeline"] == self.output_index and self.computes_first
+
+    @property
+    def computes_first(self) -> bool:
+        """Whether this rank counts where every layer of a replica counts once: it is the first to compute its own."""
         at = self.mesh.coordinates(self.rank)
-        return at["pipeline"] == self.output_index and not (at["context"] or at["tensor"])
+        return not (at["context"] or at["tensor"])
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""

@@ -10,6 +10,7 @@ The order and its reasons:
 7. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
 """
 
+from functools import partial
 from importlib import import_module
 
 from torch import Tensor, nn
@@ -60,9 +61,11 @@ def build_state(config: Config, world: World) -> State:
     work = work_of(module)
     precision, loss = build_precision(training, world), build_loss(training.loss, training.compile)
     sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
+    routing = watch_routing(module, world)
     model, pipeline = module, None
     if world.mesh.pipeline > 1:
-        pipeline = build_pipeline(module, config, world, loss, precision, lambda: _first_inputs(data, sampler, world))
+        first_inputs = partial(_first_inputs, data, sampler, world)
+        pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs)
     else:
         model = parallelise(module, config, world)
     optimizer = build_optimizer(training.optimizer, module.parameters())
@@ -75,7 +78,7 @@ def build_state(config: Config, world: World) -> State:
         precision=precision,
         loss=loss,
         data=data,
-        routing=watch_routing(module),
+        routing=routing,
         sampler=sampler,
         gradient_sum=attach_gradient_sum(model, config, world),
         replicas=build_replicas(module, optimizer, config, world),

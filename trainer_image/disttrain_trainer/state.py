@@ -51,5 +51,5 @@ class State:
 
     @property
     def takes_samples(self) -> bool:
-        """Whether this rank uses the samples of its replica: their inputs, or their targets."""
-        return self.pipeline is None or self.pipeline.first or self.pipeline.last
+        """Whether this rank uses its replica's samples: their inputs, their targets, or which of them are padding."""
+        return self.pipeline is None or self.pipeline.first or self.pipeline.last or self.routing.layers > 0

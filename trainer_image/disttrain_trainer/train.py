@@ -112,7 +112,7 @@ def run_step(
     exchange = state.gradient_sum or state.replicas
     metrics.record(
         loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0),
+        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0, len(microbatches)),
         gradient_bytes=exchange and exchange.bytes,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def do_what_is_due(
 
 
 def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
-    """This rank's microbatches of the global batch at `cursor`; none in the middle of a pipeline.
+    """This rank's microbatches of the global batch at `cursor`; none where it uses none, in the middle of a pipeline.
 
     first_replica: of the job's, the one that the first replica of this world is.
     """
@@ -156,9 +156,9 @@ def accumulate_gradients(
     `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
     over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
+    state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
     if state.pipeline is not None:
         return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
-    auxiliary = state.precision.scaled_one() * (replicas / samples)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
@@ -166,7 +166,7 @@ def accumulate_gradients(
             with (
                 state.precision.autocast(),
                 offload(state.precision.device, state.offload_activations),
-                state.routing.microbatch(batch.weights, auxiliary),
+                state.routing.microbatch(batch.weights),
             ):
                 loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
             state.precision.backward(loss * replicas)

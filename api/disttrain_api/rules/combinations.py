@@ -129,18 +129,6 @@ COMBINATION_RULES = (
         values={"model": _MODEL, "degree": _EXPERT},
         reads=("spec.parallelism.expertParallelDegree", "spec.training.model.name"),
     ),
-    Rule(
-        id="ExpertsWithPipeline",
-        path="spec.parallelism.expertParallelDegree",
-        sentence="`expertParallelDegree` {degree:d} does not go with `pipelineParallelDegree` {stages:d}: experts in"
-        " the stages of a pipeline are not built yet",
-        check=lambda spec: when(
-            _expert(spec) > 1 and _pipeline(spec) > 1, degree=_expert(spec), stages=_pipeline(spec)
-        ),
-        cel=f"{_EXPERT} == 1 || {PIPELINE} == 1",
-        values={"degree": _EXPERT, "stages": PIPELINE},
-        reads=("spec.parallelism.expertParallelDegree", "spec.parallelism.pipelineParallelDegree"),
-    ),
     _needs_tensor("sequenceParallel", "sequence_parallel"),
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),

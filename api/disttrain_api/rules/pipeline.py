@@ -164,6 +164,14 @@ PIPELINE_RULES = (
         f"{SHARD} > 1",
     ),
     _not_with_split_backward(
+        "Experts",
+        "spec.parallelism.expertParallelDegree",
+        "`expertParallelDegree`",
+        "FSDP2 does not see those of the parameters",
+        lambda spec: (spec.parallelism.expert_parallel_degree or 1) > 1,
+        "has(self.parallelism.expertParallelDegree) && self.parallelism.expertParallelDegree > 1",
+    ),
+    _not_with_split_backward(
         "Offload",
         "spec.training.offload.parameters",
         "`offload.parameters`",

@@ -1,10 +1,10 @@
 """Layouts of the mesh, and what is trained in each of them: the cases of test_layouts.py."""
 
-from tests.unit.trainer.worlds import small, user
+from tests.unit.trainer.worlds import SOAK, small, user
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
-COMMON = {"steps": 5, "logging": {"interval": 1}, "maxGradientNorm": 0.3}
+COMMON = {"steps": 4, "logging": {"interval": 1}, "maxGradientNorm": 0.3}
 TOKENS = user("double_tokens")
 GPT = {"model": user("double_gpt"), "data": TOKENS}
 
@@ -33,7 +33,7 @@ ACCUMULATE = {"gradientAccumulationSteps": 4}
 ACCUMULATE_2 = {"gradientAccumulationSteps": 2}
 
 # ranks, training, parallelism, changes of the training
-LAYOUTS = {
+ALL_LAYOUTS = {
     "fsdp2": (2, "gpt, SGD", {SHARD: 2}, {}),
     "fsdp2, AdamW, accumulated": (2, "gpt, AdamW", {SHARD: 2}, ACCUMULATE),
     "fsdp2, recomputed": (2, "gpt, AdamW", {SHARD: 2}, FULL),
@@ -135,3 +135,23 @@ LAYOUTS = {
     "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
     "fsdp4": (4, "gpt, untied, smoothed", {SHARD: 4}, {}),
 }
+# Of these every part is in another layout, too.
+_LONG = {
+    "fsdp2, AdamW, accumulated",
+    "fsdp2, recomputed",
+    "fsdp2 of an mlp",
+    "dp2, recomputed",
+    "tp2",
+    "tp2 of an mlp",
+    "dp2 x tp2",
+    "fsdp2 x tp2",
+    "fsdp2, FP32, 20 steps",
+    "tp2, FP32, 20 steps",
+    "pp2 x dp2",
+    "pp2 x tp2",
+    "pp4, Interleaved1F1B",
+    "pp4, InterleavedZeroBubble",
+    "pp2 x dp2 x tp2",
+    "fsdp4",
+}
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}

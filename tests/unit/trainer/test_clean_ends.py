@@ -1,13 +1,11 @@
 """Jobs that have done their work end with exit code 0, every time: gloo's threads can abort a process at its end."""
 
-import os
-
 import pytest
 
 from tests.unit.trainer.layouts import GPT, PIPELINE, SHARD, TENSOR
-from tests.unit.trainer.worlds import job, launch, small, user
+from tests.unit.trainer.worlds import SOAK, job, launch, small, user
 
-RUNS = 20 if os.environ.get("DISTTRAIN_SOAK") else 1
+RUNS = 20 if SOAK else 1
 MOE = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
 KINDS = {
     "replicas": ({}, GPT),

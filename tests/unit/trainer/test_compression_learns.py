@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.unit.trainer.worlds import run_cases
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 RANKS = 2
 
@@ -82,6 +84,7 @@ def test_digits_are_recognised_as_well(digit_results, name):
     assert bytes_at_the_end(plain) >= DIGITS[name][2] * bytes_at_the_end(found)
 
 
+@pytest.mark.skipif(not SOAK, reason="digits show it; `make soak` shows it for text, too")
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_predicted_as_well(text_results, name):
     plain, found = text_results["plain"], text_results[name]

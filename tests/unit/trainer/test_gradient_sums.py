@@ -7,7 +7,9 @@ import torch.distributed.checkpoint as dcp
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, run_cases, small, user
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 STEPS = 6

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases, small, user
+
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 
@@ -37,17 +39,53 @@ TRAININGS = {
     # On two ranks with the same expert, it cannot be cut evenly.
     "two odd experts": small(**COMMON, model=own("double_tagger", count=2, width=5), optimizer=ADAMW),
     "a user's experts": small(**COMMON, model=own("double_tagger"), optimizer=SGD),
+    "four microbatches": small(**COMMON, **moe(), optimizer=ADAMW, gradientAccumulationSteps=4),
+    "four microbatches, untied": small(**COMMON, **moe(tieWeights=False), optimizer=SGD, gradientAccumulationSteps=4),
 }
 SHARD = "dataParallelShardDegree"
 TENSOR = "tensorParallelDegree"
 REPLICATE = "dataParallelReplicateDegree"
+PIPELINE = "pipelineParallelDegree"
 EXPERT = "expertParallelDegree"
+EP2 = {SHARD: 2, EXPERT: 2}
 FULL = {"activationCheckpointing": "Full"}
 SELECTIVE = {"activationCheckpointing": "Selective"}
 OFFLOAD = {"offload": {"parameters": True, "activations": True}}
 
+
+def in_pipeline(schedule: str, microbatches: int = 4, **others: Any) -> dict[str, Any]:
+    """Two ranks of a pipeline."""
+    return {PIPELINE: 2, "pipeline": {"schedule": schedule, "microbatches": microbatches}, **others}
+
+
+# What is one pass through a pipeline are microbatches one after the other in one process.
+ONE_PASS = {"gradientAccumulationSteps": 1}
+
 # ranks, training, parallelism, changes of the training
-LAYOUTS = {
+ALL_LAYOUTS = {
+    **{
+        f"pp2, {schedule}": (2, "four microbatches", in_pipeline(schedule), ONE_PASS | changes)
+        for schedule, changes in {
+            "GPipe": {},
+            "1F1B": FULL,
+            "Interleaved1F1B": {},
+            "LoopedBFS": FULL,
+            "InterleavedZeroBubble": FULL,
+            "ZBVZeroBubble": {},
+            "DualPipeV": {},
+        }.items()
+    },
+    "pp2, 1F1B, two passes": (2, "four microbatches", in_pipeline("1F1B", 2), {"gradientAccumulationSteps": 2}),
+    "pp4": (4, "four microbatches", {PIPELINE: 4}, ONE_PASS),
+    "pp2 x dp2": (4, "four microbatches", in_pipeline("Interleaved1F1B"), ONE_PASS),
+    "pp2 x fsdp2 + ep2": (4, "four microbatches", in_pipeline("1F1B", **EP2), ONE_PASS | FULL),
+    "pp2 x fsdp2 + ep2, Interleaved1F1B": (
+        4,
+        "four microbatches, untied",
+        in_pipeline("Interleaved1F1B", **EP2),
+        ONE_PASS,
+    ),
+    "pp2 x tp2 + ep2": (4, "four microbatches", in_pipeline("GPipe", **{TENSOR: 2, EXPERT: 2}), ONE_PASS),
     "dp2": (2, "SGD", {}, SELECTIVE),
     "dp2, accumulated": (2, "AdamW, accumulated", {}, {}),
     "fsdp2": (2, "AdamW, accumulated", {SHARD: 2}, FULL),
@@ -69,7 +107,20 @@ LAYOUTS = {
     "dp2 x tp2 + ep2": (4, "SGD", {REPLICATE: 2, TENSOR: 2, EXPERT: 2}, {}),
 }
 
-CHANGES = {
+# Of these every part is in another layout, too.
+LONG = {
+    "dp2",
+    "fsdp2 + ep2",
+    "fsdp2 + ep2, uneven",
+    "fsdp4 + ep2",
+    "fsdp4 + ep4",
+    "dp2 x tp2 + ep2",
+    "pp2, 1F1B, two passes",
+    "pp2 x dp2",
+}
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in LONG}
+
+ALL_CHANGES = {
     "fsdp4 + ep2 to fsdp4 + ep4": ("AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {SHARD: 4, EXPERT: 4}),
     "fsdp4 + ep4 to dp2 x fsdp2 + ep2": (
         "AdamW, accumulated",
@@ -78,12 +129,20 @@ CHANGES = {
     ),
     "fsdp2 x tp2 + ep2 to dp4": ("AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 2}, {}),
     "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
+    "pp2 x fsdp2 + ep2 to fsdp4 + ep4": ("SGD", in_pipeline("GPipe", 1, **EP2), {SHARD: 4, EXPERT: 4}),
+    "dp4 to pp4 of one layer each": (
+        "SGD",
+        {},
+        {PIPELINE: 4, "pipeline": {"schedule": "GPipe", "microbatches": 1}},
+    ),
     "two experts, fsdp4 + ep2 to fsdp4": ("two experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
     "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
 }
 
+LONG_CHANGES = {"fsdp4 + ep2 to fsdp4 + ep4", "fsdp2 x tp2 + ep2 to dp4", "two experts, fsdp4 + ep2 to fsdp4"}
+CHANGES = {name: change for name, change in ALL_CHANGES.items() if SOAK or name not in LONG_CHANGES}
+
 CAPACITY = small(**COMMON, **moe(capacityFactor=0.75), optimizer=SGD)
-EP2 = {SHARD: 2, EXPERT: 2}
 
 
 def single(precision: str) -> dict[str, Any]:
@@ -175,7 +234,7 @@ class TestLayoutsEqualOneProcess:
 
 def test_an_expert_without_tokens_stays_as_it_is(results):
     """And the busiest has every token: twice the mean load, with two of four experts per token."""
-    for name in ("uneven", "fsdp2 + ep2, uneven", "fsdp4 + ep4, uneven"):
+    for name in ("uneven", *(name for name, (_, training, _, _) in LAYOUTS.items() if training == "uneven")):
         contract = results[name]["parameters"]["blocks.0.feed_forward.experts.contract"]
         assert not contract[-1].any()
         assert contract[0].any()

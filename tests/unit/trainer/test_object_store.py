@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 from safetensors.torch import load_file
 
@@ -15,29 +14,24 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.step_manifest import StepManifest, read_manifest
+from tests.object_store import object_store
 from tests.unit.trainer.test_checkpoint import model_at
 from tests.unit.trainer.worlds import free_port, job, launch, small, user
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
 GATED = "tests.unit.trainer.gated_writer"
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 2}, logging={"interval": 1})
-KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 @pytest.fixture(scope="module")
 def environment():
     """The server, and what a template's environment says about it; in this process, too."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {**KEYS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-    with pytest.MonkeyPatch.context() as patch:
+    with object_store(free_port()) as settings, pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
         object_path._connected.cache_clear()
         yield settings
     object_path._connected.cache_clear()
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -138,10 +138,11 @@ def test_padding_changes_neither_the_losses_nor_what_is_computed_of_the_others()
     def gradients(samples: torch.Tensor, weights: list[float]) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         module, step = layer(capacity_factor=1.0, auxiliary_loss_weight=0.5, z_loss_weight=0.5), RoutingOfStep()
         module.step = step
-        with step.microbatch(torch.tensor(weights), torch.tensor(0.5)):
+        step.gradient = torch.tensor(0.5)
+        with step.microbatch(torch.tensor(weights)):
             outputs = module(samples)
         outputs[: len(inputs) - 1].sum().backward()
-        figures = step.take_figures(2.0)
+        figures = step.take_figures(2.0, 1)
         assert figures is not None
         return outputs, [parameter.grad for parameter in module.parameters()], figures.sums
 
@@ -184,8 +185,6 @@ def test_configs_that_contradict_themselves(config, field, message):
          "3 must be a multiple of `expertParallelDegree`, which is 2"),
         ({"experts": 4}, {"devicesPerProcess": 2},
          "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"),
-        ({"experts": 4}, {"pipelineParallelDegree": 2},
-         "experts in the stages of a pipeline are not built yet: leave one of the two out"),
         ({"experts": 4}, {"dataParallel": {"mode": "ParameterServer"}},
          "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"),
         ({"experts": 4}, {"expertParallelDegree": 2, "dataParallelShardDegree": 2}, None),

@@ -32,10 +32,13 @@ import torch
 from disttrain_api.report import RankReport
 
 ROOT = Path(__file__).parents[3]
+SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
+"""Whether the long variants run (`make soak`): all combinations, where otherwise each part of one runs somewhere."""
 WITHIN_SECONDS = 120.0
-# Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute. A test's own
-# limit is 300 s.
-CASES_WITHIN_SECONDS = 280.0
+# Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
+CASES_WITHIN_SECONDS = 580.0
+WORLDS_WITHIN_SECONDS = 2000
+"""Limit of a test whose fixture runs cases in several worlds, one after the other."""
 
 
 def job(training: dict[str, Any], uid: str = "uid-1", parallelism: dict[str, Any] | None = None) -> dict[str, Any]:

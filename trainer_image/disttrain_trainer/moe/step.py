@@ -19,18 +19,23 @@ class RoutingFigures:
     """What a step's routing was like; tensors stay on the device."""
 
     sums: Tensor
-    """[4], this rank's part of: load-balancing loss and z-loss (means over tokens and layers), assignments dropped,
-    assignments."""
+    """[5], this rank's part of: load-balancing loss and z-loss (means over tokens, summed over layers), assignments
+    dropped, assignments, layers."""
     loads: list[Tensor]
-    """For each layer [E]: assignments of all ranks to each expert."""
+    """For each layer of this rank [E]: assignments of all ranks to each expert."""
 
     def metrics(self, world: World) -> dict[str, float]:
         """Figures of all ranks by their name in metrics.jsonl; called by all ranks together."""
-        balance, z, dropped, chosen = world.sum_tensor(self.sums * world.speaks).tolist()
+        balance, z, dropped, chosen, layers = world.sum_tensor(self.sums * world.computes_first).tolist()
+        layers /= world.replicas
+        busiest = max((imbalance(load) for load in self.loads), default=0.0)
+        if world.mesh.pipeline > 1:
+            # Each of its ranks knows its own layers only.
+            busiest = float(world.max_tensor(torch.tensor(busiest, dtype=torch.float64)))
         return {
-            "moe/load_balancing_loss": balance,
-            "moe/z_loss": z,
-            "moe/max_load_over_mean": max(imbalance(load) for load in self.loads),
+            "moe/load_balancing_loss": balance / layers,
+            "moe/z_loss": z / layers,
+            "moe/max_load_over_mean": busiest,
             "moe/dropped_fraction": dropped / max(chosen, 1.0),
         }
 
@@ -38,26 +43,38 @@ class RoutingFigures:
 class RoutingOfStep:
     """Shared by all layers of a model: what they are told of a microbatch, and the figures of a step's microbatches."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 1, group: dist.ProcessGroup | None = None) -> None:
+        """layers: with experts, of the whole model; group: the ranks that compute the same layers, None for all."""
         self.gradient = torch.ones(())
         """What a sample's auxiliary loss weighs in the loss that the backward pass starts from."""
-        self._weights = torch.ones(0)
+        self.layers = layers
+        self._group = group
+        self._weights: Tensor | None = None
         self._counting = False
-        self._microbatches = 0
         self._sums: list[Tensor] = []
         self._loads: dict[int, Tensor] = {}
 
-    @contextmanager
-    def microbatch(self, weights: Tensor, gradient: Tensor) -> Iterator[None]:
-        """A forward pass runs inside; its backward pass comes before the next one.
+    @property
+    def told(self) -> bool:
+        """Whether a microbatch is being computed; a pipeline tries its layers without one, to learn shapes."""
+        return self._weights is not None
 
-        weights: those of the samples, [B], 0 for padding; gradient: see the attribute.
+    @contextmanager
+    def microbatch(self, weights: Tensor) -> Iterator[None]:
+        """A forward pass runs inside; its backward pass comes before the next one, or inside of `again`.
+
+        weights: those of the samples, [B], 0 for padding.
         """
-        self._weights, self.gradient, self._counting = weights, gradient, True
+        self._weights, self._counting = weights, True
         yield
         # Recomputation calls the layers again, in the backward pass.
         self._counting = False
-        self._microbatches += 1
+
+    @contextmanager
+    def again(self, weights: Tensor) -> Iterator[None]:
+        """The backward pass of a microbatch runs inside, after others were computed (pipelines)."""
+        self._weights = weights
+        yield
 
     def counted(self, tokens: int) -> Tensor:
         """[tokens] of bool: False for the tokens of padding."""
@@ -65,6 +82,7 @@ class RoutingOfStep:
 
     def mean_over_tokens(self, values: Tensor) -> Tensor:
         """Sum over samples of the mean over a sample's tokens. values: [tokens]."""
+        assert self._weights is not None
         each = len(values) // len(self._weights)
         return (values * self._over(len(values)).to(values.dtype)).sum() / each
 
@@ -76,7 +94,7 @@ class RoutingOfStep:
         chosen = assignments_per_expert(experts, self.counted(len(experts)), count)
         if dist.is_initialized():
             # Ranks of a tensor group have the same tokens; counted as often each, they change no part of the whole.
-            dist.all_reduce(chosen)
+            dist.all_reduce(chosen, group=self._group)
         return chosen
 
     def record(self, layer: int, assignments: Tensor, admitted: Tensor, balance: Tensor, z: Tensor) -> None:
@@ -84,20 +102,26 @@ class RoutingOfStep:
         if not self._counting:
             return
         chosen = self.counted(len(admitted)).sum() * admitted.shape[1]
-        figures = (balance.detach(), z.detach(), chosen - admitted.sum(), chosen)
+        figures = (balance.detach(), z.detach(), chosen - admitted.sum(), chosen, torch.ones_like(chosen))
         self._sums.append(torch.stack([figure.to(torch.float64) for figure in figures]))
         self._loads[layer] = assignments + self._loads.get(layer, 0)
 
-    def take_figures(self, samples: float) -> RoutingFigures | None:
-        """Of all microbatches since the last call; None of a model without experts. `samples`: those of all ranks."""
-        sums, loads, microbatches = self._sums, self._loads, self._microbatches
-        self._sums, self._loads, self._microbatches = [], {}, 0
-        if not sums:
+    def take_figures(self, samples: float, microbatches: int) -> RoutingFigures | None:
+        """Of all microbatches since the last call, whose number on each rank is given; None of a model without experts.
+
+        samples: those of all ranks.
+        """
+        sums, loads = self._sums, self._loads
+        self._sums, self._loads = [], {}
+        if not self.layers:
             return None
-        total = torch.stack(sums).sum(0)
-        total[:2] /= samples * (len(sums) / microbatches)
+        # A rank of a pipeline may hold none of the layers.
+        total = torch.stack(sums).sum(0) if sums else torch.zeros(5, dtype=torch.float64)
+        total[:2] /= samples
+        total[4] /= microbatches
         return RoutingFigures(total, list(loads.values()))
 
     def _over(self, tokens: int) -> Tensor:
         """[tokens]: the weight of each token's sample; samples lie one after the other."""
+        assert self._weights is not None
         return self._weights.repeat_interleave(tokens // len(self._weights))

@@ -7,6 +7,7 @@ these up further among themselves with FSDP2, which also sums their gradients, o
 
 from collections.abc import Iterator
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -25,10 +26,14 @@ def expert_layers(module: nn.Module) -> list[MixtureOfExperts]:
     return [layer for layer in module.modules() if isinstance(layer, MixtureOfExperts)]
 
 
-def watch_routing(module: nn.Module) -> RoutingOfStep:
-    """What the model's layers with experts share in a step; nothing uses it in a model without them."""
-    step = RoutingOfStep()
-    for number, layer in enumerate(expert_layers(module)):
+def watch_routing(module: nn.Module, world: World) -> RoutingOfStep:
+    """What the model's layers with experts share in a step; nothing uses it in a model without them.
+
+    A collective call where they are in a pipeline.
+    """
+    layers = expert_layers(module)
+    step = RoutingOfStep(len(layers), _same_stages(world) if layers and world.mesh.pipeline > 1 else None)
+    for number, layer in enumerate(layers):
         layer.number, layer.step = number, step
     return step
 
@@ -84,6 +89,13 @@ def shard_experts(
         experts.set_gradient_divide_factor(1.0)
         experts.set_force_sum_reduction_for_comms(True)
         experts.set_all_reduce_hook(lambda gradient: gradient.div_(world.replicas))
+
+
+def _same_stages(world: World) -> dist.ProcessGroup:
+    """The ranks with this one's layers. Every rank makes every group, in the same order."""
+    ranks = world.size // world.mesh.pipeline
+    groups = [dist.new_group(range(first, first + ranks)) for first in range(0, world.size, ranks)]
+    return groups[world.mesh.coordinates(world.rank)["pipeline"]]
 
 
 def _mesh(world: World) -> DeviceMesh:

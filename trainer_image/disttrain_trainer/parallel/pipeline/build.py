@@ -12,8 +12,9 @@ from disttrain_trainer.device import Device
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.activations import offload, recompute
-from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.expert import expert_layers, spread_experts
 from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.plan import plans_of
@@ -42,6 +43,7 @@ def build_pipeline(
     world: World,
     loss: WeightedLoss,
     precision: MixedPrecision,
+    routing: RoutingOfStep,
     sample: Callable[[], Tensor],
 ) -> PipelinePart:
     """Cut `module` (in place) down to the layers of this rank, and arrange them as stages.
@@ -50,11 +52,6 @@ def build_pipeline(
     Raises InvalidConfiguration where the model cannot be cut so.
     """
     training, parallelism = config.training, config.job.parallelism
-    if expert_layers(module):
-        raise InvalidConfiguration(
-            f"`parallelism.pipelineParallelDegree`: {type(module).__name__} has layers with experts, which a pipeline "
-            "cannot have yet; use `dataParallelShardDegree` and `expertParallelDegree`"
-        )
 
     def seconds_of(layers: Layers) -> list[float]:
         if training.model.meta_device:
@@ -66,12 +63,14 @@ def build_pipeline(
 
     split = split_layers(module, parallelism, seconds_of)
     share_layers(module, parallelism, world)
+    experts = spread_experts(module, parallelism, world)
     indices = index_of_stage(parallelism)
     holders = holders_of(split, indices)
     sharded = is_sharded(training, world)
     if sharded:
         require_apart(holders, split)
     if is_flushless(parallelism):
+        _require_plain(module)
         _require_untied(holders, names_of(module))
     place = world.mesh.coordinates(world.rank)["pipeline"]
     own = {number: layers for number, layers in enumerate(split) if indices[number] == place}
@@ -93,7 +92,7 @@ def build_pipeline(
     names = names_of(module)
     if sharded:
         for number, stage in stages.items():
-            shard(stage, own[number], training, world)
+            shard(stage, own[number], training, world, experts)
         retie(module, names, layers)
     give_values(module, training, world)
     if is_flushless(parallelism):
@@ -107,10 +106,20 @@ def build_pipeline(
         world=world,
         loss=loss,
         precision=precision,
+        routing=routing,
         passes=config.batch.accumulation,
         shared=groups,
         copies=copies,
     )
+
+
+def _require_plain(module: nn.Module) -> None:
+    """Raises InvalidConfiguration for layers with experts."""
+    if expert_layers(module):
+        raise InvalidConfiguration(
+            f"`parallelism.pipeline.schedule`: {type(module).__name__} has layers with experts: how busy each is is "
+            "counted over a whole step, and stages that are never flushed are in different steps; use another schedule"
+        )
 
 
 def _require_untied(holders: Mapping[nn.Parameter, Sequence[int]], names: Mapping[int, list[str]]) -> None:

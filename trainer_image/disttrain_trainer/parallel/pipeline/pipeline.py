@@ -15,8 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from disttrain_api.pipeline import microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
+from disttrain_trainer.parallel.pipeline.experts import tell_experts
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
@@ -28,6 +30,8 @@ from disttrain_trainer.parallel.tensor import settle_gradients
 class Pipeline(PipelinePart):
     """This rank's stages, and how microbatches flow through them in every step."""
 
+    routing: RoutingOfStep
+    """What layers with experts are told of the microbatch that is computed."""
     passes: int
     """Passes through the pipeline in an optimizer step: the accumulation."""
     shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
@@ -90,6 +94,8 @@ class Pipeline(PipelinePart):
         ]
         for stage in stages:
             self._clock.watch(stage)
+            if self.routing.layers:
+                tell_experts(stage, self.routing, lambda number: self._batches[number].weights)
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:

@@ -1,0 +1,35 @@
+"""`make test`: what runs beside what, and the exit code of both."""
+
+import pytest
+
+from tests.run import main
+
+
+class Started:
+    """Processes that are started, and end at once with the codes that are given."""
+
+    def __init__(self, *codes):
+        self.codes, self.commands = list(codes), []
+
+    def __call__(self, command, cwd, stdout=None, stderr=None):
+        self.commands.append(" ".join(command[3:]))
+        if stdout is not None:
+            stdout.write(b"of the cluster\n")
+        return self
+
+    def wait(self):
+        return self.codes.pop(0)
+
+
+@pytest.mark.parametrize(("own", "cluster", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (1, 2, 1)])
+def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_path, capsys, own, cluster, code):
+    started = Started(own, cluster)
+    assert main(["tests"], started, tmp_path / "made" / "log") == code
+    assert started.commands == ["tests/e2e -p no:cacheprovider", "tests --ignore=tests/e2e"]
+    assert capsys.readouterr().out.endswith("of the cluster\n\n")
+
+
+def test_fewer_tests_are_pytests_own_affair(tmp_path):
+    started = Started(3)
+    assert main(["tests/unit", "-k", "rules"], started, tmp_path / "log") == 3
+    assert started.commands == ["tests/unit -k rules"]

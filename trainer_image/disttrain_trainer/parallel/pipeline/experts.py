@@ -1,0 +1,29 @@
+"""Layers with experts in a pipeline: of several microbatches under way they are told which one is computed."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.pipelining.stage import PipelineStage
+
+from disttrain_trainer.moe.step import RoutingOfStep
+
+Telling = Callable[[Tensor], AbstractContextManager[None]]
+
+
+def tell_experts(stage: PipelineStage, routing: RoutingOfStep, weights_of: Callable[[int], Tensor]) -> None:
+    """From now on, with every pass of the stage. `weights_of`: samples' weights by the number of the microbatch."""
+
+    def told(work: Callable[..., Any], telling: Telling) -> Callable[..., Any]:
+        @wraps(work)
+        def with_weights(number: int, *arguments: Any, **options: Any) -> Any:
+            with telling(weights_of(number)):
+                return work(number, *arguments, **options)
+
+        return with_weights
+
+    stage.forward_one_chunk = told(stage.forward_one_chunk, routing.microbatch)  # type: ignore[method-assign]
+    stage.backward_one_chunk = told(stage.backward_one_chunk, routing.again)  # type: ignore[method-assign]
+    stage.backward_weight_one_chunk = told(stage.backward_weight_one_chunk, routing.again)  # type: ignore[method-assign]
