@@ -1,0 +1,270 @@
+"""Manager, workers and servers in one process, with crashes, lost answers and former lives between any two messages.
+
+The manager, the workers' memory and each server's record of pushes are the real ones; the network is a list.
+"""
+
+import random
+
+import torch
+
+from disttrain_api.batch import Batch
+from disttrain_api.parallelism import ParameterServer, Synchronization
+from disttrain_api.training import Optimizer, OptimizerName, Training
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.parameter_server.gradients import Gradients, Push
+from disttrain_trainer.parameter_server.known import Known, Task, known_of
+from disttrain_trainer.parameter_server.manager import Manager
+from disttrain_trainer.parameter_server.recovery import Memory
+from disttrain_trainer.parameter_server.settings import ServerConfig
+from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.wire import Malformed, Message
+from tests.builders import TRAINING
+
+SILENCE = 5.0
+SAMPLES = 50
+INTERVAL = 4
+SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
+
+
+class Holder:
+    """What one server has taken in, and its last snapshot."""
+
+    def __init__(self, workers):
+        self._workers = workers
+        self.gradients = self.empty()
+        self.snapshot = self.gradients.remembered()
+        self.table = None
+        self.applied = []
+        """Tasks whose update this life and those that it goes on from have made, and not lost."""
+        self.kept = []
+        self.lives = 1
+
+    def empty(self):
+        return Gradients(Shard([torch.zeros(1)], SGD), self._workers, lambda step: 1.0, together=False)
+
+    def take(self, task, floor):
+        if self.gradients.take(Push(task, 1.0, {}, 0, floor)):
+            self.applied.append(task)
+
+    def save(self, table=None):
+        self.snapshot, self.table, self.kept = self.gradients.remembered(), table, list(self.applied)
+
+    def die(self):
+        """Back to the last snapshot; the number of updates that are lost."""
+        lost = len(self.applied) - len(self.kept)
+        self.gradients = self.empty()
+        self.gradients.remember(*self.snapshot)
+        self.applied = list(self.kept)
+        self.lives += 1
+        return lost
+
+
+class Worker:
+    """One worker: what it asks, and what becomes of the answers."""
+
+    def __init__(self, rank, life):
+        self.rank, self.life = rank, life
+        self.memory = Memory(rank, f"{rank}-{life}")
+        self.number = 0
+        self.asked = None
+        self.lease = None
+        self.floor = 0
+        self.epoch = 0
+        self.completed = None
+        self.over = False
+
+    def question(self, kind, **fields):
+        self.number += 1
+        sender = (f"{self.rank}-{self.life}".encode(), b"%d" % self.number)
+        self.asked = (sender, Message(kind, {"worker": self.rank, "life": self.memory._fields["life"], **fields}))
+
+
+class Simulation:
+    def __init__(self, seed, workers, servers, steps, synchronization, staleness):
+        self.chance = random.Random(seed)
+        self.workers, self.steps, self.staleness = workers, steps, staleness
+        self.synchronization = synchronization
+        training = Training.model_validate({**TRAINING, "steps": steps})
+        configured = ParameterServer(synchronization=synchronization, staleness=staleness)
+        if synchronization is Synchronization.ASYNC:
+            configured = ParameterServer(synchronization=synchronization)
+        self.batch = Batch(micro=2, accumulation=1, world=2 * workers)
+        self.config = ServerConfig(0, workers, training, self.batch, configured, silence=SILENCE)
+        self.now = 0.0
+        self.all_counted = True
+        """No worker has died, or was taken for dead: then the bound may be counted without the manager."""
+        self.managers = {1: Manager(self.config, self.said)}
+        """By epoch: the one at work, and former ones that still answer whoever does not know better."""
+        self.epoch = 1
+        self.holders = [Holder(workers) for _ in range(servers)]
+        self.members = [Worker(rank, 1) for rank in range(workers)]
+        self.dead = set()
+        self.lost = 0
+        self.deaths = 0
+        self.reported = {}
+        self.counted = 0
+        self.workers_die = self.chance.random() < 0.5
+        self.hold_at = steps if self.chance.random() < 0.5 else self.chance.randint(1, steps)
+        for member in self.members:
+            member.question("hello", samples=SAMPLES)
+
+    def run(self):
+        for _ in range(6000):
+            if all(member.over for member in self.members):
+                return
+            self.act()
+        raise AssertionError("it does not end")
+
+    def act(self):
+        self.now += self.chance.random() * 0.4
+        manager = self.managers[self.epoch]
+        self.deliver(manager.tick(self.now), self.epoch)
+        self.deliver(manager.answers(self.now), self.epoch)
+        fate = self.chance.random()
+        if fate < 0.02 and self.deaths < 12:
+            self.kill_manager()
+        elif fate < 0.03 and self.deaths < 12:
+            holder = self.chance.choice(self.holders[1:] or self.holders)
+            if holder is not self.holders[0]:
+                self.deaths += 1
+                self.lost += holder.die()
+        elif fate < 0.05 and self.workers_die:
+            self.kill_worker()
+        for member in self.members:
+            if member.rank not in self.dead and self.chance.random() < 0.7:
+                self.beat(member)
+        self.work(self.chance.choice(self.members))
+        for index, holder in enumerate(self.holders):
+            if len(holder.applied) - len(holder.kept) >= INTERVAL:
+                holder.save(manager.table() if index == 0 else None)
+
+    def said(self, sentence):
+        if "silent" in sentence or ("has heard" in sentence and f"heard {self.workers} " not in sentence):
+            self.all_counted = False
+
+    def kill_manager(self):
+        """Dies, or hangs and is replaced: then it may go on answering those who have not heard of its successor."""
+        if not self.members[0].memory._known and not self.managers[self.epoch].table():
+            return
+        self.deaths += 1
+        self.lost += self.holders[0].die()
+        table = self.holders[0].table
+        self.epoch += 1
+        self.managers[self.epoch] = Manager(self.config, self.said)
+        self.managers[self.epoch].recover(table)
+
+    def kill_worker(self):
+        rank = self.chance.randrange(self.workers)
+        self.all_counted = False
+        if rank in self.dead:
+            self.dead.discard(rank)
+            self.members[rank] = Worker(rank, self.members[rank].life + 1)
+            self.members[rank].question("hello", samples=SAMPLES)
+        elif not self.members[rank].over:
+            self.dead.add(rank)
+
+    def beat(self, member):
+        # A worker that has heard of a newer manager talks to no other.
+        epoch = self.epoch if member.epoch == self.epoch or self.chance.random() < 0.7 else max(1, member.epoch)
+        manager = self.managers[epoch]
+        sender = (f"beat-{member.rank}".encode(), b"")
+        fields = {"worker": member.rank, "life": member.memory._fields["life"]}
+        [(_, answer)] = manager.handlers["alive"](sender, Message("alive", fields), self.now)
+        if self.heard(member, epoch) and answer.fields["report"] and member.memory.report() is not None:
+            manager.handlers["report"](sender, member.memory.report(), self.now)
+
+    def heard(self, member, epoch):
+        """False where the answer is that of a manager that was replaced."""
+        if epoch < member.epoch:
+            return False
+        if epoch > member.epoch > 0 and member.asked is not None:
+            self.send(member, epoch)
+        member.epoch = epoch
+        return True
+
+    def send(self, member, epoch):
+        sender, message = member.asked
+        manager = self.managers[epoch]
+        try:
+            self.deliver(manager.handlers[message.kind](sender, message, self.now), epoch)
+        except Malformed as error:
+            raise AssertionError(f"{message}: {error}") from error
+
+    def deliver(self, answers, epoch):
+        for (who, number), answer in answers:
+            member = self.members[int(who.split(b"-")[0])]
+            current = member.asked is not None and member.asked[0] == (who, number)
+            if not current or member.rank in self.dead or epoch < member.epoch:
+                continue
+            if self.chance.random() < 0.05:
+                continue  # Lost; it will be asked again.
+            member.epoch = epoch
+            member.asked = None
+            self.answered(member, answer)
+
+    def work(self, member):
+        if member.rank in self.dead or member.over:
+            return
+        if member.asked is not None:
+            # Asked for the first time, or again because no answer came.
+            epoch = self.epoch if self.chance.random() < 0.8 else max(1, member.epoch)
+            if self.heard(member, epoch) and member.asked is not None:
+                self.send(member, epoch)
+        elif member.lease is not None and self.chance.random() < 0.6:
+            task, floor = member.lease
+            member.lease = None
+            for holder in self.holders:
+                holder.take(task, floor)
+            clock = member.memory.completed(task, (1.0, 2.0, 3.0))
+            member.completed = (member.completed or 0) + 1
+            self.ask(member, done=list(task), clock=clock, loss=1.0, weight=2.0, samples=3.0)
+
+    def ask(self, member, **fields):
+        if member.rank == 0:
+            fields["noted"] = member.memory.leads(fields.get("hold_at"))
+        member.question("next", **fields)
+
+    def answered(self, member, answer):
+        if answer.kind == "welcome":
+            member.memory.samples = SAMPLES
+            if member.rank == 0 and not answer.fields["started"]:
+                member.question("start", step=0, epoch=0, position=0, hold_at=self.hold_at)
+            else:
+                self.ask(member)
+            return
+        if answer.kind == "started":
+            member.memory.started(Known(0, 0, Cursor(), self.hold_at, 0))
+            self.ask(member)
+            return
+        member.memory.answered(answer)
+        for step, loss, weight, _ in answer.fields["results"]:
+            assert step not in self.reported or member.life > 1, "told twice"
+            assert 0 < loss <= self.workers
+            assert weight == 2 * loss
+            self.reported[int(step)] = loss
+        if answer.kind == "task":
+            task = Task(*answer.numbers("task"))
+            if self.synchronization is Synchronization.BOUNDED_STALENESS:
+                assert answer.number("ahead") <= self.staleness
+                # Who joins counts as having done what the slowest has: it is told so with its first task.
+                member.completed = max(member.completed or 0, known_of(answer.fields["known"]).clocks[member.rank])
+                done = [one.completed for one in self.members]
+                if self.all_counted and None not in done:
+                    self.counted += 1
+                    assert member.completed - min(done) <= self.staleness
+            member.lease = (task, known_of(answer.fields["known"]).floor)
+        elif answer.kind == "hold":
+            step = known_of(answer.fields["known"]).floor
+            tasks = {Task(number, part) for number in range(step) for part in range(self.workers)}
+            for holder in self.holders:
+                # A leader that dies together with the manager takes along to which step that one lent.
+                beyond = [task for task in holder.applied if task.step >= step]
+                assert not beyond or member.life > 1, "lent beyond where the leader holds"
+                assert holder.lives > 1 or set(holder.applied) >= tasks, "held before all was complete"
+            if step == self.steps:
+                member.over = True
+            else:
+                self.ask(member, hold_at=self.chance.randint(step + 1, self.steps))
+        else:
+            assert answer.kind == "done"
+            member.over = True
