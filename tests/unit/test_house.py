@@ -1,5 +1,6 @@
 """The house itself: imports go one way, modules stay small, generated files are what their generators write."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from disttrain_api.reference import reference
 from tests.cluster.paths import REPOSITORY
 
 MAX_LINES = 400
-# The API server stores the last applied configuration in an annotation of at most 262144 bytes.
-MAX_CRD_BYTES = 250_000
+# kubectl stores what was applied as JSON in an annotation, of which an object has at most 262144 bytes.
+MAX_APPLIED_BYTES = 245_000
 PACKAGES = ("api", "operator", "trainer_image", "cli", "benchmarks", "tests")
 
 
@@ -46,4 +47,5 @@ def test_a_generated_file_is_what_its_generator_writes(path: str, generated: str
 
 
 def test_the_definition_fits_a_client_side_apply() -> None:
-    assert len(to_yaml(custom_resource_definition()).encode()) < MAX_CRD_BYTES
+    applied = json.dumps(custom_resource_definition(), separators=(",", ":"))
+    assert len(applied.encode()) < MAX_APPLIED_BYTES
