@@ -85,7 +85,9 @@ class GroupServers:
         self.placement = world.from_first(lambda: self._servers.placement if self._servers else ())
         """As of Servers."""
         self.lost: list[int] = []
-        """As of Servers; known on the first rank, as figures are."""
+        """As of Servers."""
+        self.pulled_bytes = 0
+        """Bytes of the parameters that the first rank has pulled."""
 
     def hello(self, samples: int) -> Welcome:
         return self._first(lambda servers: servers.hello(samples))
@@ -102,7 +104,11 @@ class GroupServers:
         return self._first(lambda servers: servers.next(done, hold_at))
 
     def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
-        pulled, self.lost = self._first(lambda servers: (servers.pull(complete, whole=whole), servers.lost))
+
+        def pull(servers: Servers) -> tuple[Pulled, list[int], int]:
+            return servers.pull(complete, whole=whole), servers.lost, servers.pulled_bytes
+
+        pulled, self.lost, self.pulled_bytes = self._first(pull)
         self._pieces.spread()
         return pulled
 
