@@ -1,5 +1,7 @@
 """What an all-reduce costs over 2 to 6 ranks: bytes on the hottest link, and time on this machine (gloo, loopback).
 
+Beside the algorithms of the trainer, parameter servers: as many as ranks, each a process of its own.
+
 Reference of the bytes: those that are summed. Reference of the time: the backend's own all-reduce in the same world.
 A machine's loopback is no network: it has no link that Central could wait for, and the ranks share its cores. The bytes
 are what a network would see. `allreduce_figure.py` draws both from the JSON.

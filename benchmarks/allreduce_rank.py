@@ -15,6 +15,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
+from benchmarks.allreduce_servers import sums
 from disttrain_api.parallelism import AllReduce
 from disttrain_trainer.collectives.exchange import all_reduce
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
@@ -56,6 +57,13 @@ def measure(algorithm: AllReduce, values: torch.Tensor, repeats: int, group: dis
     return seconds
 
 
+def tell(ranks: int, algorithm: str, seconds: list[float], hottest: int) -> None:
+    """Rank 0's line."""
+    if dist.get_rank() == 0:
+        result = {"ranks": ranks, "algorithm": algorithm, "seconds": seconds, "hottest": hottest}
+        print(json.dumps(result), flush=True)
+
+
 def main() -> None:
     numbers, repeats = int(float(sys.argv[1]) * 2**20) // 4, int(sys.argv[2])
     torch.set_num_threads(1)
@@ -65,9 +73,10 @@ def main() -> None:
         for algorithm in AllReduce if dist.get_rank() < ranks else ():
             seconds = measure(algorithm, torch.empty(numbers), repeats, group)
             hottest = hottest_link(algorithm, ranks, numbers)
-            if dist.get_rank() == 0:
-                result = {"ranks": ranks, "algorithm": algorithm, "seconds": seconds, "hottest": hottest}
-                print(json.dumps(result), flush=True)
+            tell(ranks, algorithm, seconds, hottest)
+        if dist.get_rank() < ranks:
+            found = list(sums(torch.empty(numbers), WARM + repeats, group))
+            tell(ranks, "Servers", [one for one, _ in found[WARM:]], max(sent for _, sent in found))
         # Who is not in the group sleeps here, and takes no core from those who are.
         dist.barrier()
     os._exit(0)
