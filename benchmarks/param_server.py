@@ -28,12 +28,12 @@ from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.heartbeat import connect
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import key_of
 from tests.cluster.ports import free_port
 

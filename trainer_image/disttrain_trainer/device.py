@@ -10,6 +10,9 @@ import torch
 from disttrain_api.training import Precision
 from disttrain_trainer.flops import peak_flops
 
+# Within Device `torch` is a field.
+TorchDevice = torch.device
+
 _GIB = 2**30
 
 # Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for a
@@ -26,7 +29,7 @@ Mark = float | torch.cuda.Event
 class Device:
     """Where this rank computes, and what its process groups use."""
 
-    torch: torch.device
+    torch: TorchDevice
     backend: str
 
     @property
@@ -40,11 +43,11 @@ class Device:
         return self.kind == "cuda" and self.backend == GLOO
 
     @property
-    def channel(self) -> torch.device:
+    def channel(self) -> TorchDevice:
         """Where a tensor must lie to be sent from one rank to another."""
         return channel_of(self.torch, self.backend)
 
-    def neighbours(self, count: int) -> list[torch.device]:
+    def neighbours(self, count: int) -> list[TorchDevice]:
         """This device and the next ones, `count` in all; on a CPU logical ones, which are the CPU."""
         if self.kind == "cpu":
             return [self.torch] * count

@@ -3,7 +3,7 @@
 What a checkpoint holds as model and optimizer is what they agree on, so any other layout or mode can go on from it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -65,7 +65,7 @@ def restore_replica(state: State, path: Place, world: World) -> None:
     replicas.go_on(own, _load(path, (_COMMON, replicas.name)))
 
 
-def _load(path: Place, keys: tuple[str, ...]) -> Mapping[str, Tensor]:
+def _load(path: Place, keys: tuple[str, ...]) -> dict[str, Tensor]:
     """All tensors below `keys`; none where the checkpoint has nothing there."""
     reader = reader_of(path)
     room = room_for(reader.read_metadata(), ".".join([*keys, ""]))
@@ -74,4 +74,4 @@ def _load(path: Place, keys: tuple[str, ...]) -> Mapping[str, Tensor]:
         for key in reversed(keys):
             contents = {key: contents}
         dcp.load(contents, storage_reader=reader)
-    return room
+    return dict(room)

@@ -35,7 +35,8 @@ class StepWriter(FileSystemWriter):
         # Where there is no file to sync, torch would sync the whole machine.
         super().__init__(str(folder), sync_files=not isinstance(folder, ObjectPath))
         if isinstance(folder, ObjectPath):
-            self.fs = object_file_system()
+            # torch says FileSystem, and asks for no more than its base class.
+            self.fs = object_file_system()  # type: ignore[assignment]
             self.path = self.fs.init_path(str(folder), **OPTIONS)
         self._folder = folder
         self._manifest = manifest

@@ -157,7 +157,7 @@ def accumulate_gradients(
     over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
     state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
-    if state.pipeline is not None:
+    if isinstance(state.pipeline, Pipeline):
         return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
@@ -178,7 +178,8 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
     settle_gradients(state.parameters)
     state.precision.unscale(state.optimizer)
-    norm = total_norm(state.parameters, world, state.pipeline.copies if state.pipeline is not None else None)
+    copies = state.pipeline.copies if isinstance(state.pipeline, Pipeline) else None
+    norm = total_norm(state.parameters, world, copies)
     if maximum is not None:
         clip(state.parameters, norm, maximum)
     return norm

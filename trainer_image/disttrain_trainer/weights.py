@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
@@ -95,10 +96,11 @@ def export_weights(path: Place, target: Path) -> list[str]:
         raise CheckpointBroken(f"{flaw}; export another checkpoint")
     metadata = reader_of(source).read_metadata()
     shapes = stored_shapes(metadata, "model.")
+    stored = {name: metadata.state_dict_metadata[f"model.{name}"] for name in shapes}
     weights = {
-        name: torch.empty(tuple(shape), dtype=metadata.state_dict_metadata[f"model.{name}"].properties.dtype)
-        for name, shape in shapes.items()
-        if shape is not None
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         # That there is one process is what is wanted.

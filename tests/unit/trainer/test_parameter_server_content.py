@@ -12,11 +12,11 @@ from disttrain_trainer.parameter_server.codes import Piece, build_code
 from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.gradients import Gradients as Taken
 from disttrain_trainer.parameter_server.gradients import Push, rate_of
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.pushed import Reader
 from disttrain_trainer.parameter_server.rows import Rows, merged
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of
 from tests.builders import TRAINING
 

@@ -12,10 +12,10 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server import pushing as module
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.pushing import Pushing, watched
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Message
 from tests.builders import TRAINING
 

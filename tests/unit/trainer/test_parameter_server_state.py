@@ -14,11 +14,11 @@ from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.config import Config
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots
 from disttrain_trainer.parameter_server.shard import Shard
 from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
 from tests.builders import TRAINING
 from tests.unit.trainer.worlds import job

@@ -52,8 +52,13 @@ def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> 
         raise InvalidConfiguration(f"`training.data`: sample {slots.indices[0]} is a {kind}, expected (input, target)")
     inputs, targets = default_collate(samples)
     weights = torch.from_numpy(slots.weights)
-    on_device = (_moved(values, device) for values in (inputs, targets, weights))
-    return Microbatch(*on_device, weight_of(targets, weights), int(slots.weights.sum()))
+    return Microbatch(
+        _moved(inputs, device),
+        _moved(targets, device),
+        _moved(weights, device),
+        weight_of(targets, weights),
+        int(slots.weights.sum()),
+    )
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 Group = dist.ProcessGroup
 
@@ -57,7 +56,7 @@ class _AllToAll(torch.autograd.Function):
     """[sum(sent), D] -> [sum(received), D]: `sent[i]` rows go to rank i, `received[i]` come from it."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
         ctx.back = (received, sent, group)
         return _send(rows, sent, received, group)
 
@@ -76,7 +75,7 @@ class _Enter(torch.autograd.Function):
     """Megatron-LM's f (Shoeybi et al. 2019, section 3): identity, and an all-reduce in the backward pass."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, tensor: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return tensor.view_as(tensor)
 
@@ -89,7 +88,7 @@ class _Leave(torch.autograd.Function):
     """Megatron-LM's g: an all-reduce, and identity in the backward pass."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, tensor: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
         return _summed(tensor, group)
 
     @staticmethod

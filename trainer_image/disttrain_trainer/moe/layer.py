@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from disttrain_trainer.moe.exchange import Exchange
@@ -95,7 +94,7 @@ class _AddLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, outputs: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
         ctx.gradient = gradient.to(loss.dtype)
         return outputs.view_as(outputs)
 

@@ -5,10 +5,11 @@ gather of means and squared deviations in the forward pass, one sum of two numbe
 Shapes: B batch of this rank, C channels, * any further dimensions.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from disttrain_trainer.errors import InvalidConfiguration
@@ -80,6 +81,9 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Exponential means as nn.BatchNorm keeps them: of the unbiased variance; without momentum plain means."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
@@ -91,9 +95,7 @@ class _Normalise(torch.autograd.Function):
     """[B, C, *] -> the same with mean 0 and variance 1 per channel; mean [C], variance [C], and numbers per channel."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, epsilon: float, group: dist.ProcessGroup
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, epsilon: float, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         shape, others = _per_channel(x), _but_channels(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance, count = combined(*_moments(wide, others), group)
@@ -105,7 +107,7 @@ class _Normalise(torch.autograd.Function):
         return normalised.to(x.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         normalised, scale, count = ctx.saved_tensors
         shape, others = _per_channel(gradient), _but_channels(gradient)
         wide = gradient.to(normalised.dtype)

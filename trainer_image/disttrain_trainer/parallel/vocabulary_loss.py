@@ -4,10 +4,11 @@ Each rank holds [..., V / t] of the logits. Only three numbers per token cross t
 exponentials, the logit of the target; with label smoothing the sum of logits), never the logits.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 
@@ -23,7 +24,7 @@ def vocabulary_cross_entropy(logits: DTensor, targets: Tensor, ignored: int, smo
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         local: Tensor,
         targets: Tensor,
         size: int,
@@ -52,7 +53,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss * counted
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, index, here, counted = ctx.saved_tensors
         wanted = here.unsqueeze(-1).to(probabilities.dtype) * (1 - ctx.smoothing)
         local = probabilities.scatter_add(-1, index, -wanted) - ctx.smoothing / ctx.size

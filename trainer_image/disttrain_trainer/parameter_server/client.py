@@ -17,11 +17,11 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import DataUnlike, PeerLost
 from disttrain_trainer.parameter_server.content import Content, numbers
 from disttrain_trainer.parameter_server.heartbeat import Heartbeat, call_again, connect
-from disttrain_trainer.parameter_server.known import Known, known_of
+from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.placement import Segment, place
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
-from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
+from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _LOOK_MILLISECONDS = 200

@@ -22,12 +22,12 @@ _CPU = torch.device("cpu")
 
 
 class Piece(NamedTuple):
-    """What is pushed: range `index` of `server`, for a part of a step."""
+    """What is pushed: range `place` of `server`, for a part of a step."""
 
     step: int
     part: int
     server: int
-    index: int
+    place: int
 
 
 class Code(ABC):

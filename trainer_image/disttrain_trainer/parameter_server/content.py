@@ -16,10 +16,10 @@ from disttrain_trainer.compression.sparse import with_momentum, without
 from disttrain_trainer.config import Config
 from disttrain_trainer.optimizers import state_names
 from disttrain_trainer.parameter_server.codes import Code, Piece, Sparse, build_code
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import Segment
 from disttrain_trainer.parameter_server.rows import Rows
 from disttrain_trainer.parameter_server.settings import is_together, settings_of
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.state import State
 
 Placement = Sequence[Sequence[Segment]]
@@ -99,7 +99,7 @@ class Gradients(Content):
         self._next = {}
 
     def _with_feedback(self, gradient: Tensor, piece: Piece) -> list[Tensor]:
-        place = (piece.server, piece.index)
+        place = (piece.server, piece.place)
         kept = self._kept.get(place)
         unit = self._weight if self._weighted else 1.0
         update = with_momentum(gradient, None if kept is None else kept.velocity, self._momentum)

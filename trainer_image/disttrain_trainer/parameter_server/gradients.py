@@ -13,9 +13,9 @@ from typing import Any
 
 from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Training
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pushed import Contents
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.schedules import rate_factor
 
 Rate = Callable[[int], float]

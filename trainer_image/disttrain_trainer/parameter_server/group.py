@@ -23,8 +23,8 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
 from disttrain_trainer.parameter_server.content import Content
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pieces import Pieces, States
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Message
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ started anew in between, is asked for all of it again.
 
 from __future__ import annotations
 
-from disttrain_trainer.parameter_server.tasks import Task
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.wire import Message
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from disttrain_api.parallelism import Compression
 from disttrain_trainer.parameter_server.averaging import Averages, Key
 from disttrain_trainer.parameter_server.codes import Piece, ascending, build_code, require
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.rows import Rows
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Malformed, Message
 
 Contents = Mapping[int | Key, Tensor | Rows]

@@ -17,12 +17,12 @@ from disttrain_api.parallelism import Pushed, Synchronization
 from disttrain_trainer.parameter_server.averaging import Averages
 from disttrain_trainer.parameter_server.codes import ascending
 from disttrain_trainer.parameter_server.gradients import Gradients, Push, rate_of
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.manager import Manager
 from disttrain_trainer.parameter_server.parts import Parts
 from disttrain_trainer.parameter_server.pushed import Reader
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tasks import Task
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_SNAPSHOT_INTERVAL = 100

@@ -23,7 +23,7 @@ PullRows = Callable[[str, Tensor], None]
 
 def tables_of(module: nn.Module) -> dict[str, nn.Module]:
     """The modules whose weight is a table, by the name of the weight. Raises InvalidConfiguration."""
-    found = {
+    found: dict[str, nn.Module] = {
         f"{prefix}.weight" if prefix else "weight": one
         for prefix, one in module.named_modules(remove_duplicate=False)
         if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse and one.weight.requires_grad

@@ -30,12 +30,13 @@ from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, W
 from disttrain_trainer.parameter_server.content import Content, Gradients, Nothing, build_content
 from disttrain_trainer.parameter_server.figures import Rates
 from disttrain_trainer.parameter_server.group import GroupServers, worker_of
+from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
 from disttrain_trainer.parameter_server.pieces import Pieces, trained
 from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
 from disttrain_trainer.parameter_server.tables import Tables, let_go, tables_of
-from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Task, Verdict
+from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
 from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.profiling import profiling
 from disttrain_trainer.randomness import seed_everything

@@ -4,6 +4,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 Values = dict[str, Any]
@@ -74,9 +75,12 @@ class Background:
 
     def _work(self) -> None:
         while (values := self._lines.get()) is not None:
-            self._try(lambda values=values: self._connected().write(values))
+            self._try(partial(self._write, values))
         if self._sink is not None:
             self._try(self._sink.close)
+
+    def _write(self, values: Values) -> None:
+        self._connected().write(values)
 
     def _connected(self) -> Sink:
         if self._sink is None:

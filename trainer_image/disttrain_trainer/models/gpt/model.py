@@ -117,6 +117,7 @@ class Gpt(nn.Module):
     def _onto_residual(self) -> Iterator[tuple[nn.Module, str]]:
         """The weights whose products are added to the residual stream."""
         for block in self.blocks:
+            assert isinstance(block, Block)
             yield block.attention.out, "weight"
             yield last_layer(block.feed_forward)
 
