@@ -1,8 +1,14 @@
 """A job with parameter servers on a real cluster: a server, the manager and a worker are killed; nobody else stops."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.builders import merge
+from tests.cluster.full import kubeconfig_path
+from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, STORAGE, job
 from tests.e2e.observe import checkpoints
@@ -62,14 +68,64 @@ def test_servers_manager_and_worker_are_replaced_one_by_one(kubectl: Kubectl) ->
     assert all(name in events for name in killed), events
 
 
-def newest(kubectl: Kubectl) -> int:
-    return max(checkpoints(kubectl, "async"), default=0)
+def test_servers_whose_node_dies_go_on_elsewhere(kubectl: Kubectl, operator: Kubectl, kubeconfig: Path) -> None:
+    if kubeconfig != kubeconfig_path():
+        pytest.skip("nodes can be killed on the cluster that tests/cluster starts, not on KUBECONFIG's")
+    busy = {one["spec"].get("nodeName") for one in operator.get("pods")["items"]}
+    node = next(name for name in nodes(kubectl) if name not in busy)
+    spec = merge(
+        SPEC,
+        {
+            "workers": {"template": near("NotIn", node)},
+            "parameterServers": {"template": near("In", node)},
+            "runPolicy": {"terminationTimeoutSeconds": 10},
+        },
+    )
+    kubectl.apply(job("orphans", spec))
+    kubectl.wait("Running", "orphans")
+    kubectl.until(lambda: newest(kubectl, "orphans") > 0, "a checkpoint", job="orphans")
+    victims = [pod(kubectl, "ps", index, "orphans") for index in ("0", "1")]
+    assert {one["spec"]["nodeName"] for one in victims} == {node}, kubectl.story("orphans")
+    cluster_command("kill-node", node)
+    try:
+        for index, victim in zip(("0", "1"), victims, strict=True):
+            kubectl.until(
+                lambda index=index, victim=victim: runs_anew(kubectl, "ps", index, victim, "orphans"),
+                f"server {index} runs elsewhere",
+                job="orphans",
+            )
+        kubectl.wait("Finished", "orphans", patience=1200)
+    finally:
+        cluster_command("start-node", node)
+    status = kubectl.status("orphans")
+    story = kubectl.story("orphans")
+    assert kubectl.condition("orphans", "Complete")["status"] == "True", story
+    assert status["attempt"] == 1, story
+    lost = {entry["pod"] for entry in status["attempts"][0]["replacements"]}
+    assert lost == {one["metadata"]["name"] for one in victims}, story
+    kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=180s", timeout=200)
 
 
-def pod(kubectl: Kubectl, role: str, index: str) -> dict[str, Any]:
+def nodes(kubectl: Kubectl) -> list[str]:
+    return [one["metadata"]["name"] for one in kubectl.get("nodes")["items"]]
+
+
+def near(operator: str, node: str) -> dict[str, Any]:
+    """A template of pods that go to the node (In), or to another one (NotIn), where they can."""
+    wanted = {"key": "kubernetes.io/hostname", "operator": operator, "values": [node]}
+    term = {"weight": 100, "preference": {"matchExpressions": [wanted]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {"spec": {**ONE_THREAD["spec"], "affinity": affinity}}
+
+
+def newest(kubectl: Kubectl, name: str = "async") -> int:
+    return max(checkpoints(kubectl, name), default=0)
+
+
+def pod(kubectl: Kubectl, role: str, index: str, name: str = "async") -> dict[str, Any]:
     found = [
         one
-        for one in kubectl.pods("async")
+        for one in kubectl.pods(name)
         if (one["metadata"]["labels"]["disttrain.io/role"], one["metadata"]["labels"]["disttrain.io/index"])
         == (role, index)
     ]
@@ -81,8 +137,8 @@ def log(kubectl: Kubectl, server: str) -> str:
     return kubectl.run("logs", found["metadata"]["name"], "-c", "trainer").stdout if found else ""
 
 
-def runs_anew(kubectl: Kubectl, role: str, index: str, victim: dict[str, Any]) -> bool:
-    found = pod(kubectl, role, index)
+def runs_anew(kubectl: Kubectl, role: str, index: str, victim: dict[str, Any], name: str = "async") -> bool:
+    found = pod(kubectl, role, index, name)
     if not found or found["metadata"]["uid"] == victim["metadata"]["uid"]:
         return False
     return bool(found["status"].get("phase") == "Running")
