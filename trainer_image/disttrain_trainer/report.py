@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ class Metrics:
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
     samples: float = 0.0
+
+    def last_logged(self) -> int:
+        """The last step that this attempt has a line of, from a former life of this rank; 0: none."""
+        if not self.world.first or self.file is None or not self.file.exists():
+            return 0
+        steps = [0]
+        for text in self.file.read_text().splitlines():
+            # The last line of who was killed may be half a one.
+            with suppress(ValueError):
+                line = json.loads(text)
+                steps += [line["step"]] if line["attempt"] == self.attempt else []
+        return max(steps)
 
     def record(self, **step: Any) -> None:
         """Remember a step; see _Step for its fields."""

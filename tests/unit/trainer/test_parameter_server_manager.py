@@ -14,6 +14,8 @@ from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import PeerLost
 from disttrain_trainer.parameter_server.client import Servers
+from disttrain_trainer.parameter_server.codes import Plain
+from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.manager import Manager
 from disttrain_trainer.parameter_server.serve import Loop
@@ -209,7 +211,8 @@ class TestFencing:
             client.start(0, Cursor(3, 4), 5)
             answer = client.next()
             assert (answer.task, answer.cursor, client._heartbeat.epochs) == (Task(0, 0), Cursor(3, 4), [1, 1])
-            client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor)
+            content = Gradients(client.placement, {"only": parameter}, Plain())
+            client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, content)
             # The other worker has heard of the manager's second life, and tells the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
             former.thread.join(30.0)

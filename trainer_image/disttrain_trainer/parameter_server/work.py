@@ -238,6 +238,8 @@ class Leader:
     checkpoints: Checkpoints | None
     metrics: Metrics
     reporter: Reporter
+    logged: int = 0
+    """Steps that a former life of this worker has logged, and may be told of again."""
 
     def note(self, results: list[StepResult], pulled: Pulled) -> None:
         """Record and log the steps that are complete."""
@@ -246,6 +248,8 @@ class Leader:
             if result.step >= state.step:
                 state.step = result.step + 1
                 state.cursor = state.sampler.advance(state.cursor)
+            if result.step < self.logged:
+                continue
             self.metrics.record(
                 # Metrics sum it over the worker's ranks.
                 loss=torch.tensor(result.loss / (result.weight or 1.0), dtype=torch.float64) * worker.world.first,
@@ -298,10 +302,12 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     metrics.figures = lambda: {**of_layout(), **rates.figures()}
     if welcome.started:
         state.step, state.cursor = welcome.step, welcome.cursor
+        logged = worker.world.from_first(metrics.last_logged)
     else:
+        logged = 0
         servers.load(gather_states(state))
         servers.start(state.step, state.cursor, next_due(state.step, config.training, checkpoints is not None))
-    return Leader(worker, checkpoints, metrics, reporter)
+    return Leader(worker, checkpoints, metrics, reporter, logged)
 
 
 def run(worker: Worker, leader: Leader | None) -> None:
