@@ -47,7 +47,7 @@ def main() -> None:
 def step(state: State, world: World, times: int) -> None:
     """Train, so that every checkpoint is of another step."""
     for _ in range(times):
-        accumulate_gradients(state, load_step(state, world), 1.0, 1.0, world.replicas)
+        accumulate_gradients(state, load_step(state, world, state.cursor), 1.0, 1.0, world.replicas)
         update_parameters(state, 1e-4)
 
 
