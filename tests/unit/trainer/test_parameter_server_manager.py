@@ -181,7 +181,8 @@ class Serving:
         self.loop = Loop(self.server, KEY, address)
         self.error = None
         self.told = threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        # A test that fails leaves it alone, and pytest would wait for it for ever.
+        self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self):
