@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import Env
@@ -111,10 +111,6 @@ class GroupServers:
         pulled, self.lost, self.pulled_bytes = self._first(pull)
         self._pieces.spread()
         return pulled
-
-    def pull_rows(self, name: str, places: Tensor) -> Tensor:
-        """Refused where a group begins: row hooks ask for what one rank needs."""
-        raise NotImplementedError(f"rows of {name} for a group")
 
     def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> GroupPushing:
         """What is to be pushed when the group's gradients have been put together."""

@@ -123,10 +123,11 @@ def connect(config: Config, world: World, state: State, tables: Mapping[str, nn.
         )  # fmt: skip
 
     if world.size > 1:
+        # Who has tables was refused: the hooks that pull rows ask for what one rank needs.
         pieces = Pieces(world, state)
         group = GroupServers(world, pieces, to_servers_of)
         content = build_content(config, group.placement, pieces.whole, state) if world.first else Nothing()
-        return Worker(config, world, state, group, content, Tables({}, group.pull_rows))
+        return Worker(config, world, state, group, content, Tables({}, lambda name, places: None))
     servers = to_servers_of(named)
     content = build_content(config, servers.placement, named, state)
     return Worker(config, world, state, servers, content, Tables(tables, servers.pull_rows))
