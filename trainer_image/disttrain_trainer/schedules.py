@@ -2,7 +2,7 @@
 
 import math
 
-from disttrain_api.training import LrSchedule, LrScheduleName
+from disttrain_api.training import LrSchedule, LrScheduleName, Training
 
 
 def rate_factor(schedule: LrSchedule, step: int, steps: int) -> float:
@@ -22,3 +22,8 @@ def rate_factor(schedule: LrSchedule, step: int, steps: int) -> float:
     if schedule.name is LrScheduleName.LINEAR:
         return 1.0 - progress * (1.0 - minimum)
     return minimum + (1.0 - minimum) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def learning_rate(training: Training, step: int) -> float:
+    """Learning rate of the step with index `step`, from 0."""
+    return training.optimizer.learning_rate * rate_factor(training.lr_schedule, step, training.steps)

@@ -14,7 +14,7 @@ import torch
 
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
-from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import NonFiniteLoss
@@ -23,10 +23,10 @@ from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.ledger import Told
 from disttrain_trainer.profiling import Profiler
 from disttrain_trainer.report import Metrics, Reporter
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.schedules import learning_rate
 from disttrain_trainer.state import State
 from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import do_what_is_due, must_end, stopped, update_parameters
+from disttrain_trainer.train import do_what_is_due, load_step, must_end, stopped, update_parameters
 
 
 def run_stretch(
@@ -67,9 +67,8 @@ class Stretch:
     def load(self, step: int) -> list[Microbatch]:
         """Of the next step; each is asked for once, in order."""
         begin = time.monotonic()
-        slots = self.state.sampler.microbatches(self._cursor, self.world.replica)
+        microbatches = load_step(self.state, self.world, self._cursor)
         self._cursor = self.state.sampler.advance(self._cursor)
-        microbatches = [load_microbatch(self.state.data.training, slot, self.world.device.torch) for slot in slots]
         self._loading_seconds = time.monotonic() - begin
         return microbatches
 
@@ -111,5 +110,4 @@ class Stretch:
         return self.failure is None
 
     def _rate(self, step: int) -> float:
-        training = self.config.training
-        return training.optimizer.learning_rate * rate_factor(training.lr_schedule, self._begin + step, training.steps)
+        return learning_rate(self.config.training, self._begin + step)

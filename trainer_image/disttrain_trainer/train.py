@@ -46,7 +46,7 @@ from disttrain_trainer.profiling import profiling
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.rotation import require_figure
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.schedules import learning_rate
 from disttrain_trainer.sinks.open import open_sinks
 from disttrain_trainer.sinks.sink import Sinks
 from disttrain_trainer.state import State
@@ -94,7 +94,7 @@ def run_step(
     if stopping:
         raise stopped(state, checkpoints, metrics, reporter)
 
-    rate = training.optimizer.learning_rate * rate_factor(training.lr_schedule, state.step, training.steps)
+    rate = learning_rate(training, state.step)
     if state.gradient_sum is not None:
         state.gradient_sum.begin(state.step)
     if state.replicas is not None and state.replicas.alone(state.step):

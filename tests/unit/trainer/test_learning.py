@@ -4,16 +4,14 @@ import json
 
 import pytest
 
-from disttrain_api.manifest import load
-from tests.unit.trainer.worlds import ROOT, job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, of_example, small, user
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """examples/ddp.yaml as it is, in processes as the agent starts them."""
     folder = tmp_path_factory.mktemp("digits")
-    training = load(ROOT / "examples" / "ddp.yaml").spec.training
-    config = job(json.loads(training.model_dump_json(by_alias=True, exclude_none=True)))
+    config = job(of_example("ddp"))
     with launch(folder / "run", config, ranks=2, storage=folder, fresh=True) as world:
         ranks = world.ended()
     return folder, ranks

@@ -1,11 +1,8 @@
 """Replicas that meet less often learn as much from as many samples: the digits, and Python byte by byte."""
 
-import json
-
 import pytest
 
-from disttrain_api.manifest import load
-from tests.unit.trainer.worlds import ROOT, run_cases
+from tests.unit.trainer.worlds import of_example, run_cases
 
 MODES = {
     "local SGD": {"mode": "LocalSGD", "localSGD": {"period": 8}},
@@ -17,12 +14,6 @@ MODES = {
 IN_PODS = {"mode": "LocalSGD", "localSGD": {"period": 4, "globalPeriod": 16}}
 # Of DDP's held-out loss, above which it may lie; knowing nothing costs twice as much.
 WITHIN = 0.03
-
-
-def of_example(name, **changes):
-    """The training of an example, with some of its fields changed."""
-    training = load(ROOT / "examples" / f"{name}.yaml").spec.training
-    return json.loads(training.model_dump_json(by_alias=True, exclude_none=True)) | changes
 
 
 def learned(folder, training, data_parallel, ranks=2, ranks_per_pod=1):

@@ -4,14 +4,12 @@ One case in every run, all of them in the long one. Replicas that meet less ofte
 test_local_sgd_learning.py.
 """
 
-import json
 import os
 
 import pytest
 
-from disttrain_api.manifest import load
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.worlds import ROOT, run_cases
+from tests.unit.trainer.worlds import of_example, run_cases
 
 MODES = {
     "Sync": {"synchronization": "Sync"},
@@ -23,12 +21,6 @@ DIGITS = list(MODES) if SOAK else ["Async"]
 # Of DDP's held-out loss, above which it may lie; knowing nothing costs twice as much.
 WITHIN = 0.03
 SECONDS = 900.0
-
-
-def of_example(name, **changes):
-    """The training of an example, with some of its fields changed."""
-    training = load(ROOT / "examples" / f"{name}.yaml").spec.training
-    return json.loads(training.model_dump_json(by_alias=True, exclude_none=True)) | changes
 
 
 def text():

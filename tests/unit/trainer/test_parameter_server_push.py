@@ -60,7 +60,6 @@ BYTES = {
     **{name: compressed("plain SGD", name=name) for name in ("FP16", "BF16", "Int8", "OneBit")},
     **{name: compressed("plain SGD", name=name, ratio=0.1) for name in ("TopK", "RandomK")},
 }
-SYNC = "two workers"
 
 
 @pytest.fixture(scope="module")

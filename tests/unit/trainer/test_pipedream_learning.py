@@ -1,11 +1,8 @@
 """Gradients of older weights teach as much from as many samples: the digits."""
 
-import json
-
 import pytest
 
-from disttrain_api.manifest import load
-from tests.unit.trainer.worlds import ROOT, run_cases
+from tests.unit.trainer.worlds import of_example, run_cases
 
 PIPELINES = {
     "PipeDream": {"schedule": "PipeDream"},
@@ -16,8 +13,7 @@ PIPELINES = {
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    training = load(ROOT / "examples" / "pipedream.yaml").spec.training
-    described = json.loads(training.model_dump_json(by_alias=True, exclude_none=True))
+    described = of_example("pipedream")
     cases = {
         name: [
             {

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from disttrain_api.manifest import load
 from disttrain_api.report import RankReport
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +69,14 @@ def small(**changes: Any) -> dict[str, Any]:
         "globalBatchSize": 24,
         **changes,
     }
+
+
+def of_example(name: str, **changes: Any) -> dict[str, Any]:
+    """The training of an example, with some of its fields changed."""
+    training = load(ROOT / "examples" / f"{name}.yaml").spec.training
+    assert training is not None
+    described: dict[str, Any] = json.loads(training.model_dump_json(by_alias=True, exclude_none=True))
+    return described | changes
 
 
 def free_port() -> int:

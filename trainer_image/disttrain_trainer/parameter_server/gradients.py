@@ -16,7 +16,7 @@ from disttrain_api.training import Training
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pushed import Contents
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.schedules import learning_rate
 
 Rate = Callable[[int], float]
 """Learning rate of a step; where changes are averaged, the share of each that is added."""
@@ -28,7 +28,7 @@ def rate_of(training: Training, settings: ParameterServer, workers: int) -> Rate
         whole = settings.synchronization is Synchronization.SYNC or settings.staleness_aware_rate
         share = 1.0 if whole else 1 / workers
         return lambda step: share
-    return lambda step: training.optimizer.learning_rate * rate_factor(training.lr_schedule, step, training.steps)
+    return lambda step: learning_rate(training, step)
 
 
 @dataclass(frozen=True)

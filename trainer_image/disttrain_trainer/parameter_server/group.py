@@ -22,7 +22,7 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
-from disttrain_trainer.parameter_server.content import Content
+from disttrain_trainer.parameter_server.content import Content, Placement
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pieces import Pieces, States
 from disttrain_trainer.parameter_server.wire import Message
@@ -82,12 +82,15 @@ class GroupServers:
         self._world, self._pieces = world, pieces
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._servers = connect(dict(pieces.whole)) if world.first else None
-        self.placement = world.from_first(lambda: self._servers.placement if self._servers else ())
-        """As of Servers."""
         self.lost: list[int] = []
         """As of Servers."""
         self.pulled_bytes = 0
         """Bytes of the parameters that the first rank has pulled."""
+
+    @property
+    def placement(self) -> Placement:
+        """As of Servers; known on the first rank."""
+        return () if self._servers is None else self._servers.placement
 
     def hello(self, samples: int) -> Welcome:
         return self._first(lambda servers: servers.hello(samples))

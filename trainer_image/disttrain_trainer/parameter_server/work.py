@@ -42,7 +42,7 @@ from disttrain_trainer.profiling import profiling
 from disttrain_trainer.randomness import seed_everything
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import Metrics, Reporter
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.schedules import learning_rate
 from disttrain_trainer.state import State
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import (
@@ -225,9 +225,7 @@ class Worker:
         """One step of this worker's own optimizer."""
         training = self.config.training
         for group in self.state.optimizer.param_groups:
-            group["lr"] = training.optimizer.learning_rate * rate_factor(
-                training.lr_schedule, task.step, training.steps
-            )
+            group["lr"] = learning_rate(training, task.step)
         self.state.optimizer.step()
 
 
@@ -258,7 +256,7 @@ class Leader:
                 own_weight=result.weight,
                 gradient_norm=self._norm(result.step, pulled),
                 samples=result.samples,
-                rate=training.optimizer.learning_rate * rate_factor(training.lr_schedule, result.step, training.steps),
+                rate=learning_rate(training, result.step),
                 loading_seconds=worker.loading_seconds,
                 routing=None,
                 gradient_bytes=worker.sent_bytes,
