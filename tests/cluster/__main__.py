@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.cluster import build, full, image_builds, images, leftovers
 from tests.cluster.errors import ClusterError, MissingError
+from tests.cluster.processes import ProcessId
 from tests.cluster.programs import CLUSTER
 
 
@@ -26,13 +27,22 @@ def kwok() -> None:
     print(build.ensure(["kwok"], say)["kwok"])
 
 
-def up() -> None:
-    print(os.environ.get("KUBECONFIG") or full.up(say))
+def up(owner: int | None) -> None:
+    print(os.environ.get("KUBECONFIG") or full.up(say, _process(owner)))
 
 
-def down() -> None:
-    full.down()
-    check_clean()
+def down(owner: int | None) -> None:
+    if full.down(_process(owner)):
+        check_clean()
+
+
+def _process(pid: int | None) -> ProcessId | None:
+    if pid is None:
+        return None
+    process = ProcessId.of(pid)
+    if not process:
+        raise ClusterError(f"--owner {pid}: no such process")
+    return process
 
 
 def check_clean() -> None:
@@ -61,12 +71,14 @@ def status() -> None:
 COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "assets": ("build etcd, kube-apiserver and kubectl; print their folder", assets),
     "kwok": ("build kwok (fake nodes); print its path", kwok),
-    "up": ("start a cluster with two nodes, or repair it; print its kubeconfig's path", up),
-    "down": ("end the cluster and remove all that belongs to it, but for the cache", down),
     "images": ("build both images and give them to the cluster's nodes", provide_images),
     "prefetch": ("build all programs and images, at low priority, without starting anything", prefetch),
     "status": ("what runs and what does not", status),
     "check-clean": ("list what is left of a cluster on this machine; fails if anything is", check_clean),
+}
+OWNER_COMMANDS: dict[str, tuple[str, Callable[[int | None], None]]] = {
+    "up": ("start a cluster with two nodes, or repair it; print its kubeconfig's path", up),
+    "down": ("end the cluster and remove all that belongs to it, but for the cache", down),
 }
 NODE_COMMANDS: dict[str, tuple[str, Callable[[str], None]]] = {
     "kill-node": ("kill a node as a power cut does: kubelet, containerd, its pods", full.kill_node),
@@ -79,11 +91,16 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, _) in COMMANDS.items():
         commands.add_parser(name, help=summary, description=summary)
+    for name, (summary, _) in OWNER_COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.add_argument("--owner", type=int, metavar="PID", help="a cluster that `up` starts is this process's")
     for name, (summary, _) in NODE_COMMANDS.items():
         commands.add_parser(name, help=summary, description=summary).add_argument("node")
     arguments = parser.parse_args()
     try:
-        if arguments.command in NODE_COMMANDS:
+        if arguments.command in OWNER_COMMANDS:
+            OWNER_COMMANDS[arguments.command][1](arguments.owner)
+        elif arguments.command in NODE_COMMANDS:
             NODE_COMMANDS[arguments.command][1](arguments.node)
         else:
             COMMANDS[arguments.command][1]()

@@ -14,7 +14,7 @@ from tests.cluster.errors import ClusterError, MissingError
 from tests.cluster.locks import exclusive
 from tests.cluster.nodes import NODES, Node
 from tests.cluster.paths import PACKAGE, state_folder
-from tests.cluster.processes import Daemon
+from tests.cluster.processes import Daemon, ProcessId
 from tests.cluster.programs import CLUSTER
 
 
@@ -22,16 +22,22 @@ def kubeconfig_path() -> Path:
     return state_folder() / "control-plane" / "kubeconfig"
 
 
-def up(say: Say) -> Path:
-    """A healthy cluster, whatever was there before; returns its kubeconfig."""
+def up(say: Say, owner: ProcessId | None = None) -> Path:
+    """A healthy cluster, whatever was there before; returns its kubeconfig.
+
+    With `owner` a cluster that had to be started belongs to that process: if it dies without `down`, the next `up`
+    takes nothing over of what it left, neither pods nor what is in etcd.
+    """
     preflight.check()
-    if warning := preflight.room_warning():
-        say(f"warning: {warning}")
     ensure(CLUSTER, say)
     with exclusive("cluster"):
-        if _made_by_other_code():
-            say("the running cluster was started by another version of tests/cluster: it is replaced")
+        if reason := why_replaced():
+            say(f"{reason}: it is replaced")
             leftovers.remove()
+        if warning := preflight.room_warning():
+            say(f"warning: {warning}")
+        if owner and not state_folder().exists():
+            take(owner)
         try:
             return _ensure_all(say)
         except MissingError:
@@ -40,13 +46,20 @@ def up(say: Say) -> Path:
             if not _fingerprint_file().exists():
                 raise
             say(f"the running cluster cannot be repaired ({trouble}): it is replaced")
+            last = _owner()
             leftovers.remove()
+            if last:
+                take(last)
             return _ensure_all(say)
 
 
-def down() -> None:
+def down(owner: ProcessId | None = None) -> bool:
+    """With `owner`: only if the cluster is that process's. Whether it was taken down."""
     with exclusive("cluster"):
+        if owner and _owner() != owner:
+            return False
         leftovers.remove()
+        return True
 
 
 def status() -> list[str]:
@@ -96,7 +109,7 @@ def _control_plane() -> ControlPlane:
 
 def _ensure_all(say: Say) -> Path:
     state_folder().mkdir(parents=True, exist_ok=True)
-    _fingerprint_file().write_text(_fingerprint())
+    sign()
     for node in NODES:
         network.add_link(node.link, node.address)
     network.forward(state_folder())
@@ -138,13 +151,35 @@ def _fingerprint_file() -> Path:
 def _fingerprint() -> str:
     """Of what decides how the cluster's programs are started: a change of it makes another cluster."""
     digest = hashlib.sha256()
-    modules = [PACKAGE / f"{name}.py" for name in ("commands", "control_plane", "nodes", "network", "services")]
+    modules = [PACKAGE / f"{name}.py" for name in ("commands", "control_plane", "full", "nodes", "network", "services")]
     for path in sorted([*modules, *PACKAGE.glob("templates/*"), *PACKAGE.glob("tools/*/go.mod")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _made_by_other_code() -> bool:
-    return state_folder().exists() and (
-        not _fingerprint_file().exists() or _fingerprint_file().read_text() != _fingerprint()
-    )
+def _owner_file() -> Path:
+    return state_folder() / "owner"
+
+
+def _owner() -> ProcessId | None:
+    return ProcessId.parse(_owner_file().read_text()) if _owner_file().exists() else None
+
+
+def take(owner: ProcessId) -> None:
+    state_folder().mkdir(parents=True, exist_ok=True)
+    _owner_file().write_text(owner.text())
+
+
+def sign() -> None:
+    _fingerprint_file().write_text(_fingerprint())
+
+
+def why_replaced() -> str | None:
+    """Why what is there of a cluster is not taken over; None where it is, or where there is nothing."""
+    if not state_folder().exists():
+        return None
+    if not _fingerprint_file().exists() or _fingerprint_file().read_text() != _fingerprint():
+        return "the cluster was started by another version of tests/cluster"
+    if (owner := _owner()) and not owner.alive():
+        return f"the cluster was left by process {owner.pid}, which ended without taking it down"
+    return None

@@ -38,12 +38,11 @@ def cluster_command(*arguments: str) -> str:
 @pytest.fixture(scope="session")
 def kubeconfig() -> Iterator[Path]:
     """The cluster: KUBECONFIG's, or one on this machine, which goes away again if it was not there before."""
-    was_up = "runs as process" in cluster_command("status")
+    owner = ("--owner", str(os.getpid()))
     try:
-        yield Path(cluster_command("up").strip().splitlines()[-1])
+        yield Path(cluster_command("up", *owner).strip().splitlines()[-1])
     finally:
-        if not was_up:
-            cluster_command("down")
+        cluster_command("down", *owner)
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +87,8 @@ class Helm:
 @pytest.fixture(scope="session")
 def operator(images: None, helm: Helm, programs: dict[str, Path], kubeconfig: Path) -> Iterator[Kubectl]:
     """The chart, installed. Answers with kubectl in the operator's namespace."""
+    # A cluster that stays may hold the release of tests that were killed, and an upgrade of a pending one is refused.
+    helm("uninstall", "disttrain", "-n", SYSTEM, "--ignore-not-found", "--wait")
     helm.install()
     kubectl = Kubectl(programs["kubectl"], kubeconfig, SYSTEM)
     yield kubectl
