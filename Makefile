@@ -47,6 +47,7 @@ lint: setup ## Style, types, and who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 

@@ -26,6 +26,8 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.client import Servers
+from disttrain_trainer.parameter_server.codes import Plain
+from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
@@ -55,9 +57,10 @@ def run(synchronization: Synchronization, delays: Sequence[Delay], seconds: floa
     counts = [0] * workers
 
     def work(worker: int) -> None:
-        parameter = nn.Parameter(torch.ones(4))
-        parameter.grad = torch.ones(4)
-        servers = Servers([address], KEY, worker, {"only": parameter}, lambda: False, 60.0)
+        parameters = {"only": nn.Parameter(torch.ones(4))}
+        parameters["only"].grad = torch.ones(4)
+        servers = Servers([address], KEY, worker, parameters, lambda: False, 60.0)
+        content = Gradients(servers.placement, parameters, Plain())
         servers.hello(workers * STEPS)
         if worker == 0:
             servers.load({})
@@ -68,7 +71,8 @@ def run(synchronization: Synchronization, delays: Sequence[Delay], seconds: floa
             assert answer.task is not None
             pulled = servers.pull(answer.complete)
             time.sleep(delays[worker]())
-            servers.push(answer.task, 1.0, pulled, answer.floor)
+            content.begin(answer.task, 1.0)
+            servers.push(answer.task, 1.0, pulled, answer.floor, content)
             done = (answer.task, 0.0, 1.0, 1.0)
             counts[worker] += time.monotonic() > begin + seconds / 2
         servers.close()

@@ -39,7 +39,7 @@ def prefix_of(name):
 def alone(tmp_path_factory):
     cases = {name: [{"training": training}] for name, training in TRAININGS.items()}
     cases |= {f"experts, {name}": [{"training": training}] for name, training in moe.TRAININGS.items()}
-    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases, "cuda")
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases, device="cuda")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def together(tmp_path_factory):
             }
             # Before it runs: a world that fails is not started again for each of its layouts.
             found[prefix, ranks] = {}
-            found[prefix, ranks] = run_cases(tmp_path_factory.mktemp(prefix), ranks, cases, "cuda")
+            found[prefix, ranks] = run_cases(tmp_path_factory.mktemp(prefix), ranks, cases, device="cuda")
         return {name: result for (at, _), results in found.items() if at == prefix for name, result in results.items()}
 
     return run
@@ -106,7 +106,7 @@ def experts(tmp_path_factory):
     for name in FORMATS:
         _, training, parallelism = moe.OTHERS[name]
         cases[name] = [{"training": training, "parallelism": parallelism}]
-    return run_cases(tmp_path_factory.mktemp("experts"), 2, cases, "cuda")
+    return run_cases(tmp_path_factory.mktemp("experts"), 2, cases, device="cuda")
 
 
 @pytest.mark.gpu_path("expert parallelism")
@@ -135,7 +135,7 @@ def sums(tmp_path_factory):
     for name, at in LOSSY.items():
         run = {"training": WIDE, "parallelism": at}
         cases |= {f"lossy {name}": [run], f"resumed {name}": [{**run, "stop_after": 3}, run]}
-    return run_cases(tmp_path_factory.mktemp("sums"), 2, cases, "cuda")
+    return run_cases(tmp_path_factory.mktemp("sums"), 2, cases, device="cuda")
 
 
 @pytest.mark.gpu_path("all-reduces and compression hooks")
@@ -167,9 +167,9 @@ def test_what_is_kept_of_gradients_is_restored(sums, name):
 @pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_a_job_stopped_on_one_kind_of_device_goes_on_on_the_other(alone, tmp_path, first, second):
     run = {"training": TRAININGS["gpt, AdamW"]}
-    stopped = run_cases(tmp_path, 1, {"moved": [{**run, "stop_after": 2}]}, first)["moved"]
+    stopped = run_cases(tmp_path, 1, {"moved": [{**run, "stop_after": 2}]}, device=first)["moved"]
     assert "stopped after step 2, its checkpoint is written" in stopped["errors"][0]
-    require_equal(alone["gpt, AdamW"], run_cases(tmp_path, 1, {"moved": [run]}, second)["moved"], tolerance=1e-9)
+    require_equal(alone["gpt, AdamW"], run_cases(tmp_path, 1, {"moved": [run]}, device=second)["moved"], tolerance=1e-9)
 
 
 def test_training_moves_the_parameters(alone):

@@ -185,7 +185,7 @@ def scaled(tmp_path_factory):
     )
     run = {"training": training}
     cases = {"through": [run], "resumed": [{**run, "stop_after": 20}, run]}
-    return run_cases(tmp_path_factory.mktemp("scaled"), 1, cases, "cuda")
+    return run_cases(tmp_path_factory.mktemp("scaled"), 1, cases, device="cuda")
 
 
 @pytest.mark.gpu_path("FP16 with its scaler")

@@ -30,7 +30,7 @@ async def test_what_kopf_sees_arrives_in_our_loop(monkeypatch: pytest.MonkeyPatc
 
     async def one_event(*, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any) -> None:
         (handler,) = registry._watching.get_all_handlers()
-        await handler.fn(event={"type": "ADDED", "object": {"name": "job"}})  # type: ignore[misc]
+        await handler.fn(event={"type": "ADDED", "object": {"name": "job"}})  # type: ignore[call-arg, misc]
         await stop_flag.wait()
 
     def on_event(kind: str | None, raw: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from disttrain_trainer.config import Config, resolve
 from disttrain_trainer.device import find_device
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.mesh import World, join_world
-from disttrain_trainer.parameter_server import pushing
+from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.group import in_group, workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
@@ -35,9 +35,9 @@ TOKEN = "a-token"
 
 
 def run_server_cases(
-    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], ranks_per_pod: int = 1
+    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], ranks_per_pod: int = 1, device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
-    """Run each case with so many ranks of workers.
+    """Run each case with so many ranks of workers, whose models are on `device`.
 
     Result of a case: "errors" of each rank and run, "parameters" of the leader after the last run, "metrics".
     """
@@ -53,7 +53,9 @@ def run_server_cases(
         run["addresses"] = [f"127.0.0.1:{port}" for port in own]
     (folder / "cases.json").write_text(json.dumps(cases))
     environment = {"CASES": str(folder), "LOCAL_WORLD_SIZE": str(ranks_per_pod)}
-    with launch(folder, None, ranks + 1, module="tests.unit.trainer.server_cases", **environment) as world:
+    with launch(
+        folder, None, ranks + 1, module="tests.unit.trainer.server_cases", device=device, **environment
+    ) as world:
         ended = world.ended()
         assert [rank.code for rank in ended] == [0] * (ranks + 1), "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name, ranks) for name in cases}
@@ -137,11 +139,11 @@ def main() -> None:
     folder = Path(os.environ["CASES"])
     cases = json.loads((folder / "cases.json").read_text())
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+    # So that these small models, too, come and go in several parts.
+    buckets.BUCKET_BYTES = 64
     if rank == ranks:
         serve_all(folder, cases, ranks)
         os._exit(0)
-    # So that these small gradients, too, are sent in several parts.
-    pushing.BUCKET_BYTES = 64
     first = config_of(folder, next(iter(cases.values()))[0], 1, ranks)
     world = join_world(in_group(first), find_device(0, 1, threads_given=True))
     for name, runs in cases.items():

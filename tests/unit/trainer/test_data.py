@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from disttrain_api.builtin import DATA_CONFIGS, data_config, model_config, samples_of
+from disttrain_api.builtin import DATA_CONFIGS, DigitsConfig, data_config, model_config, samples_of
 from disttrain_api.training import Training
 from disttrain_trainer.data import digits, synthetic, text
 from disttrain_trainer.errors import DataNotFound
@@ -18,7 +18,7 @@ def training(model, data, **changes):
 
 class TestDigits:
     def test_the_split_is_stratified_whole_and_repeatable(self):
-        first, again = (digits.load(DATA_CONFIGS["digits"]()) for _ in range(2))
+        first, again = (digits.load(DigitsConfig()) for _ in range(2))
         assert len(first.training) + len(first.held_out) == 1797
         assert len(first.held_out) == 360
         assert torch.equal(first.held_out.tensors[0], again.held_out.tensors[0])
@@ -29,7 +29,7 @@ class TestDigits:
         assert shares.max() < 0.21
 
     def test_images_are_scaled(self):
-        images = digits.load(DATA_CONFIGS["digits"]()).training.tensors[0]
+        images = digits.load(DigitsConfig()).training.tensors[0]
         assert images.shape[1:] == (1, 8, 8)
         assert (images.min(), images.max()) == (0.0, 1.0)
 

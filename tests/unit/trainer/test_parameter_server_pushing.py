@@ -9,13 +9,14 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.parameter_server import pushing as module
+from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.pushing import Pushing, watched
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.staging import Staging
 from disttrain_trainer.parameter_server.wire import Message
 from tests.builders import TRAINING
 
@@ -46,13 +47,16 @@ class Scene:
         return Pushing(self.placement, content, [fields, fields], lambda *part: self.sent.append(part))
 
     def held(self):
-        pulled = [server.receive((b"w", b"1"), Message("pull"), 0.0)[0][1].tensors for server in self.servers]
-        return torch.cat([tensor for tensors in pulled for tensor in tensors])
+        messages = [Message("pull", {"ranges": [*range(len(segments))]}) for segments in self.placement]
+        answers = [
+            server.receive((b"w", b"1"), message, 0.0) for server, message in zip(self.servers, messages, strict=True)
+        ]
+        return torch.cat([tensor for buckets in answers for _, bucket in buckets for tensor in bucket.tensors])
 
 
 @pytest.fixture
 def scene(monkeypatch):
-    monkeypatch.setattr(module, "BUCKET_BYTES", 8)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 8)
     scene = Scene()
     for number, parameter in enumerate(scene.parameters.values(), start=1):
         parameter.grad = torch.full_like(parameter, number)
@@ -74,6 +78,49 @@ def test_whatever_is_ready_early_is_taken_in_once_and_together(scene, early):
     assert [scene.ask(*pair) for pair in zip(scene.servers, pushing.rest(), strict=True)] == [["pushed"]] * 2
     assert torch.equal(scene.held(), EXPECTED)
     assert pushing.bytes == 4 * len(EXPECTED)
+
+
+class Copy:
+    """A fence behind copies that are complete when somebody says so, or waits for them."""
+
+    def __init__(self):
+        self.past = False
+
+    def query(self):
+        return self.past
+
+    def synchronize(self):
+        self.past = True
+
+
+class Copying(Staging):
+    """Of a GPU that copies slowly: what it copied is nothing before its fence is past."""
+
+    def __init__(self):
+        super().__init__()
+        self.copy = Copy()
+
+    def fence(self):
+        return self.copy
+
+
+def test_a_bucket_leaves_when_its_copy_is_complete_and_the_backward_pass_waits_for_none(scene):
+    pushing, staging = scene.pushing(), Copying()
+    pushing._content.staging = staging
+    pushing.ready("a")
+    pushing.ready("b")
+    assert scene.sent == []
+    staging.copy.synchronize()
+    staging.copy = Copy()
+    pushing.ready("c")
+    assert [(server, part.fields["ranges"]) for server, part in scene.sent] == [(0, [0]), (0, [1])]
+    rest = pushing.rest()
+    assert [(server, part.fields["ranges"]) for server, part in scene.sent[2:]] == [(1, [0])]
+    assert staging.copy.past
+    for server, part in scene.sent:
+        scene.ask(scene.servers[server], part)
+    assert [scene.ask(*pair) for pair in zip(scene.servers, rest, strict=True)] == [["pushed"]] * 2
+    assert torch.equal(scene.held(), EXPECTED)
 
 
 def test_parts_that_are_lost_are_asked_for_again(scene):

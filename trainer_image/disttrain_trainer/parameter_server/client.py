@@ -19,6 +19,7 @@ from disttrain_trainer.parameter_server.content import Content, numbers
 from disttrain_trainer.parameter_server.heartbeat import Heartbeat, call_again, connect
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.placement import Segment, place
+from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
@@ -55,16 +56,6 @@ class Answer:
     stopping: bool
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """What came with the parameters of all servers: per server its version and the parts that it had taken in."""
-
-    versions: list[int]
-    taken: list[int]
-    squares: dict[int, float]
-    """Sum of squares of the whole gradient of the last steps, by step; only where steps are updated as a whole."""
-
-
 class Servers:
     """All servers of the job, and the named parameters whose numbers they hold."""
 
@@ -90,6 +81,7 @@ class Servers:
             self._context, addresses, key, worker, self._life, self._memory, stopping, patience, replaceable
         )
         self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
+        self._pulling: Pulling | None = None
         self._requests = 0
         self._restarts = [0] * len(addresses)
         """Restarts of each server that were known when it was asked last."""
@@ -141,29 +133,33 @@ class Servers:
         self._memory.answered(answer)
         return _answer(answer)
 
-    def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
-        """Overwrite the parameters with those of the servers, which must have taken in the `complete` tasks.
+    def begin_pull(self, complete: int = 0, *, whole: bool = False) -> Pulling:
+        """Overwrite the parameters, as they come in, with those of the servers, which must have taken in the `complete`
+        tasks.
 
-        Bounded staleness rests on that. Rows of tables are overwritten with `whole` alone. Raises PeerLost where it is
-        not so, but for a server that was started anew: what it has lost is counted.
+        Bounded staleness rests on that. Rows of tables are overwritten with `whole` alone. Whatever the servers are
+        asked next waits for all of it. Raises PeerLost where tasks are missing, but for a server that was started anew:
+        what it has lost is counted.
         """
-        answers = self._ask_all([Message("pull", {"whole": whole})] * len(self._sockets))
-        squares: dict[int, float] = {}
-        with torch.no_grad():
-            for segments, answer in zip(self.placement, answers, strict=True):
-                pulled = [segment for segment in segments if whole or segment.name not in self._widths]
-                for segment, values in zip(pulled, answer.tensors, strict=True):
-                    numbers(self._parameters[segment.name], segment).copy_(values)
-                    self.pulled_bytes += values.nbytes
-                for step, square in answer.fields["squares"].items():
-                    squares[int(step)] = squares.get(int(step), 0.0) + square
-        taken = [answer.number("taken") for answer in answers]
-        for server, count in enumerate(taken):
+        order = {name: place for place, name in enumerate(self._parameters)}
+        asked = []
+        for server, segments in enumerate(self.placement):
+            ranges = [index for index, one in enumerate(segments) if whole or one.name not in self._widths]
+            asked.append(sorted(ranges, key=lambda index: order[segments[index].name]))
+            self._send(server, Message("pull", {"ranges": asked[-1]}))
+        self._pulling = pulling = Pulling(self.placement, self._parameters, asked, self._bucket)
+        for server, count in enumerate(pulling.pulled.taken):
             missing = complete - count
             if missing > self.lost[server] and self._heartbeat.epochs[server] <= 1:
                 raise PeerLost(f"parameter server {server} has taken in {count} of {complete} completed tasks")
             self.lost[server] = max(self.lost[server], missing)
-        return Pulled([answer.number("version") for answer in answers], taken, squares)
+        return pulling
+
+    def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
+        """As `begin_pull`, back when all have come."""
+        pulling = self.begin_pull(complete, whole=whole)
+        pulling.rest()
+        return pulling.pulled
 
     def pull_rows(self, name: str, places: Tensor) -> None:
         """Overwrite some rows of a table with those of the servers. `places`: [n] int64 on the CPU, ascending."""
@@ -223,6 +219,7 @@ class Servers:
     def close(self) -> None:
         """Leave: what this worker was lent is lent to others at once."""
         self._heartbeat.end()
+        self._pulling = None
         self._send(0, Message("leave", {"worker": self._worker}))
         for socket in self._sockets:
             socket.close(linger=_LINGER_MILLISECONDS)
@@ -239,6 +236,11 @@ class Servers:
                 self._transmit(server)
             self._receive(server)
 
+    def _bucket(self, server: int) -> Message:
+        message = self._receive(server)
+        self.pulled_bytes += sum(values.nbytes for values in message.tensors)
+        return message
+
     def _ask(self, server: int, message: Message) -> Message:
         self._send(server, message)
         return self._receive(server)
@@ -249,6 +251,8 @@ class Servers:
         return [self._receive(server) for server in range(len(messages))]
 
     def _send(self, server: int, message: Message) -> None:
+        if self._pulling is not None:
+            self._pulling.rest()
         self._requests += 1
         self._asked[server] = (b"%d" % self._requests, message)
         self._transmit(server)

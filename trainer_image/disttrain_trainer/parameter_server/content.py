@@ -6,7 +6,7 @@ begin(task) -> of(server, index), for each range -> settle(who took it in)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import Segment
 from disttrain_trainer.parameter_server.rows import Rows
 from disttrain_trainer.parameter_server.settings import is_together, settings_of
+from disttrain_trainer.parameter_server.staging import Staging
 from disttrain_trainer.state import State
 
 Placement = Sequence[Sequence[Segment]]
@@ -29,16 +30,25 @@ Parameters = Mapping[str, nn.Parameter]
 class Content(ABC):
     """What is pushed. One task at a time."""
 
+    def __init__(self) -> None:
+        self.staging = Staging()
+
     @abstractmethod
     def begin(self, task: Task, weight: float) -> None:
         """The parameters were pulled; what comes is of this task, of so many samples or tokens."""
 
     @abstractmethod
     def of(self, server: int, index: int) -> list[Tensor]:
-        """Tensors on the CPU for one range of a server; none where there is nothing to push."""
+        """Tensors in the host's memory for one range of a server; none where there is nothing to push.
+
+        They are complete once a fence of `staging` is past.
+        """
 
     def settle(self, fresh: Sequence[bool]) -> None:  # noqa: B027 - not all keep something
         """All servers have answered; `fresh`: whether each took it in, or had taken in the task before."""
+
+    def _down(self, server: int, index: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [self.staging.down((server, index, place), tensor) for place, tensor in enumerate(tensors)]
 
 
 class Nothing(Content):
@@ -68,6 +78,7 @@ class Gradients(Content):
         self, placement: Placement, parameters: Parameters, code: Code, momentum: float = 0.0, *, weighted: bool = False
     ) -> None:
         """`momentum`: of the correction that comes before numbers are chosen; `code` is a Sparse one then."""
+        super().__init__()
         self._placement, self._parameters, self._code = placement, parameters, code
         self._momentum, self._weighted = momentum, weighted
         self._task, self._weight = Task(0, 0), 0.0
@@ -84,14 +95,14 @@ class Gradients(Content):
     def of(self, server: int, index: int) -> list[Tensor]:
         segment = self._placement[server][index]
         if segment.name in self.rows:
-            return _rows_in(self.rows[segment.name], segment)
+            return self._down(server, index, _rows_in(self.rows[segment.name], segment))
         gradient = self._parameters[segment.name].grad
         if gradient is None:
             return []
         piece = Piece(*self._task, server, index)
         values = numbers(gradient.to_dense() if gradient.is_sparse else gradient, segment)
         if not self._code.feedback:
-            return [tensor.cpu() for tensor in self._code.encode(values, piece)]
+            return self._down(server, index, self._code.encode(values, piece))
         return self._with_feedback(values, piece) if self._weight > 0 else []
 
     def settle(self, fresh: Sequence[bool]) -> None:
@@ -110,7 +121,7 @@ class Gradients(Content):
         if self._momentum and isinstance(self._code, Sparse):
             velocity = without(update, self._code.places(tensors, values.numel(), piece))
         self._next[place] = _Kept((values - sent) * unit, velocity)
-        return [tensor.cpu() for tensor in tensors]
+        return self._down(*place, tensors)
 
 
 class Changes(Content):
@@ -121,6 +132,7 @@ class Changes(Content):
     """
 
     def __init__(self, placement: Placement, parameters: Parameters, state: State, names: Sequence[str]) -> None:
+        super().__init__()
         self._placement, self._parameters, self._names = placement, parameters, names
         self._optimizer = state.optimizer
         self._before: dict[str, list[Tensor]] = {}
@@ -133,7 +145,7 @@ class Changes(Content):
         if self._parameters[segment.name].grad is None:
             return []
         pairs = zip(self._tensors(segment.name), self._before[segment.name], strict=True)
-        return [_part(now - before, segment).cpu() for now, before in pairs]
+        return self._down(server, index, [_part(now - before, segment) for now, before in pairs])
 
     def _tensors(self, name: str) -> list[Tensor]:
         parameter = self._parameters[name]
@@ -168,4 +180,4 @@ def _rows_in(rows: Rows, segment: Segment) -> list[Tensor]:
     there = (rows.places >= first) & (rows.places < segment.stop // width)
     if not there.any():
         return []
-    return [(rows.places[there] - first).cpu(), rows.values[there].reshape(-1).cpu()]
+    return [rows.places[there] - first, rows.values[there].reshape(-1)]

@@ -21,10 +21,11 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
-from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
+from disttrain_trainer.parameter_server.client import Answer, Servers, Welcome
 from disttrain_trainer.parameter_server.content import Content, Placement
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pieces import Pieces, States
+from disttrain_trainer.parameter_server.pulling import Pulled
 from disttrain_trainer.parameter_server.wire import Message
 
 T = TypeVar("T")
@@ -71,6 +72,19 @@ class GroupPushing(NamedTuple):
         """A rank's gradient is complete, the group's is not."""
 
 
+class GroupPulling(NamedTuple):
+    """A pull of a group that is complete."""
+
+    pulled: Pulled
+    waits_for: tuple[str, ...] = ()
+
+    def need(self, name: str) -> None:
+        """It is there."""
+
+    def rest(self) -> None:
+        """All are there."""
+
+
 class GroupServers:
     """The servers as the ranks of a group see them: as Servers, but every method is a collective call of the group.
 
@@ -106,14 +120,15 @@ class GroupServers:
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
         return self._first(lambda servers: servers.next(done, hold_at))
 
-    def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
+    def begin_pull(self, complete: int = 0, *, whole: bool = False) -> GroupPulling:
+        """Of all ranks, and so at once: the first one's parameters are spread as a whole."""
 
         def pull(servers: Servers) -> tuple[Pulled, list[int], int]:
             return servers.pull(complete, whole=whole), servers.lost, servers.pulled_bytes
 
         pulled, self.lost, self.pulled_bytes = self._first(pull)
         self._pieces.spread()
-        return pulled
+        return GroupPulling(pulled)
 
     def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> GroupPushing:
         """What is to be pushed when the group's gradients have been put together."""

@@ -1,7 +1,8 @@
 """One push of a worker, of which each bucket is sent as soon as it is full, while the backward pass goes on.
 
 A parameter's gradient is complete when it has been accumulated as often as there are microbatches; one that is used in
-fewer of them waits for the end. ZeroMQ's own thread moves the bytes.
+fewer of them waits for the end. A bucket that comes from a GPU leaves when its copy in the host's memory is complete,
+for which nothing waits before the end. ZeroMQ's own thread moves the bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.content import Content, Placement
+from disttrain_trainer.parameter_server.staging import Fence
 from disttrain_trainer.parameter_server.wire import Message
-
-BUCKET_BYTES = 4 * 2**20
-"""Of a server's gradients: large enough for the network's full rate, small enough for several per backward pass."""
 
 Send = Callable[[int, Message], None]
 """Server and message; returns at once, and nothing is answered."""
@@ -26,9 +26,9 @@ Send = Callable[[int, Message], None]
 
 @dataclass
 class _Written:
-    """What was written for one server: tensors of each range, sent or waiting to be."""
+    """What was written for one server: tensors of each range, in full buckets or waiting for one to be full."""
 
-    sent: dict[int, list[Tensor]] = field(default_factory=dict)
+    full: dict[int, list[Tensor]] = field(default_factory=dict)
     waiting: dict[int, list[Tensor]] = field(default_factory=dict)
     parts: int = 0
 
@@ -43,6 +43,8 @@ class Pushing:
     def __init__(self, placement: Placement, content: Content, fields: Sequence[Mapping[str, Any]], send: Send) -> None:
         self._placement, self._content, self._fields, self._send = placement, content, fields, send
         self._written = [_Written() for _ in placement]
+        self._full: list[tuple[Fence, int, dict[int, list[Tensor]]]] = []
+        """Buckets that are full and not sent, with the fence behind which they are complete."""
         self._places: dict[str, list[tuple[int, int]]] = {}
         for server, segments in enumerate(placement):
             for index, segment in enumerate(segments):
@@ -53,11 +55,12 @@ class Pushing:
         for server, index in self._places.get(name, ()):
             written = self._written[server]
             written.waiting[index] = self._content.of(server, index)
-            if written.waiting_bytes >= BUCKET_BYTES:
-                self._send(server, Message("part", self._described(server, written.waiting), _flat(written.waiting)))
+            if written.waiting_bytes >= buckets.BUCKET_BYTES:
+                self._full.append((self._content.staging.fence(), server, written.waiting))
                 written.parts += 1
-                written.sent |= written.waiting
+                written.full |= written.waiting
                 written.waiting = {}
+        self._send_full()
 
     def rest(self) -> list[Message]:
         """The message that completes the push to each server."""
@@ -65,16 +68,24 @@ class Pushing:
         for server, segments in enumerate(self._placement):
             written = self._written[server]
             for index in range(len(segments)):
-                if index not in written.sent and index not in written.waiting:
+                if index not in written.full and index not in written.waiting:
                     written.waiting[index] = self._content.of(server, index)
             fields = self._described(server, written.waiting)
             found.append(Message("push", {**fields, "parts": written.parts}, _flat(written.waiting)))
+        self._content.staging.fence().synchronize()
+        self._send_full()
         return found
 
     def whole(self, server: int) -> Message:
         """All of it in one message, after `rest`."""
-        everything = {**self._written[server].sent, **self._written[server].waiting}
+        everything = {**self._written[server].full, **self._written[server].waiting}
         return Message("push", self._described(server, everything), _flat(everything))
+
+    def _send_full(self) -> None:
+        """Send the full buckets that have reached the host's memory, in turn."""
+        while self._full and self._full[0][0].query():
+            _, server, ranges = self._full.pop(0)
+            self._send(server, Message("part", self._described(server, ranges), _flat(ranges)))
 
     @property
     def bytes(self) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from disttrain_api.parallelism import Pushed, Synchronization
 from disttrain_trainer.parameter_server.averaging import Averages
+from disttrain_trainer.parameter_server.buckets import buckets
 from disttrain_trainer.parameter_server.codes import ascending
 from disttrain_trainer.parameter_server.gradients import Gradients, Push, rate_of
 from disttrain_trainer.parameter_server.known import Task
@@ -157,10 +158,21 @@ class Server:
         self.pulls += 1
         fields = {"version": self._shard.version, "taken": self._gradients.taken}
         squares = {str(step): square for step, square in self._gradients.squares.items()}
-        # Rows are asked for one by one, but by who must have all that there is.
-        whole = message.fields.get("whole") is True
-        ranges = [index for index, width in enumerate(self._shard.widths) if whole or not width]
-        return [(sender, Message("parameters", {**fields, "squares": squares}, self._shard.values(ranges)))]
+        ranges, lengths = message.numbers("ranges"), self._shard.lengths
+        if len({*ranges}) < len(ranges) or any(index >= len(lengths) for index in ranges):
+            raise Malformed(f"`ranges` of pull are no ranges of the {len(lengths)} that there are")
+        values = self._shard.values(ranges)
+        return [
+            (
+                sender,
+                Message(
+                    "parameters",
+                    {**fields, "squares": squares, "ranges": [ranges[place] for place in bucket]},
+                    [values[place] for place in bucket],
+                ),
+            )
+            for bucket in buckets([one.nbytes for one in values])
+        ]
 
     def _rows(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None:

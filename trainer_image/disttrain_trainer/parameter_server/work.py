@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -26,13 +27,14 @@ from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
-from disttrain_trainer.parameter_server.client import Answer, Pulled, Servers, Welcome
+from disttrain_trainer.parameter_server.client import Answer, Servers, Welcome
 from disttrain_trainer.parameter_server.content import Content, Gradients, Nothing, build_content
 from disttrain_trainer.parameter_server.figures import Rates
-from disttrain_trainer.parameter_server.group import GroupServers, worker_of
+from disttrain_trainer.parameter_server.group import GroupPulling, GroupServers, worker_of
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
 from disttrain_trainer.parameter_server.pieces import Pieces, trained
+from disttrain_trainer.parameter_server.pulling import Pulled, Pulling, arriving, can_wait
 from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
 from disttrain_trainer.parameter_server.tables import Tables, let_go, tables_of
@@ -174,7 +176,12 @@ class Worker:
             if parameter.requires_grad and not self.tables.has(name)
         }
 
-    def compute(self, answer: Answer, pulled: Pulled) -> tuple[Task, float, float, float]:
+    @cached_property
+    def computes_meanwhile(self) -> bool:
+        """Whether the forward pass begins before all parameters have come; an own update compares with all of them."""
+        return not self.updates and self.state.model is self.state.module and can_wait(self.state.module)
+
+    def compute(self, answer: Answer, pulling: Pulling | GroupPulling) -> tuple[Task, float, float, float]:
         """Compute and push the task; the task with its loss (summed), weight and samples."""
         assert answer.task is not None
         state, world, task = self.state, self.world, answer.task
@@ -185,12 +192,17 @@ class Worker:
         own_weight = sum(microbatch.weight for microbatch in microbatches)
         own_samples = sum(microbatch.samples for microbatch in microbatches)
         weight, samples = world.sum(own_weight * world.speaks, own_samples * world.speaks)
+        if not self.computes_meanwhile:
+            pulling.rest()
         if self.updates:
             scatter_states(state, self.servers.fetch())
         self.content.begin(task, weight)
         # The mean over this part; the servers weigh it by the part's weight.
-        pushing = self.servers.begin_push(task, weight, pulled, answer.floor, self.content)
-        with watched(self.ready_early, len(microbatches), pushing.ready):
+        pushing = self.servers.begin_push(task, weight, pulling.pulled, answer.floor, self.content)
+        with (
+            arriving(state.module, pulling.waits_for, pulling.need),
+            watched(self.ready_early, len(microbatches), pushing.ready),
+        ):
             own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
         (loss,) = world.sum(float(own_loss) * world.speaks)
         self._settle_gradients()
@@ -322,14 +334,15 @@ def run(worker: Worker, leader: Leader | None) -> None:
             if answer.verdict is Verdict.DONE:
                 return
             # Who leads evaluates and saves all that there is.
-            pulled = servers.pull(answer.complete, whole=answer.verdict is not None)
+            pulling = servers.begin_pull(answer.complete, whole=answer.verdict is not None)
             if leader is not None:
-                leader.note(answer.results, pulled)
+                leader.note(answer.results, pulling.pulled)
                 leader.catch_up(answer)
             if answer.verdict is None:
-                done = worker.compute(answer, pulled)
+                done = worker.compute(answer, pulling)
                 profiler.step()
             elif leader is not None:
+                pulling.rest()
                 worker.tables.pulled(whole=True)
                 leader.hold()
                 if answer.stopping and state.step < training.steps:
