@@ -1,8 +1,8 @@
 """Push and pull of parameters by one worker and 1 or 2 servers over loopback, in GB/s of both directions together.
 
 Reference: the same transport moving the same frames without a server behind them, in turn with it. Goal: at least
-0.6 of that. The copy in memory is the limit of both. The last row is a backward pass and the push of its gradients that
-begins meanwhile; its reference pushes afterwards.
+0.6 of that. The copy in memory is the limit of both. The last rows are a forward pass that begins while parameters come
+in, and a backward pass during which gradients leave; their references do one after the other.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -30,6 +30,7 @@ from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
+from disttrain_trainer.parameter_server.pulling import arriving
 from disttrain_trainer.parameter_server.pushing import watched
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
@@ -100,8 +101,12 @@ def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callabl
     return through_servers, raw
 
 
-def with_backward(layers: int, width: int, batch: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Functions that compute gradients, push them and return the seconds: meanwhile, and afterwards."""
+Times = tuple[Callable[[], float], Callable[[], float]]
+"""Functions that do the same and return the seconds: meanwhile, and afterwards."""
+
+
+def beside_computing(layers: int, width: int, batch: int) -> tuple[Times, Times]:
+    """Pull with the forward pass, and push with the backward pass, of a model of these layers."""
     address = f"127.0.0.1:{free_port()}"
     multiprocessing.get_context("spawn").Process(target=serve, args=(0, address), daemon=True).start()
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -112,7 +117,16 @@ def with_backward(layers: int, width: int, batch: int) -> tuple[Callable[[], flo
     servers.load({})
     state = {"step": 0, "pulled": servers.pull()}
 
-    def step(meanwhile: bool) -> float:
+    def forward(meanwhile: bool) -> float:
+        begin = time.perf_counter()
+        pulling = servers.begin_pull()
+        if not meanwhile:
+            pulling.rest()
+        with arriving(model, pulling.waits_for, pulling.need):
+            model(inputs)
+        return time.perf_counter() - begin
+
+    def backward(meanwhile: bool) -> float:
         model.zero_grad()
         loss = model(inputs).sum()
         begin = time.perf_counter()
@@ -124,7 +138,10 @@ def with_backward(layers: int, width: int, batch: int) -> tuple[Callable[[], flo
         servers.end_push(pushing, content)
         return time.perf_counter() - begin
 
-    return lambda: step(True), lambda: step(False)
+    return (
+        (lambda: forward(True), lambda: forward(False)),
+        (lambda: backward(True), lambda: backward(False)),
+    )
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
@@ -145,10 +162,11 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         times.append(megabytes / 1000 / (time.perf_counter() - begin))
     yield harness.row(f"copy of {megabytes} MB in memory", "GB/s", times)
     layers, width, batch = (4, 1024, 256) if quick else (16, 2048, 256)
-    meanwhile, afterwards = with_backward(layers, width, batch)
-    pairs = [(1 / meanwhile(), 1 / afterwards()) for _ in range(repeats + 1)][1:]
     size = layers * width * (width + 1) * 4 // 1_000_000
-    yield harness.row(f"backward pass and push of {size} MB", "1/s", *zip(*pairs, strict=True))
+    doing = f"pull of {size} MB and forward pass", f"backward pass and push of {size} MB"
+    for name, (meanwhile, afterwards) in zip(doing, beside_computing(layers, width, batch), strict=True):
+        pairs = [(1 / meanwhile(), 1 / afterwards()) for _ in range(repeats + 1)][1:]
+        yield harness.row(name, "1/s", *zip(*pairs, strict=True))
 
 
 if __name__ == "__main__":

@@ -291,11 +291,18 @@ REFUSALS = (
                 "`restartPolicy` OnFailure must be Never: the operator restarts all pods of a job together",
                 changes(restartPolicy="OnFailure"),
             ),
-            Refusal(
-                f"{role}Hostname",
-                f"{path}.spec",
-                "`hostname`, `subdomain` and `hostnameOverride` are the operator's to set: remove them",
-                changes(subdomain="mine"),
+            *(
+                Refusal(
+                    f"{role}{name}",
+                    f"{path}.spec.{field}",
+                    f"`{field}` is the operator's to set: remove it",
+                    changes(**{field: "mine"}),
+                )
+                for name, field in (
+                    ("Hostname", "hostname"),
+                    ("Subdomain", "subdomain"),
+                    ("HostnameOverride", "hostnameOverride"),
+                )
             ),
             Refusal(
                 f"{role}Volumes",

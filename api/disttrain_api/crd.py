@@ -6,6 +6,7 @@
 `make generate` writes both; tests/unit/test_house.py fails when they are not what this module says.
 """
 
+import copy
 import sys
 from typing import Any
 
@@ -195,7 +196,8 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     """What stands inside of an object or a list."""
     name = path.rpartition(".")[2]
     if name == "template":
-        fields = {key: dict(value) for key, value in pod_template_schema()["properties"].items()}
+        # Rules are added to it.
+        fields = copy.deepcopy(pod_template_schema()["properties"])
         pod = fields["spec"]
         pod["properties"] = {key: _Compact(value) for key, value in pod["properties"].items()}
         return {"type": "object", "properties": fields}

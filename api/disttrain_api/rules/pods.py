@@ -11,6 +11,7 @@ VOLUME_PREFIX = "disttrain-"
 OPERATOR_LABELS = tuple(value for key, value in vars(Label).items() if key.isupper() and key != "MANAGER")
 OPERATOR_ENVIRONMENT = tuple(value for key, value in vars(Env).items() if key.isupper())
 
+_HOST_NAMES = ("hostname", "subdomain", "hostnameOverride")
 _ROLES = {"Workers": "spec.workers.template", "Servers": "spec.parameterServers.template"}
 
 
@@ -67,12 +68,15 @@ def _per_role(
     cel: str,
     values: dict[str, str] | None = None,
 ) -> Iterable[Rule]:
-    """The same rule for the template of each role."""
+    """The same rule for the template of each role. `self` is the field `below` it: without it nothing is asked.
+
+    The API server lays out all fields of an object, forty of a pod's spec, for each look at one of them.
+    """
     for role, path in _ROLES.items():
         yield Rule(
             id=f"{role}{identifier}",
             path=f"{path}.{below}",
-            scope=path,
+            scope=f"{path}.{below}",
             sentence=sentence,
             check=lambda spec, path=path: find(template_of(spec, path)),  # type: ignore[misc]
             cel=cel,
@@ -83,11 +87,6 @@ def _per_role(
 def _restarts(template: dict[str, Any]) -> Values | None:
     policy = _object(template, "spec").get("restartPolicy", "Never")
     return when(policy != "Never", policy=str(policy))
-
-
-def _own_hostname(template: dict[str, Any]) -> Values | None:
-    pod = _object(template, "spec")
-    return when(any(key in pod for key in ("hostname", "subdomain", "hostnameOverride")))
 
 
 def _first(names: Iterable[Any]) -> Values | None:
@@ -125,18 +124,16 @@ def _cel_list(words: Iterable[str]) -> str:
 
 
 def _gpu_cel(containers: str) -> str:
-    wanted = " && ".join(
-        f"(!has(c.resources.{kind}) || !(self.gpuResource in c.resources.{kind}))" for kind in ("limits", "requests")
-    )
-    pods = "self.template.spec"
-    return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, !has(c.resources) || ({wanted})))"
+    """CEL: no container of the pod `p` asks for the resource. What is looked at several times is bound to a name."""
+    wanted = " && ".join(f"(!has(r.{kind}) || !(self.gpuResource in r.{kind}))" for kind in ("limits", "requests"))
+    return f"(!has(p.{containers}) || p.{containers}.all(c, !has(c.resources) || [c.resources].all(r, {wanted})))"
 
 
-_LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self.metadata.labels)"
+_LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self)"
 # CEL: the first of the operator's variables that the container `trainer` sets. Looking through the variables of the
 # container for one of the operator's would be shorter, but its message counts as too expensive.
 _FIRST_VARIABLE = (
-    f"{_cel_list(OPERATOR_ENVIRONMENT)}.filter(n, self.spec.containers.exists(c,"
+    f"{_cel_list(OPERATOR_ENVIRONMENT)}.filter(n, self.exists(c,"
     f" c.name == '{CONTAINER}' && has(c.env) && c.env.exists(e, e.name == n)))[0]"
 )
 
@@ -190,7 +187,8 @@ POD_RULES = (
         scope="spec.workers",
         sentence="`{name}` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
         check=_gpu_in_template,
-        cel=f"!has(self.template.spec) || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
+        cel="!has(self.template.spec) || [self.template.spec].all(p,"
+        f" {_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
         values={"name": "self.gpuResource"},
         reads=("spec.workers.template", "spec.workers.gpuResource"),
     ),
@@ -199,23 +197,26 @@ POD_RULES = (
         "spec.restartPolicy",
         "`restartPolicy` {policy} must be Never: the operator restarts all pods of a job together",
         _restarts,
-        "!has(self.spec) || !has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Never'",
-        {"policy": "self.spec.restartPolicy"},
+        "self == 'Never'",
+        {"policy": "self"},
     ),
-    *_per_role(
-        "Hostname",
-        "spec",
-        "`hostname`, `subdomain` and `hostnameOverride` are the operator's to set: remove them",
-        _own_hostname,
-        "!has(self.spec)"
-        " || (!has(self.spec.hostname) && !has(self.spec.subdomain) && !has(self.spec.hostnameOverride))",
+    *(
+        rule
+        for field in _HOST_NAMES
+        for rule in _per_role(
+            field[0].upper() + field[1:],
+            f"spec.{field}",
+            f"`{field}` is the operator's to set: remove it",
+            lambda template, field=field: when(field in _object(template, "spec")),  # type: ignore[misc]
+            "false",
+        )
     ),
     *_per_role(
         "Labels",
         "metadata.labels",
         "label `{name}` is the operator's to set: remove it",
         _operator_label,
-        f"!has(self.metadata) || !has(self.metadata.labels) || {_LABELS_OF_OPERATOR}.size() == 0",
+        f"{_LABELS_OF_OPERATOR}.size() == 0",
         {"name": f"{_LABELS_OF_OPERATOR}[0]"},
     ),
     *_per_role(
@@ -223,17 +224,16 @@ POD_RULES = (
         "spec.volumes",
         f"volume `{{name}}` must not begin with '{VOLUME_PREFIX}', as the operator's own do: rename it",
         _operator_volume,
-        "!has(self.spec) || !has(self.spec.volumes)"
-        f" || self.spec.volumes.all(v, !v.name.startsWith('{VOLUME_PREFIX}'))",
-        {"name": f"self.spec.volumes.filter(v, v.name.startsWith('{VOLUME_PREFIX}'))[0].name"},
+        f"self.all(v, !v.name.startsWith('{VOLUME_PREFIX}'))",
+        {"name": f"self.filter(v, v.name.startsWith('{VOLUME_PREFIX}'))[0].name"},
     ),
     *_per_role(
         "Environment",
         "spec.containers",
         "environment variable `{name}` of the container `trainer` is the operator's to set: remove it",
         _operator_variable,
-        "!has(self.spec) || !has(self.spec.containers) || self.spec.containers.all(c, "
-        f"c.name != '{CONTAINER}' || !has(c.env) || c.env.all(e, !(e.name in {_cel_list(OPERATOR_ENVIRONMENT)})))",
+        f"self.all(c, c.name != '{CONTAINER}' || !has(c.env)"
+        f" || c.env.all(e, !(e.name in {_cel_list(OPERATOR_ENVIRONMENT)})))",
         {"name": _FIRST_VARIABLE},
     ),
 )
