@@ -1,7 +1,7 @@
-"""What `make test` calls: pytest; where all tests are asked for, those of the cluster run beside the others.
+"""What `make test` calls: pytest; where all tests are asked for, those of Kubernetes run beside the others.
 
-End-to-end tests mostly wait, for pods, nodes and what a job says; the trainer's tests compute. In turn they take as
-long as both together.
+They mostly wait, for an API server, pods, nodes and what a job says; the trainer's tests compute. In turn they take as
+long as both together. The real cluster comes last: once started it stays up until pytest ends.
 """
 
 import subprocess
@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
-CLUSTER = "tests/e2e"
-LOG = ROOT / ".pytest_cache" / "e2e.log"
+KUBERNETES = ["tests/integration", "tests/e2e"]
+LOG = ROOT / ".pytest_cache" / "kubernetes.log"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -25,16 +25,16 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, log: Path = 
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as out:
         # Two runs of pytest that end together would write the same cache.
-        command = [*pytest, CLUSTER, "-p", "no:cacheprovider"]
-        cluster = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-    print(f"{CLUSTER} runs beside all others; what it says is in {log}", flush=True)
+        command = [*pytest, *KUBERNETES, "-p", "no:cacheprovider"]
+        beside = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+    print(f"{' and '.join(KUBERNETES)} run beside all others; what they say is in {log}", flush=True)
     try:
-        code = start([*pytest, *ALL, f"--ignore={CLUSTER}"], cwd=ROOT).wait()
+        code = start([*pytest, *ALL, *(f"--ignore={folder}" for folder in KUBERNETES)], cwd=ROOT).wait()
     finally:
         # Also where we are interrupted: it has had the same signal, and takes its cluster down.
-        cluster_code = cluster.wait()
+        beside_code = beside.wait()
         print(log.read_text(), flush=True)
-    return code or cluster_code
+    return code or beside_code
 
 
 if __name__ == "__main__":

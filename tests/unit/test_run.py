@@ -25,7 +25,10 @@ class Started:
 def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_path, capsys, own, cluster, code):
     started = Started(own, cluster)
     assert main(["tests"], started, tmp_path / "made" / "log") == code
-    assert started.commands == ["tests/e2e -p no:cacheprovider", "tests --ignore=tests/e2e"]
+    assert started.commands == [
+        "tests/integration tests/e2e -p no:cacheprovider",
+        "tests --ignore=tests/integration --ignore=tests/e2e",
+    ]
     assert capsys.readouterr().out.endswith("of the cluster\n\n")
 
 

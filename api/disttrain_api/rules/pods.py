@@ -124,9 +124,12 @@ def _cel_list(words: Iterable[str]) -> str:
 
 
 def _gpu_cel(containers: str) -> str:
-    """CEL: no container of the pod `p` asks for the resource. What is looked at several times is bound to a name."""
-    wanted = " && ".join(f"(!has(r.{kind}) || !(self.gpuResource in r.{kind}))" for kind in ("limits", "requests"))
-    return f"(!has(p.{containers}) || p.{containers}.all(c, !has(c.resources) || [c.resources].all(r, {wanted})))"
+    # Bound to names, `[c.resources].all(r, …)`, it would be looked at less often, but counts as too expensive.
+    wanted = " && ".join(
+        f"(!has(c.resources.{kind}) || !(self.gpuResource in c.resources.{kind}))" for kind in ("limits", "requests")
+    )
+    pods = "self.template.spec"
+    return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, !has(c.resources) || ({wanted})))"
 
 
 _LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self)"
@@ -187,8 +190,7 @@ POD_RULES = (
         scope="spec.workers",
         sentence="`{name}` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
         check=_gpu_in_template,
-        cel="!has(self.template.spec) || [self.template.spec].all(p,"
-        f" {_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
+        cel=f"!has(self.template.spec) || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
         values={"name": "self.gpuResource"},
         reads=("spec.workers.template", "spec.workers.gpuResource"),
     ),
