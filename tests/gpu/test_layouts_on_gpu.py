@@ -11,7 +11,7 @@ from tests.unit.trainer import test_moe as moe
 from tests.unit.trainer.layouts import ALL_LAYOUTS as LAYOUTS
 from tests.unit.trainer.layouts import TRAININGS
 from tests.unit.trainer.test_gradient_sums import DOUBLE, LOSSY, SENDS_ALL, WIDE
-from tests.unit.trainer.worlds import run_cases
+from tests.unit.trainer.worlds import require_same, run_cases
 
 TOLERANCE = 1e-10
 KEYS = ("loss_metrics/global_avg_loss", "grad_norm")
@@ -65,11 +65,7 @@ def together(tmp_path_factory):
 
 def require_equal(expected, found, tolerance=TOLERANCE):
     assert found["errors"] == [None]
-    assert expected["parameters"].keys() == found["parameters"].keys()
-    for parameter, value in expected["parameters"].items():
-        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value)
-        size = torch.linalg.vector_norm(value)
-        assert distance <= tolerance * size, f"{parameter} differs by {distance / size}"
+    require_same(found["parameters"], expected["parameters"], tolerance)
     for key in KEYS:
         values = [[line[key] for line in result["metrics"] if key in line] for result in (expected, found)]
         assert values[0]

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-import torch
 
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
 TOLERANCE = 1e-10
 
@@ -48,11 +47,7 @@ def together(request, tmp_path_factory):
 @pytest.mark.parametrize("name", TRAININGS)
 class TestRanksEqualOneProcess:
     def test_parameters(self, alone, together, name, steps):
-        expected, found = alone[name]["parameters"], together[f"{name}, {steps}"]["parameters"]
-        assert expected.keys() == found.keys()
-        for parameter, value in expected.items():
-            distance = torch.linalg.vector_norm(found[parameter] - value) / torch.linalg.vector_norm(value)
-            assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+        require_same(together[f"{name}, {steps}"]["parameters"], alone[name]["parameters"])
 
     @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr"])
     def test_metrics_of_every_step(self, alone, together, name, steps, key):

@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, require_same, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -106,12 +106,9 @@ def test_where_everything_is_sent_it_is_plain_ddp(world, name):
     ranks, _, results = world
     expected, found = results["plain"]["parameters"], results[name]["parameters"]
     assert results[name]["errors"] == [None]
-    for parameter, value in expected.items():
-        if ranks == 2:
-            assert torch.equal(found[parameter], value), parameter
-        else:
-            distance = torch.linalg.vector_norm(found[parameter] - value) / torch.linalg.vector_norm(value)
-            assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+    require_same(found, expected, TOLERANCE)
+    if ranks == 2:
+        assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
 @two_and_three

@@ -1,10 +1,9 @@
 """Every layout of the mesh computes what one process computes: parameters, losses, gradient norms, evaluation."""
 
 import pytest
-import torch
 
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -40,14 +39,8 @@ def together(tmp_path_factory):
 class TestLayoutsEqualOneProcess:
     def test_parameters(self, alone, together, layout):
         _, training, _, _ = LAYOUTS[layout]
-        expected, found = alone[training]["parameters"], together[layout]["parameters"]
         assert together[layout]["errors"] == [None]
-        assert expected.keys() == found.keys()
-        for parameter, value in expected.items():
-            size = torch.linalg.vector_norm(value)
-            assert size > 0, f"{parameter} is zero: nothing to compare with"
-            distance = torch.linalg.vector_norm(found[parameter] - value) / size
-            assert distance <= tolerance_of(training), f"{parameter} differs by {distance}"
+        require_same(together[layout]["parameters"], alone[training]["parameters"], tolerance_of(training))
 
     @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"])
     def test_metrics_of_every_step(self, alone, together, layout, key):
@@ -96,6 +89,4 @@ def test_a_job_stopped_in_one_layout_goes_on_in_another(alone, resumed, change):
     stopped, ended = resumed[change]["errors"]
     assert "stopped after step 2, its checkpoint is written" in stopped
     assert ended is None
-    for name, value in alone["gpt, AdamW"]["parameters"].items():
-        distance = torch.linalg.vector_norm(resumed[change]["parameters"][name] - value)
-        assert distance <= TOLERANCE * torch.linalg.vector_norm(value), name
+    require_same(resumed[change]["parameters"], alone["gpt, AdamW"]["parameters"])

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-import torch
 
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases, small, user
+from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -196,21 +195,12 @@ def values(result: dict[str, Any], key: str) -> list[float]:
     return [line[key] for line in result["metrics"] if key in line]
 
 
-def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert expected["parameters"].keys() == found["parameters"].keys()
-    for parameter, value in expected["parameters"].items():
-        size = torch.linalg.vector_norm(value)
-        assert size > 0, f"{parameter} is zero: nothing to compare with"
-        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value) / size
-        assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 class TestLayoutsEqualOneProcess:
     def test_parameters(self, results, layout):
         _, training, _, _ = LAYOUTS[layout]
         assert results[layout]["errors"] == [None]
-        assert_equal(results[layout], results[training])
+        require_same(results[layout]["parameters"], results[training]["parameters"])
 
     @pytest.mark.parametrize(
         "key",
@@ -254,7 +244,7 @@ def test_a_job_stopped_with_one_expert_degree_goes_on_with_another(results, chan
     assert "stopped after step 2, its checkpoint is written" in stopped
     assert ended is None
     training, _, _ = CHANGES[change]
-    assert_equal(results[change], results[training])
+    require_same(results[change]["parameters"], results[training]["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -266,7 +256,7 @@ def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expect
     assert values(results[expected], "moe/dropped_fraction")[0] > 0.1
     for key in ("moe/dropped_fraction", "grad_norm", "validation_metrics/global_avg_loss"):
         assert values(results[found], key) == pytest.approx(values(results[expected], key), rel=TOLERANCE)
-    assert_equal(results[found], results[expected])
+    require_same(results[found]["parameters"], results[expected]["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +268,7 @@ def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expect
 )
 def test_padding_counts_nowhere(results, full, padded):
     """Neither in the losses nor against an expert's capacity."""
-    assert_equal(results[padded], results[full])
+    require_same(results[padded]["parameters"], results[full]["parameters"])
     for key in ("grad_norm", "moe/load_balancing_loss", "moe/dropped_fraction", "moe/max_load_over_mean"):
         assert values(results[padded], key) == pytest.approx(values(results[full], key), rel=TOLERANCE)
 

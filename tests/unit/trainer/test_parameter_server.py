@@ -1,10 +1,9 @@
 """Parameters on servers: what workers and servers compute together is what one process computes."""
 
 import pytest
-import torch
 
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
 TOLERANCE = 1e-10
 EVERY_STEP = {"logging": {"interval": 1, "tensorBoard": False}}
@@ -20,14 +19,6 @@ TRAINED = {
 ASYNC = {"synchronization": "Async"}
 BOUNDED = {"synchronization": "BoundedStaleness", "staleness": 2}
 THREE = {"servers": 3}
-
-
-def same(found, expected):
-    """Fails where a parameter differs by more than the tolerance."""
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        distance = torch.linalg.vector_norm(found[name] - value) / torch.linalg.vector_norm(value)
-        assert distance <= TOLERANCE, f"{name} differs by {distance}"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +53,7 @@ def two_workers(tmp_path_factory):
 class TestSyncIsOneProcess:
     def test_parameters(self, one_process, two_workers, name):
         assert two_workers[name]["errors"] == [[None], [None]]
-        same(two_workers[name]["parameters"], one_process[name]["parameters"])
+        require_same(two_workers[name]["parameters"], one_process[name]["parameters"])
 
     @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/accuracy"])
     def test_metrics(self, one_process, two_workers, name, key):
@@ -78,9 +69,9 @@ class TestSyncIsOneProcess:
 )
 def test_one_worker_is_one_process(one_process, one_worker, case, training):
     assert one_worker[case]["errors"] == [[None]]
-    same(one_worker[case]["parameters"], one_process[training]["parameters"])
+    require_same(one_worker[case]["parameters"], one_process[training]["parameters"])
 
 
 def test_a_stopped_job_goes_on_with_another_number_of_servers(one_process, two_workers):
     assert "Stopped" in two_workers["stopped"]["errors"][0][0]
-    same(two_workers["stopped"]["parameters"], one_process["AdamW"]["parameters"])
+    require_same(two_workers["stopped"]["parameters"], one_process["AdamW"]["parameters"])

@@ -1,10 +1,9 @@
 """What workers push to servers: gradients, whole or compressed, or what they have changed themselves."""
 
 import pytest
-import torch
 
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.worlds import run_cases, small
+from tests.unit.trainer.worlds import require_same, run_cases, small
 
 EVERY_STEP = {"logging": {"interval": 1, "tensorBoard": False}}
 TOLERANCE = 1e-10
@@ -79,23 +78,16 @@ def two_workers(tmp_path_factory):
     return run_server_cases(tmp_path_factory.mktemp("workers"), 2, cases)
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        distance = torch.linalg.vector_norm(found[name] - value) / torch.linalg.vector_norm(value)
-        assert distance <= TOLERANCE, f"{name} differs by {distance}"
-
-
 @pytest.mark.parametrize("name", ONE_WORKER)
 def test_one_worker_is_one_process(one_process, one_worker, name):
     assert one_worker[name]["errors"] == [[None]]
-    same(one_worker[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
+    require_same(one_worker[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
 
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
 def test_two_workers_in_sync_are_one_process(one_process, two_workers, name):
     assert two_workers[name]["errors"][0][-1] is None
-    same(two_workers[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
+    require_same(two_workers[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
 
 
 # Numbers as float64. Six ranges on one server: 96, 16, 256, 16, 80 and 5 numbers, of which each has blocks of 256 and

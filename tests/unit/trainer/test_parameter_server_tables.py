@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from disttrain_trainer.parameter_server.tables import Tables, let_go
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.table_code import ROWS, WIDTH
-from tests.unit.trainer.worlds import run_cases, small
+from tests.unit.trainer.worlds import require_same, run_cases, small
 
 TOLERANCE = 1e-10
 
@@ -116,23 +116,16 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        distance = torch.linalg.vector_norm(found[name] - value) / torch.linalg.vector_norm(value)
-        assert distance <= TOLERANCE, f"{name} differs by {distance}"
-
-
 @pytest.mark.parametrize("name", [name for name in SYNC_CASES if name != "lazy Adam"])
 def test_two_workers_in_sync_are_the_dense_model(dense, two_workers, name):
     assert two_workers[name]["errors"][0][-1] is None
-    same(two_workers[name]["parameters"], dense["dense"]["parameters"])
+    require_same(two_workers[name]["parameters"], dense["dense"]["parameters"])
 
 
 @pytest.mark.parametrize(("name", "expected"), [("async", "dense"), ("clipped", "clipped")])
 def test_one_worker_is_the_dense_model(dense, one_worker, name, expected):
     assert one_worker[name]["errors"] == [[None]]
-    same(one_worker[name]["parameters"], dense[expected]["parameters"])
+    require_same(one_worker[name]["parameters"], dense[expected]["parameters"])
 
 
 def test_norms_count_rows(dense, two_workers, one_worker):

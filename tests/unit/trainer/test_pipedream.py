@@ -15,7 +15,7 @@ from tests.unit.trainer.delayed import (
     two_buffers,
 )
 from tests.unit.trainer.user_code import double_mlp
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
 TOLERANCE = 1e-10
 STEPS = 14
@@ -137,10 +137,7 @@ def require_simulated(found, name):
     assert found["errors"] == [None]
     steps = changes.get("steps", STEPS)
     expected = simulate(WEIGHTS[weights][0], stages, optimizer_of(optimizer), steps, micro=MICRO, **told)
-    assert found["parameters"].keys() == expected.parameters.keys()
-    for parameter, value in expected.parameters.items():
-        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value) / torch.linalg.vector_norm(value)
-        assert distance <= TOLERANCE, f"{parameter} differs by {distance}"
+    require_same(found["parameters"], expected.parameters)
     logged = [step for step in range(steps) if (step + 1) % changes.get("logging", {"interval": 1})["interval"] == 0]
     if steps - 1 not in logged:
         logged.append(steps - 1)

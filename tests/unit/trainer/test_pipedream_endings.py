@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from disttrain_api.names import ExitCode
 from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, two_buffers
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small, user
 
 TOLERANCE = 1e-10
 STAGES, STEPS, MICRO, INTERVAL = 3, 20, 4, 8
@@ -82,9 +82,7 @@ def test_a_stop_drains_and_the_run_goes_on_from_there(results, name):
         per_update=per_update, drained={drained, *range(INTERVAL, STEPS, INTERVAL)},
     )  # fmt: skip
     assert losses(found) == pytest.approx(expected.losses, rel=TOLERANCE)
-    for parameter, value in expected.parameters.items():
-        distance = torch.linalg.vector_norm(found["parameters"][parameter] - value)
-        assert distance <= TOLERANCE * torch.linalg.vector_norm(value), parameter
+    require_same(found["parameters"], expected.parameters)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -4,9 +4,8 @@ import os
 from typing import Any
 
 import pytest
-import torch
 
-from tests.unit.trainer.worlds import run_cases, small
+from tests.unit.trainer.worlds import require_same, run_cases, small
 
 TOLERANCE = 1e-10
 
@@ -115,10 +114,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 def test_a_users_package_is_trained_as_in_one_process(results: dict[str, dict[str, Any]], layout: str) -> None:
     expected, found = results["alone"], results[layout]
     assert found["errors"] == [None]
-    assert found["parameters"].keys() == expected["parameters"].keys()
-    for name, value in expected["parameters"].items():
-        distance = torch.linalg.vector_norm(found["parameters"][name] - value) / torch.linalg.vector_norm(value)
-        assert distance <= TOLERANCE, name
+    require_same(found["parameters"], expected["parameters"], TOLERANCE)
     for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"):
         figures = [[line[key] for line in one["metrics"] if key in line] for one in (found, expected)]
         assert len(figures[0]) == (1 if key.startswith("validation") else TRAINING["steps"])

@@ -12,8 +12,8 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server.group import in_group, worker_of, workers_of
 from tests.unit.trainer.layouts import COMMON, GPT, PIPELINE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.test_parameter_server import TOLERANCE, same
-from tests.unit.trainer.worlds import job, run_cases, small, user
+from tests.unit.trainer.test_parameter_server import TOLERANCE
+from tests.unit.trainer.worlds import job, require_same, run_cases, small, user
 
 EVALUATED = {"evaluation": {"interval": 2}}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
@@ -72,7 +72,7 @@ def in_groups(folder, ranks, in_pod, layouts, **more):
 def agrees(found, expected, ranks):
     """Fails where a rank has not come to its end, or a parameter or a line of the log differs."""
     assert found["errors"] == [[None]] * ranks
-    same(found["parameters"], expected["parameters"])
+    require_same(found["parameters"], expected["parameters"])
     for key in METRICS:
         values = [line[key] for line in expected["metrics"] if key in line]
         assert [line[key] for line in found["metrics"] if key in line] == pytest.approx(values, rel=TOLERANCE)
@@ -144,4 +144,4 @@ def test_a_rank_by_itself_is_a_worker_and_meets_nobody():
 
 def test_a_stopped_job_goes_on_in_groups_of_another_layout(one_process, two_groups):
     assert all("Stopped" in errors[0] and errors[1] is None for errors in two_groups["stopped"]["errors"])
-    same(two_groups["stopped"]["parameters"], one_process["gpt"]["parameters"])
+    require_same(two_groups["stopped"]["parameters"], one_process["gpt"]["parameters"])

@@ -274,6 +274,16 @@ def launch(
         world.kill()
 
 
+def require_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
+    """Fails where a parameter differs by more, in parts of its 2-norm."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        size = torch.linalg.vector_norm(value)
+        assert size > 0, f"{name} is zero: nothing to compare with"
+        distance = torch.linalg.vector_norm(found[name] - value) / size
+        assert distance <= tolerance, f"{name} differs by {distance}"
+
+
 def run_cases(
     folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], **options: Any
 ) -> dict[str, dict[str, Any]]:
