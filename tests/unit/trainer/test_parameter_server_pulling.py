@@ -162,6 +162,16 @@ def test_every_parameter_is_there_before_it_is_used():
     assert list(order) == ["scale", "embedding", "attention", "borrowed", "recurrent", "repeated", "unused"]
 
 
+def test_hooks_of_others_see_what_has_come():
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    model.register_forward_pre_hook(lambda one, inputs: (inputs[0] + one[1].weight.sum(),))
+    model.eval()
+    expected = model(torch.ones(1, 4))
+    sender = Sender(model)
+    with arriving(model, sender.numbers, sender.give):
+        assert torch.equal(model(torch.ones(1, 4)), expected)
+
+
 class Layers(nn.Sequential):
     def forward(self, inputs):
         for layer in self:

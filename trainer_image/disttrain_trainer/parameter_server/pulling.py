@@ -94,7 +94,9 @@ def _pulled(firsts: Sequence[Message]) -> Pulled:
 def can_wait(model: nn.Module) -> bool:
     """Whether all that the model computes is seen call by call, and not compiled."""
     return not any(
-        isinstance(one, torch.jit.ScriptModule) or one._compiled_call_impl is not None or hasattr(one, "_orig_mod")
+        isinstance(one, torch.jit.ScriptModule)
+        or getattr(one, "_compiled_call_impl", None) is not None
+        or hasattr(one, "_orig_mod")
         for one in model.modules()
     )
 
@@ -111,8 +113,12 @@ def arriving(model: nn.Module, waits_for: Iterable[str], need: Callable[[str], N
     # A parameter's owner alone does not say when it is used: MultiheadAttention calls no forward of its projection.
     owners = [one for one in model.modules() if any(parameter in wanted for parameter in one.parameters(False))]
     hooks = [
-        *(one.register_forward_pre_hook(lambda one, _: waiting.for_all(one.parameters(False))) for one in owners),
-        model.register_forward_pre_hook(lambda *_: waiting.begin()),
+        # Ahead of others' hooks, which may use parameters, too: spectral normalisation does.
+        *(
+            one.register_forward_pre_hook(lambda one, _: waiting.for_all(one.parameters(False)), prepend=True)
+            for one in owners
+        ),
+        model.register_forward_pre_hook(lambda *_: waiting.begin(), prepend=True),
         model.register_forward_hook(lambda *_: waiting.complete()),
     ]
     try:
