@@ -1,15 +1,4 @@
-"""The reference of trainer_overhead.py: the same model and the same torch calls in a loop that does nothing else.
-
-Run as one rank: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT in the environment; arguments: job.json, warm-up steps,
-measured steps. Prints seconds per measured step, one line each, on rank 0.
-"""
-
-import os
-import sys
-import time
-from pathlib import Path
-
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+"""A bare PyTorch loop: the same model and the same torch calls as the trainer's, and nothing else."""
 
 from collections.abc import Callable
 
@@ -59,45 +48,38 @@ def wrap(module: nn.Module, job: JobConfig, world: int) -> nn.Module:
     """DDP, FSDP2 or tensor parallelism, as one would write it down."""
     if job.parallelism.data_parallel_shard_degree:
         mesh = init_device_mesh("cpu", (world,))
-        for block in module.blocks:
-            fully_shard(block, mesh=mesh)
+        for layer in module.layers():
+            fully_shard(layer, mesh=mesh)
         return fully_shard(module, mesh=mesh)
     if job.parallelism.tensor_parallel_degree:
         return parallelize_module(module, init_device_mesh("cpu", (world,)), module.tensor_plan())
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
-def main() -> None:
-    job = JobConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-    warm, measured = int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    world = dist.get_world_size()
-    torch.manual_seed(job.training.seed)
-    cut = job.parallelism.tensor_parallel_degree or job.parallelism.pipeline_parallel_degree
-    replicas = 1 if cut else world
-    model = build_model(job.training)
-    microbatches = 1
-    if job.parallelism.pipeline is not None:
-        microbatches = job.parallelism.pipeline.microbatches or 1
-        model, step_of = pipeline_step(model, microbatches)
-    else:
-        model = wrap(model, job, world)
-        step_of = whole_step(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=job.training.optimizer.learning_rate)
-    dataset = load_data(job.training).training
-    sampler = DistributedSampler(dataset, replicas, dist.get_rank() % replicas)
-    batches = iter(DataLoader(dataset, job.training.micro_batch_size * microbatches, sampler=sampler))
-    for step in range(warm + measured):
-        began = time.perf_counter()
-        step_of(*next(batches))
-        optimizer.step()
-        optimizer.zero_grad()
-        if step >= warm and dist.get_rank() == 0:
-            print(time.perf_counter() - began, flush=True)
-    dist.barrier()
-    os._exit(0)
+class BareLoop:
+    """Within a world that has begun; all ranks call `step` together."""
 
+    def __init__(self, job: JobConfig) -> None:
+        world = dist.get_world_size()
+        torch.manual_seed(job.training.seed)
+        cut = job.parallelism.tensor_parallel_degree or job.parallelism.pipeline_parallel_degree
+        replicas = 1 if cut else world
+        model = build_model(job.training)
+        microbatches = 1
+        if job.parallelism.pipeline is not None:
+            microbatches = job.parallelism.pipeline.microbatches or 1
+            model, self._compute = pipeline_step(model, microbatches)
+        else:
+            model = wrap(model, job, world)
+            self._compute = whole_step(model)
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=job.training.optimizer.learning_rate)
+        dataset = load_data(job.training).training
+        sampler = DistributedSampler(dataset, replicas, dist.get_rank() % replicas)
+        loader = DataLoader(dataset, job.training.micro_batch_size * microbatches, sampler=sampler, drop_last=True)
+        self._batches = (batch for _ in iter(int, 1) for batch in loader)
 
-if __name__ == "__main__":
-    main()
+    def step(self) -> None:
+        """One optimizer step."""
+        self._compute(*next(self._batches))
+        self._optimizer.step()
+        self._optimizer.zero_grad()

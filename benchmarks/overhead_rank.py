@@ -1,0 +1,58 @@
+"""A rank of trainer_overhead.py: the trainer's loop and a bare one in turn, some steps each, in the same processes.
+
+Run by benchmarks/ranks.py; argument: blocks. Rank 0 prints for each block the seconds of a step, the trainer's and the
+bare loop's.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.bare_loop import BareLoop
+from disttrain_trainer.config import read_config
+from disttrain_trainer.device import find_device
+from disttrain_trainer.mesh import join_world
+from disttrain_trainer.recipe import build_state
+from disttrain_trainer.report import Reporter
+from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.train import open_checkpoints, run_step, start_metrics
+
+STEPS = 10
+
+
+def seconds_per_step(step: Callable[[], None]) -> float:
+    """Of a block of steps, in which the trainer logs once."""
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    return (time.perf_counter() - begin) / STEPS
+
+
+def main() -> None:
+    config, stop, reporter = read_config(), StopRequest(), Reporter(0, None)
+    world = join_world(config, find_device(config.local_rank, config.local_world_size, threads_given=True))
+    torch.set_num_threads(1)
+    state = build_state(config, world)
+    checkpoints = open_checkpoints(config, world, state, reporter)
+    metrics = start_metrics(config, world, state, reporter)
+    bare = BareLoop(config.job).step
+
+    def ours() -> None:
+        run_step(config, world, state, metrics, checkpoints, reporter, stop)
+
+    # Both come first in turn.
+    for block in range(int(sys.argv[1]) + 1):
+        pair = [
+            (name, seconds_per_step(step)) for name, step in [("ours", ours), ("bare", bare)][:: 1 - 2 * (block % 2)]
+        ]
+        if world.first and block:
+            print("block", dict(pair)["ours"], dict(pair)["bare"], flush=True)
+    world.part()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
