@@ -53,7 +53,8 @@ def wrap(module: nn.Module, job: JobConfig, world: int) -> nn.Module:
         return fully_shard(module, mesh=mesh)
     if job.parallelism.tensor_parallel_degree:
         return parallelize_module(module, init_device_mesh("cpu", (world,)), module.tensor_plan())
-    return DistributedDataParallel(module, gradient_as_bucket_view=True)
+    static = job.parallelism.data_parallel.static_graph
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=static)
 
 
 class BareLoop:

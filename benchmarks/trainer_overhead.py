@@ -21,6 +21,7 @@ from benchmarks import harness, ranks
 RANKS, TOKENS = 2, 128
 STRATEGIES = {
     "DDP": {},
+    "DDP, static graph": {"dataParallel": {"staticGraph": True}},
     "FSDP2": {"dataParallelShardDegree": RANKS},
     "tensor parallel": {"tensorParallelDegree": RANKS},
     "pipeline, 1F1B": {"pipelineParallelDegree": RANKS, "pipeline": {"microbatches": 2 * RANKS}},

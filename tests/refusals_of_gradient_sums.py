@@ -14,6 +14,7 @@ def compressed(name: str, **settings: Any) -> dict[str, Any]:
 
 
 FOUR = {"workers": {"replicas": 4}}
+STATIC = {"dataParallel": {"staticGraph": True}}
 RING = {"dataParallel": {"allReduce": "Ring"}}
 
 GRADIENT_SUM_REFUSALS = (
@@ -55,6 +56,30 @@ GRADIENT_SUM_REFUSALS = (
         "`allReduce` and `compression` are about gradients of several replicas, and there is one: add workers,"
         " or remove them",
         {"workers": {"replicas": 1}, "parallelism": RING},
+    ),
+    *(
+        Refusal(
+            "StaticGraphIsOfDdp",
+            f"{DATA_PARALLEL}.staticGraph",
+            f"`staticGraph` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one of"
+            " the two",
+            spec,
+        )
+        for other, spec in (
+            ("dataParallelShardDegree", {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}}),
+            ("tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
+            ("pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
+            ("offload.parameters", {"parallelism": STATIC, "training": {"offload": {"parameters": True}}}),
+            ("mode", {"parallelism": {"dataParallel": {"staticGraph": True, "mode": "LocalSGD"}}}),
+            ("compression", {"parallelism": {"dataParallel": {"staticGraph": True, "compression": {"name": "Int8"}}}}),
+            ("allReduce", {"parallelism": {"dataParallel": {"staticGraph": True, "allReduce": "Ring"}}}),
+        )
+    ),
+    Refusal(
+        "StaticGraphNeedsReplicas",
+        f"{DATA_PARALLEL}.staticGraph",
+        "`staticGraph` is about gradients of several replicas, and there is one: add workers, or remove it",
+        {"workers": {"replicas": 1}, "parallelism": STATIC},
     ),
     Refusal(
         "CompressionHasOwnExchange",

@@ -147,6 +147,8 @@ class DataParallel(ApiModel):
     """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
     compression: Compression | None = None
     """Absent: gradients are sent as they are."""
+    static_graph: bool = False
+    """Every step uses the same parameters, each as often: DDP need not look for unused ones in every step."""
 
     @property
     def relaxed(self) -> LocalSgd | Bmuf | None:

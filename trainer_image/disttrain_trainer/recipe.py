@@ -105,8 +105,9 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         return model
     give_values(module, training, world)
     spread = spread_over_devices(module, config.job.parallelism, world)
+    settings = config.job.parallelism.data_parallel
     # Replicas that train alone send no gradients.
-    return replicate(spread, world) if config.job.parallelism.data_parallel.relaxed is None else spread
+    return replicate(spread, world, settings.static_graph) if settings.relaxed is None else spread
 
 
 def _first_inputs(data: Datasets, sampler: Sampler, world: World) -> Tensor:

@@ -35,7 +35,7 @@ from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.kept_replicas import agreed
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.activations import offload
-from disttrain_trainer.parallel.data_parallel import synchronize_gradients
+from disttrain_trainer.parallel.data_parallel import has_buckets_to_form, synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.news import HeardWorld
@@ -64,6 +64,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     # Ranks of a flow are in different steps: they do not meet to count.
     metrics = start_metrics(config, HeardWorld.like(world) if flow else world, state, reporter)
     stop.loop_started(config.grace_seconds)
+    if has_buckets_to_form(state.model) and state.step < training.steps:
+        form_buckets(state, world)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler:
         while flow and state.step < training.steps:
@@ -146,6 +148,24 @@ def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0
         return []
     slots = state.sampler.microbatches(cursor, first_replica + world.replica)
     return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
+
+
+def form_buckets(state: State, world: World) -> None:
+    """Two passes over one microbatch that leave nothing behind but what DDP learns from them.
+
+    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the first step after a resume would sum gradients in another order than the same step of a run that goes on.
+    """
+    buffers = [buffer.clone() for buffer in state.module.buffers()]
+    device = state.precision.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        microbatch = load_step(state, world, state.cursor)[:1]
+        for _ in range(2):
+            accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
+            state.optimizer.zero_grad()
+    state.routing.take_figures(1.0, 2)
+    with torch.no_grad():
+        for buffer, before in zip(state.module.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 def accumulate_gradients(

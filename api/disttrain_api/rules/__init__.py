@@ -20,6 +20,7 @@ from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
 from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
+from disttrain_api.rules.static_graph import STATIC_GRAPH_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
 
@@ -30,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     *COMBINATION_RULES,
     *MODEL_RULES,
     *GRADIENT_SUM_RULES,
+    *STATIC_GRAPH_RULES,
     *RELAXED_RULES,
     *SERVER_RULES,
     *BATCH_RULES,

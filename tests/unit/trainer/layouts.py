@@ -41,6 +41,8 @@ ALL_LAYOUTS = {
     "fsdp2 of an mlp": (2, "mlp, SGD", {SHARD: 2}, ACCUMULATE),
     "dp2, offloaded": (2, "gpt, SGD", {}, OFFLOAD | ACCUMULATE),
     "dp2, recomputed": (2, "gpt, SGD", {}, SELECTIVE | {"offload": {"activations": True}}),
+    "dp2, static graph": (2, "gpt, SGD", {"dataParallel": {"staticGraph": True}}, ACCUMULATE),
+    "dp2, static graph, recomputed": (2, "gpt, AdamW", {"dataParallel": {"staticGraph": True}}, FULL),
     "fsdp2, compiled": (2, "mlp, SGD", {SHARD: 2}, {"compile": True}),
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),

@@ -30,15 +30,18 @@ TRAININGS = {
     ),
     "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
 }
+STATIC = {"dataParallel": {"staticGraph": True}}
+STATIC_TRAININGS = {f"{name}, static graph": TRAININGS[name] for name in ("AdamW, dropout, several buckets", "buffers")}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
 def results(request, tmp_path_factory):
     cases = {}
-    for name, training in TRAININGS.items():
-        cases[f"{name}: through"] = [{"training": training}]
-        stops = [{"training": training, "stop_after": 4}, {"training": training, "stop_after": 1}]
-        cases[f"{name}: resumed"] = [*stops, {"training": training}]
+    static = STATIC_TRAININGS if request.param > 1 else {}
+    for name, training in {**TRAININGS, **static}.items():
+        run = {"training": training, "parallelism": STATIC if name in static else {}}
+        cases[f"{name}: through"] = [run]
+        cases[f"{name}: resumed"] = [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
     at_once = {"training": LONG, "stop_after": 0}
     cases["stopped at once"] = [at_once, {"training": LONG}]
     return run_cases(tmp_path_factory.mktemp("resume"), request.param, cases)
@@ -51,8 +54,13 @@ def test_a_run_stopped_before_its_first_step_begins_anew(results):
     assert all(torch.equal(results["stopped at once"]["parameters"][name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS])
 class TestResumedEqualsUninterrupted:
+    @pytest.fixture(autouse=True)
+    def replicas(self, results, name):
+        if f"{name}: through" not in results:
+            pytest.skip("a static graph is about several replicas")
+
     def test_parameters(self, results, name):
         expected, found = (results[f"{name}: {how}"]["parameters"] for how in ("through", "resumed"))
         different = [parameter for parameter, value in expected.items() if not torch.equal(found[parameter], value)]

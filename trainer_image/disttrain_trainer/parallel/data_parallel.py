@@ -15,14 +15,15 @@ from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
 
 
-def replicate(module: nn.Module, world: World) -> nn.Module:
+def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn.Module:
     """The module, its gradients averaged over the replicas during the backward pass; itself where there is one replica.
 
     DDP re-forms its buckets after the first step of a process, in the order in which gradients became ready. Another
     place in a bucket is another order of summation with three ranks or more, so a resumed run would differ in the last
     bits from one that never stopped. With `find_unused_parameters` DDP keeps the first buckets (parameters in reverse
     order of registration). It costs a walk over the autograd graph and a small asynchronous all-reduce per step, and
-    lets models leave parameters unused.
+    lets models leave parameters unused. With a static graph two passes before the first step form the buckets instead
+    (`has_buckets_to_form`).
     """
     spread = isinstance(module, Replicated | Placed)
     if world.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
@@ -31,9 +32,15 @@ def replicate(module: nn.Module, world: World) -> nn.Module:
         module,
         device_ids=[world.device.torch] if world.device.kind == "cuda" and not spread else None,
         process_group=world.device_mesh.get_group("replicate"),
-        find_unused_parameters=True,
+        find_unused_parameters=not static_graph,
         gradient_as_bucket_view=True,
+        static_graph=static_graph,
     )
+
+
+def has_buckets_to_form(model: nn.Module) -> bool:
+    """Whether DDP will form the buckets that it keeps after its first backward pass."""
+    return isinstance(model, DistributedDataParallel) and model.static_graph
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> AbstractContextManager[object]:
