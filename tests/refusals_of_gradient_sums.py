@@ -61,8 +61,8 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "StaticGraphIsOfDdp",
             f"{DATA_PARALLEL}.staticGraph",
-            f"`staticGraph` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one of"
-            " the two",
+            f"`staticGraph` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one"
+            " of the two",
             spec,
         )
         for other, spec in (

@@ -153,7 +153,8 @@ def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0
 def form_buckets(state: State, world: World) -> None:
     """Two passes over one microbatch that leave nothing behind but what DDP learns from them.
 
-    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the first step after a resume would sum gradients in another order than the same step of a run that goes on.
+    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the
+    first step after a resume would sum gradients in another order than the same step of a run that goes on.
     """
     buffers = [buffer.clone() for buffer in state.module.buffers()]
     device = state.precision.device
