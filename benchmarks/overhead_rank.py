@@ -18,7 +18,7 @@ from disttrain_trainer.mesh import join_world
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import Reporter
 from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import open_checkpoints, run_step, start_metrics
+from disttrain_trainer.train import Upcoming, open_checkpoints, run_step, start_metrics
 
 STEPS = 10
 
@@ -40,8 +40,11 @@ def main() -> None:
     metrics = start_metrics(config, world, state, reporter)
     bare = BareLoop(config.job).step
 
+    upcoming: Upcoming | None = None
+
     def ours() -> None:
-        run_step(config, world, state, metrics, checkpoints, reporter, stop)
+        nonlocal upcoming
+        upcoming = run_step(config, world, state, metrics, checkpoints, reporter, stop, upcoming)
 
     # Both come first in turn.
     for block in range(int(sys.argv[1]) + 1):

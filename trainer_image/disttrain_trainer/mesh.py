@@ -71,7 +71,19 @@ class World:
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
-        return self._all_reduce(torch.tensor(numbers, dtype=torch.float64), dist.ReduceOp.SUM).tolist()
+        return self.sum_later(*numbers)()
+
+    def sum_later(self, *numbers: float) -> Callable[[], list[float]]:
+        """As `sum`, on its way when this returns; to be called for what it comes to."""
+        values = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_reduce(values, async_op=True)
+
+        def result() -> list[float]:
+            if work is not None:
+                work.wait()
+            return values.tolist()
+
+        return result
 
     def sum_tensor(self, values: torch.Tensor) -> torch.Tensor:
         """A CPU copy of `values` summed over all ranks in float64."""

@@ -17,8 +17,9 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,6 +31,7 @@ from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device
+from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.kept_replicas import agreed
@@ -73,26 +75,52 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
             from disttrain_trainer.stretch import run_stretch
 
             run_stretch(config, world, state, metrics, checkpoints, reporter, stop, profiler)
+        upcoming: Upcoming | None = None
         while state.step < training.steps:
-            run_step(config, world, state, metrics, checkpoints, reporter, stop)
+            upcoming = run_step(config, world, state, metrics, checkpoints, reporter, stop, upcoming)
             profiler.step()
     return state
 
 
+class Upcoming(NamedTuple):
+    """A step whose samples are loaded, and whose counts are being summed over all ranks."""
+
+    microbatches: list[Microbatch]
+    weight: float
+    """Of this rank's microbatches."""
+    samples: float
+    """Of this rank's microbatches."""
+    loading_seconds: float
+    counts: Callable[[], list[float]]
+    """Weight and samples of all ranks, and how many of these were told to stop."""
+
+
+def prepare_step(
+    state: State, world: World, cursor: Cursor, stop: StopRequest, checkpoints: Checkpoints | None
+) -> Upcoming:
+    """Load this rank's part of the global batch at `cursor`."""
+    begin = time.monotonic()
+    microbatches = load_step(state, world, cursor)
+    loading = time.monotonic() - begin
+    weight = sum(microbatch.weight for microbatch in microbatches)
+    samples = sum(microbatch.samples for microbatch in microbatches)
+    # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
+    counts = world.sum_later(weight * world.speaks, samples * world.speaks, must_end(stop, checkpoints))
+    return Upcoming(microbatches, weight, samples, loading, counts)
+
+
 def run_step(
     config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter,
-    stop: StopRequest,
-) -> None:  # fmt: skip
-    """One global batch: load, gradients, clip, update; then whatever is due. Raises Stopped after SIGTERM."""
+    stop: StopRequest, upcoming: Upcoming | None = None,
+) -> Upcoming | None:  # fmt: skip
+    """One global batch: gradients, clip, update; then whatever is due. Raises Stopped after SIGTERM.
+
+    upcoming: the step, where the last one has prepared it. Returns the next one, unless something is due before it.
+    """
     training = config.training
-    begin = time.monotonic()
-    microbatches = load_step(state, world, state.cursor)
-    loading = time.monotonic() - begin
-    # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
-    own_weight = sum(microbatch.weight for microbatch in microbatches)
-    own_samples = sum(microbatch.samples for microbatch in microbatches)
-    counts = world.speaks
-    weight, samples, stopping = world.sum(own_weight * counts, own_samples * counts, must_end(stop, checkpoints))
+    step = upcoming or prepare_step(state, world, state.cursor, stop, checkpoints)
+    microbatches, own_weight, own_samples = step.microbatches, step.weight, step.samples
+    weight, samples, stopping = step.counts()
     if stopping:
         raise stopped(state, checkpoints, metrics, reporter)
 
@@ -108,13 +136,17 @@ def run_step(
     if state.replicas is not None:
         state.replicas.settle_gradients(state.step)
     norm = clip_gradients(state, training.max_gradient_norm, world)
+    following = None
+    # What is due looks at the state between two steps, random numbers included, which data may use.
+    if next_due(state.step, training, checkpoints is not None) > state.step + 1:
+        following = prepare_step(state, world, state.sampler.advance(state.cursor), stop, checkpoints)
     update_parameters(state, rate)
     if state.replicas is not None:
         state.replicas.meet(state.step)
     exchange = state.gradient_sum or state.replicas
     metrics.record(
-        loss=loss * counts, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
-        loading_seconds=loading, routing=state.routing.take_figures(samples or 1.0, len(microbatches)),
+        loss=loss * world.speaks, weight=weight, own_weight=own_weight, gradient_norm=norm, samples=samples, rate=rate,
+        loading_seconds=step.loading_seconds, routing=state.routing.take_figures(samples or 1.0, len(microbatches)),
         gradient_bytes=exchange and exchange.bytes,
     )  # fmt: skip
 
@@ -124,6 +156,7 @@ def run_step(
     if last or state.step % training.logging.interval == 0:
         metrics.log(state.step)
     do_what_is_due(config, world, state, metrics, checkpoints, reporter)
+    return following
 
 
 def do_what_is_due(
