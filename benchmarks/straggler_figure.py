@@ -32,7 +32,14 @@ def draw(rows: list[dict[str, object]], file: Path) -> None:
 
 def _panel(axes: Axes, bars: dict[str, float], compared: float, reference: str) -> None:
     drawn = axes.bar(list(bars), list(bars.values()), width=0.55)
-    axes.bar_label(drawn, [f"{value:.3g}, {value / compared:.2f} x" for value in bars.values()], fontsize=8)
+    axes.bar_label(
+        drawn,
+        [f"{value:.3g}, {value / compared:.2f} x" for value in bars.values()],
+        padding=2,
+        fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0},
+        zorder=4,
+    )
     axes.axhline(compared, color="black", linestyle="--", linewidth=1, label=f"{reference}: {compared:.3g}")
     axes.set(ylabel="tasks/s")
     axes.set_ylim(0, 1.3 * max([*bars.values(), compared]))
