@@ -166,11 +166,13 @@ def _owner() -> ProcessId | None:
 
 
 def take(owner: ProcessId) -> None:
+    """The cluster that is to be started here is this process's."""
     state_folder().mkdir(parents=True, exist_ok=True)
     _owner_file().write_text(owner.text())
 
 
 def sign() -> None:
+    """Write down which code starts it."""
     _fingerprint_file().write_text(_fingerprint())
 
 
