@@ -60,7 +60,9 @@ async def floor(there: World, name: str, count: int) -> float:
     async with there.all_created(2 * count) as watching:
         began = time.perf_counter()
         await asyncio.gather(*(delete(pod) for pod in running))
-        while (await there.client.get(PODS, {"limit": "1"}))["items"]:  # noqa: ASYNC110 - another process decides
+        while left := (await there.client.get(PODS, {"limit": "1"}))["items"]:
+            if time.perf_counter() - began > PATIENCE_SECONDS:
+                raise StuckError(f"kwok has not ended pod {left[0]['metadata']['name']}, which was deleted")
             await asyncio.sleep(POLL_SECONDS)
         await asyncio.gather(*(there.client.create(PODS, body) for body in bodies))
         return await watching - began

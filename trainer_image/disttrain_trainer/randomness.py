@@ -5,7 +5,7 @@ bit for bit, also when one of them was stopped and resumed:
 - parameters: initialised from `seed` alone, alike on every rank and in every layout;
 - data order: a pure function of (seed, epoch, position), see data/sampler.py;
 - dropout and the like: each rank draws from its own stream, from (seed, rank), kept in the checkpoint; with dropout,
-  layouts therefore differ in their noise;
+  layouts therefore differ in their noise, and runs do where copies on the logical devices of one CPU share a stream;
 - sums of gradients: DDP's buckets keep one order from the first step on, see parallel/data_parallel.py.
 Another number of ranks or threads adds the same numbers in another order: equal up to rounding.
 On GPUs several kernels add with atomics, so runs differ in the last bits there; nothing is promised.

@@ -26,7 +26,7 @@ from disttrain_trainer.flops import work_of
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
-from disttrain_trainer.parallel.activations import recompute
+from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
@@ -68,6 +68,9 @@ def build_state(config: Config, world: World) -> State:
         pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs)
     else:
         model = parallelise(module, config, world)
+    # A model that cannot be cut along the sequence has said so.
+    if config.job.parallelism.sequence_parallel:
+        _require_even_sequences(data, world.mesh.tensor)
     optimizer = build_optimizer(training.optimizer, module.parameters())
     # From here on each replica draws its own dropout, and each part of a pipeline.
     seed_everything(training.seed, 1 + world.replica + world.replicas * world.mesh.coordinates(world.rank)["pipeline"])
@@ -104,7 +107,9 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
         give_values(module, training, world)
         return model
     give_values(module, training, world)
-    spread = spread_over_devices(module, config.job.parallelism, world)
+    # Hooks on what is kept are a thread's, and each device has its own.
+    around = partial(offload, world.device.torch, training.offload.activations)
+    spread = spread_over_devices(module, config.job.parallelism, world, around)
     settings = config.job.parallelism.data_parallel
     # Replicas that train alone send no gradients.
     return replicate(spread, world, settings.static_graph) if settings.relaxed is None else spread
@@ -162,4 +167,16 @@ def _agree_on_sizes(data: Datasets, world: World) -> None:
             raise DataUnlike(
                 f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
                 f"{sizes[0][1]}: the data must be alike in every pod"
+            )
+
+
+def _require_even_sequences(data: Datasets, degree: int) -> None:
+    """Parts of unlike lengths: ranks would wait for different numbers of bytes, and the backend ends the process."""
+    for kind, samples in (("training", data.training), ("held-out", data.held_out)):
+        first = samples[0] if samples is not None and len(samples) else None
+        length = len(first[0]) if first and isinstance(first[0], Tensor) and first[0].ndim else 0
+        if length % degree:
+            raise InvalidConfiguration(
+                f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"
+                f" be a multiple of `tensorParallelDegree`, which is {degree}"
             )

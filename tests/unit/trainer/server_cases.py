@@ -144,12 +144,15 @@ def main() -> None:
     if rank == ranks:
         serve_all(folder, cases, ranks)
         os._exit(0)
-    first = config_of(folder, next(iter(cases.values()))[0], 1, ranks)
-    world = join_world(in_group(first), find_device(0, 1, threads_given=True))
-    for name, runs in cases.items():
-        run_case(folder / name, runs, world, ranks)
-    world.part()
-    (folder / f"done-{rank}").touch()
+    try:
+        first = config_of(folder, next(iter(cases.values()))[0], 1, ranks)
+        world = join_world(in_group(first), find_device(0, 1, threads_given=True))
+        for name, runs in cases.items():
+            run_case(folder / name, runs, world, ranks)
+        world.part()
+    finally:
+        # Also of a rank that fails: else the servers would wait for it, and the test for them.
+        (folder / f"done-{rank}").touch()
     os._exit(0)
 
 

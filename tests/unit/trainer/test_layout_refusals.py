@@ -30,6 +30,11 @@ CASES = {
         TENSOR,
         "spec.training.model.config.heads: 3 must be a multiple of `tensorParallelDegree`, which is 2",
     ),
+    "sequences that do not divide": (
+        small(model=user("double_gpt"), data=user("ragged_tokens")),
+        TENSOR | {"sequenceParallel": True},
+        "the training sequences of `training.data` are 9 long, which must be a multiple of `tensorParallelDegree`",
+    ),
     "a pipeline of a model that does not say what its layers are": (
         small(model=user("wide_mlp"), data=user("float_samples")),
         PIPELINE,

@@ -1,0 +1,220 @@
+"""Random jobs of all that ranks can do without servers, of which the rules allow every one."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import cycle, islice
+from typing import Any
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_api.parallelism import AllReduce, CompressionName, PipelineSchedule, PipelineSplit
+from disttrain_api.relaxed import OptimizerState
+from disttrain_api.training import ActivationCheckpointing, LrScheduleName
+from disttrain_trainer.config import resolve
+from disttrain_trainer.errors import InvalidConfiguration
+from tests.unit.trainer.worlds import job, small, user
+
+STEPS = 5
+# A job is stopped here, and one that is not writes a checkpoint: what a pipeline drains for, both have.
+STOPPED_AFTER = 2
+
+Settings = dict[str, Any]
+# Adds itself to a drawn parallelism.
+Technique = Callable[[random.Random, Settings], None]
+_DEGREES = ("dataParallelShardDegree", "tensorParallelDegree", "pipelineParallelDegree", "expertParallelDegree")
+
+
+@dataclass(frozen=True)
+class AnyJob:
+    """What is trained and how it is cut."""
+
+    training: Settings
+    parallelism: Settings
+    ranks_per_pod: int
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether it computes what one process computes."""
+        settings = self.parallelism.get("dataParallel", {})
+        late = self.parallelism.get("pipeline", {}).get("schedule", "").startswith("PipeDream")
+        relaxed = settings.get("mode", "AllReduce") != "AllReduce" or "compression" in settings
+        # A microbatch's tokens balance its experts, and another layout has other microbatches.
+        experts = "moe" in self.training["model"]["entrypoint"]
+        return not late and not relaxed and not experts
+
+    def run(self, **more: Any) -> Settings:
+        """A run of a case of `worlds.run_cases`."""
+        return {
+            "training": self.training,
+            "parallelism": self.parallelism,
+            "ranks_per_pod": self.ranks_per_pod,
+            **more,
+        }
+
+    @property
+    def alone(self) -> Settings:
+        """The same training in one process."""
+        how = ("gradientAccumulationSteps", "activationCheckpointing", "offload", "compile")
+        return {"training": {name: value for name, value in self.training.items() if name not in how}}
+
+
+def any_jobs(seed: int, ranks: int, count: int) -> Iterator[AnyJob]:
+    """So many jobs for so many ranks, the same ones for the same seed; of each technique as many."""
+    chance = random.Random(seed)
+    techniques = list(_TECHNIQUES)
+    chance.shuffle(techniques)
+    for technique in islice(cycle(techniques), count):
+        while not _allowed(drawn := _draw(chance, ranks, technique), ranks):
+            pass
+        yield drawn
+
+
+def _allowed(drawn: AnyJob, ranks: int) -> bool:
+    config = JobConfig.model_validate(job(drawn.training, parallelism=drawn.parallelism))
+    try:
+        resolve(config, ranks, drawn.ranks_per_pod)
+    except InvalidConfiguration:
+        return False
+    return True
+
+
+def _draw(chance: random.Random, ranks: int, technique: str) -> AnyJob:
+    training = _training(chance)
+    parallelism = _degrees(chance, ranks)
+    parallelism |= _some(chance, 0.4, sequenceParallel=[True], vocabularyParallel=[True], expertParallelDegree=[2, 4])
+    if chance.random() < 0.3:
+        parallelism["dataParallel"] = _some(chance, 0.5, allReduce=_values(AllReduce), staticGraph=[True])
+    if parallelism.get("pipelineParallelDegree"):
+        parallelism["pipeline"] = _pipeline(chance, chance.choice(list(PipelineSchedule)))
+    _TECHNIQUES[technique](chance, parallelism)
+    return AnyJob(training, parallelism, chance.choice([size for size in (1, 2) if ranks % size == 0]))
+
+
+def _some(chance: random.Random, each: float, **choices: list[Any]) -> Settings:
+    """Each field with that probability, with one of its values."""
+    return {name: chance.choice(values) for name, values in choices.items() if chance.random() < each}
+
+
+def _values(kinds: type[StrEnum]) -> list[Any]:
+    return [kind.value for kind in kinds]
+
+
+def _degrees(chance: random.Random, ranks: int) -> Settings:
+    degrees: Settings = {}
+    for name in _DEGREES[:3]:
+        degree = chance.choice([size for size in (1, 1, 2, 3, 4) if ranks % size == 0])
+        if degree > 1:
+            degrees[name] = degree
+            ranks //= degree
+    return degrees
+
+
+def _training(chance: random.Random) -> Settings:
+    sizes = chance.choice([{}, {"heads": 12, "width": 24, "vocabularySize": 24}])
+    gpt = user("double_gpt", layers=chance.choice([2, 4, 8]), tieWeights=chance.random() < 0.5, **sizes)
+    experts = {
+        "layers": chance.choice([2, 4]),
+        "experts": chance.choice([4, 6]),
+        "expertsPerToken": chance.choice([1, 2]),
+    }
+    model, data = chance.choice(
+        [
+            (gpt, user("double_tokens")),
+            (user("double_moe_gpt", **experts, **sizes), user("double_tokens")),
+            (user("double_builtin_mlp", depth=chance.choice([2, 7])), user("double_samples")),
+        ]
+    )
+    sgd = {"name": "SGD", "learningRate": 0.1, **_some(chance, 0.7, momentum=[0.9], nesterov=[True])}
+    adam = {"name": chance.choice(["Adam", "AdamW"]), "learningRate": 0.01, "weightDecay": 0.1}
+    schedule = {"name": chance.choice(list(LrScheduleName)).value, "warmupSteps": chance.choice([0, 3])}
+    return small(
+        model=model,
+        data=data,
+        optimizer=chance.choice([sgd, adam]),
+        lrSchedule=schedule,
+        steps=STEPS,
+        checkpoint={"interval": STOPPED_AFTER, "asynchronous": chance.random() < 0.5},
+        evaluation=_some(chance, 0.3, interval=[1, 2], batchSize=[5]),
+        offload={name: chance.random() < 0.2 for name in ("parameters", "activations")},
+        seed=chance.randrange(100),
+        **_some(
+            chance,
+            0.3,
+            gradientAccumulationSteps=[2, 3, 4],
+            maxGradientNorm=[0.3],
+            activationCheckpointing=_values(ActivationCheckpointing),
+            loss=[{"labelSmoothing": 0.1}],
+        ),
+    )
+
+
+def _pipeline(chance: random.Random, schedule: PipelineSchedule) -> Settings:
+    choices: dict[str, list[Any]] = {
+        "microbatches": [1, 2, 3, 4, 6, 8],
+        "stagesPerRank": [1, 2, 3],
+        "split": _values(PipelineSplit),
+        "verticalSync": [True],
+    }
+    return {"schedule": schedule.value, **_some(chance, 0.4, **choices)}
+
+
+def _in_pipeline(schedule: PipelineSchedule) -> Technique:
+    def technique(chance: random.Random, parallelism: Settings) -> None:
+        parallelism["pipeline"] = _pipeline(chance, schedule)
+
+    return technique
+
+
+def _compressed(name: CompressionName) -> Technique:
+    own: dict[str, list[Any]] = {"warmupSteps": [1, 3]}
+    if name in (CompressionName.TOP_K, CompressionName.RANDOM_K):
+        own |= {"ratio": [0.1, 1.0], "momentumCorrection": [0.5]}
+    if name is CompressionName.POWER_SGD:
+        own["rank"] = [1, 2]
+
+    def technique(chance: random.Random, parallelism: Settings) -> None:
+        compression = {"name": name.value, **_some(chance, 0.5, **own)}
+        parallelism["dataParallel"] = parallelism.get("dataParallel", {}) | {"compression": compression}
+
+    return technique
+
+
+def _local_sgd(chance: random.Random, parallelism: Settings) -> None:
+    settings = {
+        "period": chance.choice([1, 2, 3]),
+        **_some(chance, 0.3, warmupSteps=[1, 3], globalPeriod=[2, 4, 6], optimizerState=_values(OptimizerState)),
+        **_some(chance, 0.3, outerOptimizer=[{"learningRate": 0.7, "momentum": 0.5}]),
+    }
+    parallelism["dataParallel"] = {"mode": "LocalSGD", "localSGD": settings}
+
+
+def _bmuf(chance: random.Random, parallelism: Settings) -> None:
+    settings = {
+        "period": chance.choice([1, 2, 3]),
+        **_some(chance, 0.3, warmupSteps=[2], blockMomentum=[0.5], blockLearningRate=[0.9], nesterov=[False]),
+        **_some(chance, 0.3, optimizerState=_values(OptimizerState)),
+    }
+    parallelism["dataParallel"] = {"mode": "BMUF", "bmuf": settings}
+
+
+def _devices(chance: random.Random, parallelism: Settings) -> None:
+    parallelism |= {"devicesPerProcess": chance.choice([2, 3]), "deviceMode": chance.choice(["Replicate", "Place"])}
+
+
+def _needing(degree: str) -> Technique:
+    def technique(chance: random.Random, parallelism: Settings) -> None:
+        parallelism.setdefault(degree, chance.choice([2, 3, 4]))
+
+    return technique
+
+
+_TECHNIQUES: dict[str, Technique] = {
+    "replicas": lambda chance, parallelism: None,
+    "devices": _devices,
+    "LocalSGD": _local_sgd,
+    "BMUF": _bmuf,
+    **{degree: _needing(degree) for degree in _DEGREES},
+    **{schedule.value: _in_pipeline(schedule) for schedule in PipelineSchedule},
+    **{name.value: _compressed(name) for name in CompressionName},
+}
