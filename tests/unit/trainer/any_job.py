@@ -55,8 +55,13 @@ class AnyJob:
     @property
     def alone(self) -> Settings:
         """The same training in one process."""
-        how = ("gradientAccumulationSteps", "activationCheckpointing", "offload", "compile")
-        return {"training": {name: value for name, value in self.training.items() if name not in how}}
+        return alone(self.training)
+
+
+def alone(training: Settings) -> Settings:
+    """A run of a case: the same training in one process."""
+    how = ("gradientAccumulationSteps", "activationCheckpointing", "offload")
+    return {"training": {name: value for name, value in training.items() if name not in how}}
 
 
 def any_jobs(seed: int, ranks: int, count: int) -> Iterator[AnyJob]:
@@ -65,42 +70,44 @@ def any_jobs(seed: int, ranks: int, count: int) -> Iterator[AnyJob]:
     techniques = list(_TECHNIQUES)
     chance.shuffle(techniques)
     for technique in islice(cycle(techniques), count):
-        while not _allowed(drawn := _draw(chance, ranks, technique), ranks):
-            pass
+        drawn = _draw(chance, ranks, technique)
+        while not allowed(drawn.training, drawn.parallelism, ranks, drawn.ranks_per_pod):
+            drawn = _draw(chance, ranks, technique)
         yield drawn
 
 
-def _allowed(drawn: AnyJob, ranks: int) -> bool:
-    config = JobConfig.model_validate(job(drawn.training, parallelism=drawn.parallelism))
+def allowed(training: Settings, parallelism: Settings, ranks: int, ranks_per_pod: int) -> bool:
+    """Whether no rule refuses the job."""
+    config = JobConfig.model_validate(job(training, parallelism=parallelism))
     try:
-        resolve(config, ranks, drawn.ranks_per_pod)
+        resolve(config, ranks, ranks_per_pod)
     except InvalidConfiguration:
         return False
     return True
 
 
 def _draw(chance: random.Random, ranks: int, technique: str) -> AnyJob:
-    training = _training(chance)
-    parallelism = _degrees(chance, ranks)
-    parallelism |= _some(chance, 0.4, sequenceParallel=[True], vocabularyParallel=[True], expertParallelDegree=[2, 4])
+    training = any_training(chance)
+    parallelism = any_degrees(chance, ranks)
+    parallelism |= some(chance, 0.4, sequenceParallel=[True], vocabularyParallel=[True], expertParallelDegree=[2, 4])
     if chance.random() < 0.3:
-        parallelism["dataParallel"] = _some(chance, 0.5, allReduce=_values(AllReduce), staticGraph=[True])
+        parallelism["dataParallel"] = some(chance, 0.5, allReduce=values(AllReduce), staticGraph=[True])
     if parallelism.get("pipelineParallelDegree"):
-        parallelism["pipeline"] = _pipeline(chance, chance.choice(list(PipelineSchedule)))
+        parallelism["pipeline"] = any_pipeline(chance, chance.choice(list(PipelineSchedule)))
     _TECHNIQUES[technique](chance, parallelism)
     return AnyJob(training, parallelism, chance.choice([size for size in (1, 2) if ranks % size == 0]))
 
 
-def _some(chance: random.Random, each: float, **choices: list[Any]) -> Settings:
+def some(chance: random.Random, each: float, **choices: list[Any]) -> Settings:
     """Each field with that probability, with one of its values."""
     return {name: chance.choice(values) for name, values in choices.items() if chance.random() < each}
 
 
-def _values(kinds: type[StrEnum]) -> list[Any]:
+def values(kinds: type[StrEnum]) -> list[Any]:
     return [kind.value for kind in kinds]
 
 
-def _degrees(chance: random.Random, ranks: int) -> Settings:
+def any_degrees(chance: random.Random, ranks: int) -> Settings:
     degrees: Settings = {}
     for name in _DEGREES[:3]:
         degree = chance.choice([size for size in (1, 1, 2, 3, 4) if ranks % size == 0])
@@ -110,7 +117,7 @@ def _degrees(chance: random.Random, ranks: int) -> Settings:
     return degrees
 
 
-def _training(chance: random.Random) -> Settings:
+def any_training(chance: random.Random) -> Settings:
     sizes = chance.choice([{}, {"heads": 12, "width": 24, "vocabularySize": 24}])
     gpt = user("double_gpt", layers=chance.choice([2, 4, 8]), tieWeights=chance.random() < 0.5, **sizes)
     experts = {
@@ -125,7 +132,7 @@ def _training(chance: random.Random) -> Settings:
             (user("double_builtin_mlp", depth=chance.choice([2, 7])), user("double_samples")),
         ]
     )
-    sgd = {"name": "SGD", "learningRate": 0.1, **_some(chance, 0.7, momentum=[0.9], nesterov=[True])}
+    sgd = {"name": "SGD", "learningRate": 0.1, **some(chance, 0.7, momentum=[0.9], nesterov=[True])}
     adam = {"name": chance.choice(["Adam", "AdamW"]), "learningRate": 0.01, "weightDecay": 0.1}
     schedule = {"name": chance.choice(list(LrScheduleName)).value, "warmupSteps": chance.choice([0, 3])}
     return small(
@@ -135,47 +142,51 @@ def _training(chance: random.Random) -> Settings:
         lrSchedule=schedule,
         steps=STEPS,
         checkpoint={"interval": STOPPED_AFTER, "asynchronous": chance.random() < 0.5},
-        evaluation=_some(chance, 0.3, interval=[1, 2], batchSize=[5]),
+        evaluation=some(chance, 0.3, interval=[1, 2], batchSize=[5]),
         offload={name: chance.random() < 0.2 for name in ("parameters", "activations")},
         seed=chance.randrange(100),
-        **_some(
+        **some(
             chance,
             0.3,
             gradientAccumulationSteps=[2, 3, 4],
             maxGradientNorm=[0.3],
-            activationCheckpointing=_values(ActivationCheckpointing),
+            activationCheckpointing=values(ActivationCheckpointing),
             loss=[{"labelSmoothing": 0.1}],
         ),
     )
 
 
-def _pipeline(chance: random.Random, schedule: PipelineSchedule) -> Settings:
+def any_pipeline(chance: random.Random, schedule: PipelineSchedule) -> Settings:
     choices: dict[str, list[Any]] = {
         "microbatches": [1, 2, 3, 4, 6, 8],
         "stagesPerRank": [1, 2, 3],
-        "split": _values(PipelineSplit),
+        "split": values(PipelineSplit),
         "verticalSync": [True],
     }
-    return {"schedule": schedule.value, **_some(chance, 0.4, **choices)}
+    return {"schedule": schedule.value, **some(chance, 0.4, **choices)}
 
 
 def _in_pipeline(schedule: PipelineSchedule) -> Technique:
     def technique(chance: random.Random, parallelism: Settings) -> None:
-        parallelism["pipeline"] = _pipeline(chance, schedule)
+        parallelism["pipeline"] = any_pipeline(chance, schedule)
 
     return technique
 
 
-def _compressed(name: CompressionName) -> Technique:
+def compression(chance: random.Random, name: CompressionName) -> Settings:
+    """`dataParallel.compression` of that name, with some of its settings."""
     own: dict[str, list[Any]] = {"warmupSteps": [1, 3]}
     if name in (CompressionName.TOP_K, CompressionName.RANDOM_K):
         own |= {"ratio": [0.1, 1.0], "momentumCorrection": [0.5]}
     if name is CompressionName.POWER_SGD:
         own["rank"] = [1, 2]
+    return {"name": name.value, **some(chance, 0.5, **own)}
 
+
+def _compressed(name: CompressionName) -> Technique:
     def technique(chance: random.Random, parallelism: Settings) -> None:
-        compression = {"name": name.value, **_some(chance, 0.5, **own)}
-        parallelism["dataParallel"] = parallelism.get("dataParallel", {}) | {"compression": compression}
+        settings = {"compression": compression(chance, name)}
+        parallelism["dataParallel"] = parallelism.get("dataParallel", {}) | settings
 
     return technique
 
@@ -183,8 +194,8 @@ def _compressed(name: CompressionName) -> Technique:
 def _local_sgd(chance: random.Random, parallelism: Settings) -> None:
     settings = {
         "period": chance.choice([1, 2, 3]),
-        **_some(chance, 0.3, warmupSteps=[1, 3], globalPeriod=[2, 4, 6], optimizerState=_values(OptimizerState)),
-        **_some(chance, 0.3, outerOptimizer=[{"learningRate": 0.7, "momentum": 0.5}]),
+        **some(chance, 0.3, warmupSteps=[1, 3], globalPeriod=[2, 4, 6], optimizerState=values(OptimizerState)),
+        **some(chance, 0.3, outerOptimizer=[{"learningRate": 0.7, "momentum": 0.5}]),
     }
     parallelism["dataParallel"] = {"mode": "LocalSGD", "localSGD": settings}
 
@@ -192,8 +203,8 @@ def _local_sgd(chance: random.Random, parallelism: Settings) -> None:
 def _bmuf(chance: random.Random, parallelism: Settings) -> None:
     settings = {
         "period": chance.choice([1, 2, 3]),
-        **_some(chance, 0.3, warmupSteps=[2], blockMomentum=[0.5], blockLearningRate=[0.9], nesterov=[False]),
-        **_some(chance, 0.3, optimizerState=_values(OptimizerState)),
+        **some(chance, 0.3, warmupSteps=[2], blockMomentum=[0.5], blockLearningRate=[0.9], nesterov=[False]),
+        **some(chance, 0.3, optimizerState=values(OptimizerState)),
     }
     parallelism["dataParallel"] = {"mode": "BMUF", "bmuf": settings}
 

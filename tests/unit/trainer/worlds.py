@@ -206,10 +206,13 @@ class World:
         code = process.wait(within)
         if code is None:
             codes = [other.poll() for other in self.processes]
-            # faulthandler prints every thread's stack.
-            process.send_signal(signal.SIGABRT)
-            process.wait(WITHIN_SECONDS)
-            pytest.fail(f"rank {rank} did not end within {within} s ({codes}):\n{self.text(rank, 'err')}")
+            # faulthandler prints every thread's stack. All at once: a rank whose peer is gone says nothing of its wait.
+            for other in self.processes:
+                other.send_signal(signal.SIGABRT)
+            for other in self.processes:
+                other.wait(WITHIN_SECONDS)
+            said = "\n".join(f"rank {other}:\n{self.text(other, 'err')}" for other in range(len(self.processes)))
+            pytest.fail(f"rank {rank} did not end within {within} s ({codes}):\n{said}")
         return Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
 
     def kill(self) -> None:
