@@ -78,8 +78,9 @@ class FailureRule(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Named in the status when the rule decides."""
     action: FailureAction
-    """FailJob, RestartGang, RestartPod (that pod alone, under its old name), Ignore (the pod stays as it is and the
-    others go on), or RestartWithoutCounting (the gang, not counted by maxRestarts)."""
+    """FailJob, RestartGang, RestartPod (that pod alone, under its old name; like the gang, not counted by maxRestarts
+    where the cluster ended it), Ignore (the pod stays as it is and the others go on), or RestartWithoutCounting (the
+    gang, never counted by maxRestarts)."""
     roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
     """Roles of the pod. Absent: any."""
     exit_codes: ExitCodes | None = None

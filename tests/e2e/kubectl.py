@@ -77,9 +77,11 @@ class Kubectl:
     def story(self, job: str) -> str:
         """Everything that helps to see why a job is where it is."""
         parts = [
-            self.run("get", "dtj", job, "-o", "yaml").stdout,
+            # First, as reports of failed tests are cut.
+            self.run("get", "dtj", job, "-o", "jsonpath={.status}").stdout,
             self.run("get", "pods", "-o", "wide").stdout,
             self.run("get", "events", "--sort-by=.lastTimestamp").stdout[-4000:],
             self.run("logs", "-l", f"disttrain.io/job-name={job}", "--tail=40", "--prefix").stdout,
+            self.run("get", "dtj", job, "-o", "jsonpath={.spec}").stdout,
         ]
         return "\n".join(parts)

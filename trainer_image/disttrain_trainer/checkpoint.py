@@ -49,7 +49,7 @@ from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
 from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
 from disttrain_trainer.step_writer import METADATA_FILE, StepWriter, reader_of
-from disttrain_trainer.storage import full_is_an_error, require_shared, steps_in
+from disttrain_trainer.storage import full_is_an_error, report_of, require_shared, steps_in
 
 _ALIKE = ("model", "optimizer")
 """Parts that several ranks have the same tensors of."""
@@ -98,7 +98,7 @@ class Checkpoints:
         restore_kept_gradients(state, path, self._world)
         restore_replica(state, path, self._world)
         written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
-        self.latest = _report(state.step, path, written)
+        self.latest = report_of(state.step, path, written)
         return self.latest
 
     def save(self, state: State, wait: bool, figures: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -178,7 +178,7 @@ class Checkpoints:
             raise
         figures = {one: self._figure(one) for one in self._folders.complete()}
         self._folders.keep(kept(figures, self._settings))
-        return _report(step, path, datetime.now(UTC))
+        return report_of(step, path, datetime.now(UTC))
 
     def _figure(self, step: int) -> float | None:
         """The figure by which a complete checkpoint may be among the best."""
@@ -258,7 +258,3 @@ def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection
                     f"{path} was written with another optimizer: it has no `{kind}` of parameter `{parameter}`; use "
                     "the optimizer that wrote it, or another `training.checkpoint.folder`"
                 )
-
-
-def _report(step: int, path: Place, written: datetime) -> CheckpointReport:
-    return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))

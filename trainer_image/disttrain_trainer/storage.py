@@ -13,10 +13,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from disttrain_api.report import CheckpointReport
 from disttrain_trainer.errors import InvalidConfiguration, StorageFull, StorageNotShared, no_room
 from disttrain_trainer.files import sync_folder
 from disttrain_trainer.mesh import World
@@ -108,6 +110,22 @@ class StepFolders:
 def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
     """The checkpoints in a folder or below a prefix of an object store; `uid` of the job that writes there."""
     return ObjectSteps(place, uid) if isinstance(place, ObjectPath) else StepFolders(place)
+
+
+def report_of(step: int, path: Place, written: datetime) -> CheckpointReport:
+    """What is told of a complete checkpoint."""
+    return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def newest_seen(folder: Path) -> CheckpointReport | None:
+    """The last complete checkpoint, to who writes none but reads the volume; None where none is seen."""
+    folders = StepFolders(folder)
+    # Who writes them may delete one at the same time.
+    with suppress(OSError):
+        for step in reversed(folders.complete()):
+            path = folders.path(step)
+            return report_of(step, path, datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC))
+    return None
 
 
 def require_shared(folder: Place, world: World, within: float = SHARED_WITHIN_SECONDS) -> None:

@@ -7,7 +7,6 @@ from disttrain_api.status import FailureClass
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.observed import Exit, PodFacts
 
-# What the cluster does to a job is not the job's fault.
 _UNCOUNTED = frozenset({FailureClass.DISRUPTION, FailureClass.NODE_LOST})
 
 
@@ -19,6 +18,11 @@ class Ruling:
     rule: str | None = None
 
 
+def is_counted(cause: Cause) -> bool:
+    """Whether it is the job's fault: what the cluster does to it is not, whoever is made again for it."""
+    return cause.class_ not in _UNCOUNTED
+
+
 def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
     """What follows from this cause."""
     rules = policy.failure_policy.rules if policy.failure_policy is not None else []
@@ -27,7 +31,7 @@ def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
             return Ruling(rule.action, rule.name or f"rule {number}")
     if cause.permanent or policy.restart_policy is RestartPolicy.NEVER:
         return Ruling(FailureAction.FAIL_JOB)
-    if cause.class_ in _UNCOUNTED:
+    if not is_counted(cause):
         return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
     return Ruling(FailureAction.RESTART_GANG)
 

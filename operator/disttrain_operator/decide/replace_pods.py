@@ -7,6 +7,7 @@ from disttrain_api.status import Verdict
 from disttrain_operator.decide.budget import is_fresh, used_up
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.failures import Failures
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
@@ -33,9 +34,10 @@ def note_replacements(job: Job, observed: Observed, now: datetime) -> Move | Non
     message = ""
     for cause, ruling in failures.of_single_pods:
         verdict = verdict_of(cause, ruling)
-        if exhausted := used_up(ledger, policy, verdict, fresh=fresh):
+        counted = is_counted(cause)
+        if counted and (exhausted := used_up(ledger, policy, verdict, fresh=fresh)):
             return finish(job.status, now, State.FAILED, exhausted)
-        ledger = count_restart(ledger, new_checkpoint=fresh, counted=True)
+        ledger = count_restart(ledger, new_checkpoint=fresh, counted=counted)
         ledger = replace_pod(ledger, cause.pod.name, cause.pod.uid, cause.reason, now)
         message, fresh = message or verdict.message, False
     state = State.RUNNING if ran(ledger) else State.STARTING

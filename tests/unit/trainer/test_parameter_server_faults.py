@@ -2,11 +2,13 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import zmq
 
 from disttrain_api.names import ExitCode
+from disttrain_api.report import decode_pod_report
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import small, user
 
@@ -101,6 +103,31 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         assert last["servers/epoch"] == 3
         steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
         assert steps == list(range(1, STEPS + 1))
+
+
+def test_who_is_killed_has_told_of_the_newest_checkpoint(tmp_path):
+    training = {**TRAINING, "checkpoint": {"interval": INTERVAL}, "steps": 1000}
+    settings = {"synchronization": "Async", "snapshotInterval": INTERVAL}
+    with a_job(tmp_path, training, parameterServer=settings) as running:
+        server, follower = running.servers[0], running.workers[1]
+        last_words = server.folder / "termination-log"
+
+        def told():
+            found = decode_pod_report(last_words.read_text()) if last_words.exists() else None
+            return found.progress.checkpoint if found else None
+
+        def followed():
+            report = follower.report(1)
+            return report.checkpoint if report else None
+
+        server.wait_until(lambda: told() and told().step >= 2 * INTERVAL)
+        follower.wait_until(lambda: followed() and followed().step >= 2 * INTERVAL)
+        for killed in (server, follower):
+            signalled(killed, signal.SIGKILL)
+            killed.processes[0].wait(30.0)
+        for found in (told(), followed()):
+            assert (found.step % INTERVAL, Path(found.path).name) == (0, f"step-{found.step}")
+        assert follower.report(1).step >= followed().step
 
 
 def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):

@@ -15,17 +15,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.parameter_server.recovery import Memory
+from disttrain_trainer.parameter_server.silence import Silence
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _INTERVAL_SECONDS = 1.0
-_SILENT_BEATS = 60
-"""Beats without an answer after which a server that has answered before counts as hung.
-
-Beats, not seconds: a worker that was itself stopped for a while has sent none. A server that may be replaced has them
-only while something listens at its address: until its pod is there again, it has as long as at the beginning.
-"""
-_BEATS_TO_CALL_AGAIN = 10
-"""Beats without an answer after which the server is looked up and connected to anew: it may live elsewhere now."""
 
 
 class Heartbeat:
@@ -36,10 +29,9 @@ class Heartbeat:
         memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
         """`memory`: what a manager that was started anew is told. `patience`: seconds within which a server must answer
-        for the first time. `replaceable`: servers may be started anew and go on."""
+        for the first time, and again while it is away. `replaceable`: servers may be started anew and go on."""
         self._addresses, self._key, self._stopping, self._memory = addresses, key, stopping, memory
         self._fields = {"worker": worker, "life": life}
-        self._patience = max(1, int(patience / _INTERVAL_SECONDS))
         self._context = context
         self._lock = threading.Lock()
         self._lives: dict[int, str] = {}
@@ -50,8 +42,7 @@ class Heartbeat:
         """The newest life of each server that anybody is known to have heard of; 0: none yet."""
         self.calls = [0] * len(addresses)
         """How often each server should have been connected to anew."""
-        self._listening = [False] * len(addresses)
-        self._silent = [0] * len(addresses)
+        self._silences = [Silence(max(1, int(patience / _INTERVAL_SECONDS)), replaceable) for _ in addresses]
         self._ended = threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -67,7 +58,7 @@ class Heartbeat:
                 self.epochs[server] = max(self.epochs[server], newest)
             if epoch < self.epochs[index]:
                 return False
-            self._silent[index] = 0
+            self._silences[index].end()
             if self._lives.setdefault(index, life) != life:
                 self._lives[index] = life
                 self.restarts[index] += 1
@@ -92,7 +83,8 @@ class Heartbeat:
                 self._listen(sockets.index(socket), socket)
             for index, monitor in enumerate(monitors):
                 while monitor.poll(0):
-                    self._listening[index] = recv_monitor_message(monitor)["event"] == zmq.EVENT_CONNECTED
+                    event = recv_monitor_message(monitor)["event"]
+                    self._silences[index].listening = event == zmq.EVENT_CONNECTED
             self._judge()
         for socket in sockets:
             socket.disable_monitor()
@@ -104,8 +96,7 @@ class Heartbeat:
         fields = {**self._fields, "stopping": self._stopping(), "epochs": self.epochs}
         message = Message("alive", fields)
         for index, socket in enumerate(sockets):
-            self._silent[index] += 1
-            if self._silent[index] % _BEATS_TO_CALL_AGAIN == 0:
+            if self._silences[index].beat():
                 self.calls[index] += 1
                 call_again(socket, self._addresses[index])
             with suppress(zmq.Again):
@@ -121,11 +112,9 @@ class Heartbeat:
                     socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
 
     def _judge(self) -> None:
-        for index, silent in enumerate(self._silent):
-            known = index in self._lives and (self._listening[index] or not self._replaceable)
-            limit = _SILENT_BEATS if known else max(_SILENT_BEATS, self._patience)
-            if silent >= limit and self.failure is None:
-                self.failure = f"{self._name(index)} has not answered for {silent * _INTERVAL_SECONDS:g} s"
+        for index, silence in enumerate(self._silences):
+            if silence.too_long and self.failure is None:
+                self.failure = f"{self._name(index)} has not answered for {silence.beats * _INTERVAL_SECONDS:g} s"
 
     def _name(self, index: int) -> str:
         return f"parameter server {index} at {self._addresses[index]}"

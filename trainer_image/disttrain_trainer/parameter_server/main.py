@@ -9,13 +9,14 @@ if __name__ == "__main__":
     stop_request = StopRequest.on_sigterm()
 
 import sys
+import threading
 import traceback
 from pathlib import Path
 
 import torch
 
 from disttrain_api.names import Env, ExitCode, exit_reason
-from disttrain_api.report import RankFailure
+from disttrain_api.report import RankFailure, RankReport
 from disttrain_trainer.agent.environment import termination_log
 from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
@@ -26,39 +27,65 @@ from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots, settings_of
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.storage import newest_seen
+
+
+class LastWords:
+    """The pod's termination message, also of a server that is killed: how far the job was, as the volume shows it."""
+
+    def __init__(self) -> None:
+        self._message = TerminationMessage(termination_log(os.environ))
+        self._progress: RankReport | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def look(self, folder: Path) -> None:
+        """Tell of the newest checkpoint, so that a server's death counts since then."""
+        checkpoint = newest_seen(folder)
+        with self._lock:
+            if checkpoint is not None and not self._ended:
+                self._progress = RankReport(rank=0, checkpoint=checkpoint)
+                self._message.write(self._progress)
+
+    def end(self, failure: RankFailure) -> None:
+        """Tell why this server ends."""
+        with self._lock:
+            self._ended = True
+            self._message.write(self._progress, failure)
 
 
 def run(stop: StopRequest) -> int:
     """Everything from the environment to the exit code; no exception leaves."""
+    words = LastWords()
     try:
         # Its rank is none of the workers': read_config has nothing of a rank to find.
         environment = {name: value for name, value in os.environ.items() if name != Env.RANK}
         config = read_config(environment)
         if config.threads_given:
             torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
-        serve(config, _index(config), stop)
+        serve(config, _index(config), stop, words)
     except Exception as error:
         if not isinstance(error, TrainerError):
             traceback.print_exception(error)
         told = describe(error)
         print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
-        failure = RankFailure(rank=0, exit_code=told.exit_code, reason=told.reason, message=told.message)
-        TerminationMessage(termination_log(os.environ)).write(None, failure)
+        words.end(RankFailure(rank=0, exit_code=told.exit_code, reason=told.reason, message=told.message))
         return told.exit_code
     return 0
 
 
-def serve(config: Config, index: int, stop: StopRequest) -> None:
+def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> None:
     """Be server `index` until told to stop and the work is finished."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
     epoch = 1
     if goes_on_from_snapshots(config):
         assert isinstance(config.checkpoint_folder, Path)
-        folder = config.checkpoint_folder / "servers"
+        checkpoints = config.checkpoint_folder
+        folder = checkpoints / "servers"
         try:
             life, epoch = claim_life(folder, index, config.attempt)
-            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, life)
+            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, life, lambda: words.look(checkpoints))
         except OSError as error:
             print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
     described = ServerConfig(
@@ -78,7 +105,7 @@ def serve(config: Config, index: int, stop: StopRequest) -> None:
         print(f"goes on from its snapshot after {former.number('version')} updates, in life {epoch}", flush=True)
     loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
-    stop.before_exit = lambda message: TerminationMessage(termination_log(os.environ)).write(None, _stopped(message))
+    stop.before_exit = lambda message: words.end(_stopped(message))
     stop.loop_started(config.grace_seconds)
     loop.run(lambda: stop.requested)
     loop.close()

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
@@ -20,9 +21,11 @@ _LENGTH = struct.Struct("<Q")
 class Snapshots:
     """The snapshots of one server: a file, written by a thread while the server goes on."""
 
-    def __init__(self, file: Path, key: bytes, life: Path | None = None) -> None:
-        """`life`: of `claim_life`; once there is a later one, nothing is written."""
-        self._file, self._key, self._life = file, key, life
+    def __init__(
+        self, file: Path, key: bytes, life: Path | None = None, written: Callable[[], None] = lambda: None
+    ) -> None:
+        """`life`: of `claim_life`; once there is a later one, nothing is written. `written`: called by the thread."""
+        self._file, self._key, self._life, self._written = file, key, life, written
         self._writer: threading.Thread | None = None
 
     def write(self, message: Message) -> None:
@@ -52,6 +55,7 @@ class Snapshots:
                 os.fsync(file.fileno())
             if self._life is None or self._life == _lives(self._life)[-1]:
                 partial.replace(self._file)
+                self._written()
         except OSError as error:
             # Checkpoints meet the same wall and end the job; a missing snapshot alone does not.
             print(f"disttrain: {self._file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)

@@ -14,12 +14,14 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from disttrain_api.parallelism import Pushed
+from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.due import next_due
@@ -47,6 +49,7 @@ from disttrain_trainer.report import Metrics, Reporter
 from disttrain_trainer.schedules import learning_rate
 from disttrain_trainer.state import State
 from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.storage import newest_seen
 from disttrain_trainer.train import (
     accumulate_gradients,
     clip_gradients,
@@ -100,8 +103,8 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
         if leader is None:
             for name in modules:
                 let_go(state.module.get_parameter(name))
-            reporter.update(total_steps=config.training.steps)
-        run(worker, leader)
+            reporter.update(total_steps=config.training.steps, step=welcome.step)
+        run(worker, leader or Follower(config, reporter))
     finally:
         servers.close()
     return state
@@ -304,6 +307,23 @@ class Leader:
         return self.worker.norm.detach().to("cpu", torch.float64)
 
 
+@dataclass
+class Follower:
+    """What the others do besides: tell their agents how far the job is, which counts when their pods are made again."""
+
+    config: Config
+    reporter: Reporter
+
+    def catch_up(self, answer: Answer) -> None:
+        """Look at the volume as often as a checkpoint is due."""
+        interval = (self.config.training.checkpoint or Checkpoint()).interval
+        if answer.floor // interval == self.reporter.report.step // interval:
+            return
+        self.reporter.update(step=answer.floor)
+        if isinstance(self.config.checkpoint_folder, Path):
+            self.reporter.update(checkpoint=newest_seen(self.config.checkpoint_folder))
+
+
 def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     """Restore and hand the parameters to the servers, unless they are at work already."""
     config, state, servers = worker.config, worker.state, worker.servers
@@ -321,8 +341,9 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     return Leader(worker, checkpoints, metrics, reporter, logged)
 
 
-def run(worker: Worker, leader: Leader | None) -> None:
+def run(worker: Worker, role: Leader | Follower) -> None:
     """Task after task until there are no more. Raises Stopped after SIGTERM."""
+    leader = role if isinstance(role, Leader) else None
     servers, state, training = worker.servers, worker.state, worker.config.training
     done, hold_at = None, None
     with profiling(training.profiling, worker.among, worker.config.metrics_folder, state.step) as profiler:
@@ -337,7 +358,7 @@ def run(worker: Worker, leader: Leader | None) -> None:
             pulling = servers.begin_pull(answer.complete, whole=answer.verdict is not None)
             if leader is not None:
                 leader.note(answer.results, pulling.pulled)
-                leader.catch_up(answer)
+            role.catch_up(answer)
             if answer.verdict is None:
                 done = worker.compute(answer, pulling)
                 profiler.step()
