@@ -80,6 +80,7 @@ def test_servers_whose_node_dies_go_on_elsewhere(kubectl: Kubectl, operator: Kub
             "workers": {"template": near("NotIn", node)},
             "parameterServers": {"template": near("In", node)},
             "runPolicy": {"terminationTimeoutSeconds": 10},
+            "training": {"steps": STEPS // 2},
         },
     )
     kubectl.apply(job("orphans", spec))

@@ -1,5 +1,6 @@
 """Two replicas, one of which acts: the leader dies, ends, or is cut off, and nothing is lost or done twice."""
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_a_leader_that_is_told_to_end_hands_over(sea: ControlPlane, pair: Pair, 
         assert not holder.startswith(f"{leader}_"), "the lease was given back before the process ended"
         pair.wait_for_leader(other_than=leader)
         pair.operators[leader].start()
+    fleet.wait()
+    for operator in pair.operators.values():
+        fleet.check(operator, audit_log)
+
+
+def test_a_leader_that_stands_still_leaves_nothing_undone(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
+    fleet, random = a_fleet(sea, "stopped-leaders"), chance()
+    for _ in range(ROUNDS):
+        leader = pair.operators[pair.wait_for_leader()].process
+        assert leader is not None
+        fleet.launch(JOBS_PER_ROUND)
+        time.sleep(random.uniform(0, 0.5))
+        leader.send_signal(signal.SIGSTOP)
+        # About as long as it may act without a renewal (3 s) and until the other one takes over (4 s).
+        time.sleep(random.uniform(2.8, 4.5))
+        leader.send_signal(signal.SIGCONT)
     fleet.wait()
     for operator in pair.operators.values():
         fleet.check(operator, audit_log)

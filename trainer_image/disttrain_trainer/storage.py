@@ -122,9 +122,9 @@ def newest_seen(folder: Path) -> CheckpointReport | None:
     folders = StepFolders(folder)
     # Who writes them may delete one at the same time.
     with suppress(OSError):
-        for step in reversed(folders.complete()):
-            path = folders.path(step)
-            return report_of(step, path, datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC))
+        if steps := folders.complete():
+            path = folders.path(steps[-1])
+            return report_of(steps[-1], path, datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC))
     return None
 
 

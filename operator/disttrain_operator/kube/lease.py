@@ -98,7 +98,8 @@ class Election:
         self._sight: Sight | None = None
         self._acts_until = float("-inf")
         self.changed = asyncio.Event()
-        """Set after each turn in which leadership was gained or lost; whoever waits for it clears it."""
+        """Set after each turn in which leadership was gained or lost, or had lapsed before it; whoever waits for it
+        clears it."""
         self._led = False
 
     @property
@@ -154,6 +155,10 @@ class Election:
             # Somebody was faster. What they wrote is seen at the next look.
             self._acts_until = float("-inf")
             return
+        if self._led and not self.leads:
+            # It stood still for too long. Nobody else has acted, but what it was about to do has been left undone.
+            logger.info("this replica (%s) did not act for a while: its renewal is late", self.me)
+            self._led = False
         self._sight = Sight(lease, asked)
         self._acts_until = asked + self._terms.renew_deadline
 

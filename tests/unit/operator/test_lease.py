@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import StandingBy, Unavailable
 from disttrain_operator.kube.lease import Election, Lease, Sight, Terms, Turn, next_turn, updated
+from disttrain_operator.leadership import Leadership
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
 
@@ -108,6 +109,15 @@ def taking_part(*elections: Election) -> Iterator[list[asyncio.Task[None]]]:
             task.cancel()
 
 
+@contextmanager
+def running(leadership: Leadership) -> Iterator[None]:
+    task = asyncio.create_task(leadership.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 QUICK = Terms(duration=1.0, renew_deadline=0.7, renew_every=0.1, look_every=0.05)
 
 
@@ -148,6 +158,19 @@ async def test_a_leader_without_an_api_server_ceases_to_act_and_comes_back(api: 
         await eventually(lambda: not only.leads)
         api.refusals.clear()
         await eventually(lambda: only.leads)
+
+
+async def test_a_leader_that_stood_still_begins_anew_although_nobody_took_its_lease(client: Client) -> None:
+    now, begun = [0.0], list[float]()
+    only = Election(client, "system", "disttrain", "only", QUICK, clock=lambda: now[0])
+    leadership = Leadership(only, [], lambda: begun.append(now[0]))
+    with taking_part(only), running(leadership):
+        await eventually(lambda: begun == [0.0])
+        # As if the process had been stopped: work that it was about to do is refused from here on.
+        now[0] = QUICK.renew_deadline
+        assert not leadership.acts
+        await eventually(lambda: begun == [0.0, QUICK.renew_deadline])
+        assert leadership.acts
 
 
 async def test_the_lease_of_a_dead_leader_is_taken(api: FakeApi, client: Client) -> None:

@@ -319,9 +319,9 @@ class Follower:
         interval = (self.config.training.checkpoint or Checkpoint()).interval
         if answer.floor // interval == self.reporter.report.step // interval:
             return
-        self.reporter.update(step=answer.floor)
-        if isinstance(self.config.checkpoint_folder, Path):
-            self.reporter.update(checkpoint=newest_seen(self.config.checkpoint_folder))
+        folder = self.config.checkpoint_folder
+        seen = newest_seen(folder) if isinstance(folder, Path) else None
+        self.reporter.update(step=answer.floor, checkpoint=seen)
 
 
 def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
