@@ -252,6 +252,6 @@ def _lost(pod: dict[str, Any]) -> bool:
 
 SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 Jobs.TestCase.settings = settings(
-    max_examples=1500 if SOAK else 80, stateful_step_count=60 if SOAK else 40, deadline=None
+    max_examples=1500 if SOAK else 50, stateful_step_count=60 if SOAK else 40, deadline=None
 )
 test_jobs = pytest.mark.timeout(3600 if SOAK else 300)(Jobs.TestCase)

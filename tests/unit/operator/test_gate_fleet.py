@@ -197,7 +197,7 @@ events = st.lists(
 some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=2, max_size=4)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(some_sizes, st.lists(st.sampled_from(sorted(GPUS)), max_size=4), events)
 def test_no_room_is_promised_twice_and_no_gang_stays_half(
     sizes: list[tuple[int, int]], taken: list[str], happenings: list[tuple[Any, ...]]

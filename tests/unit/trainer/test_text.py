@@ -10,7 +10,7 @@ TRAINING = {
     "data": {"name": "text", "config": {"sequenceLength": 64, "heldOutFraction": 0.02}},
     "optimizer": {"name": "AdamW", "learningRate": 0.003, "weightDecay": 0.1, "beta2": 0.95},
     "lrSchedule": {"name": "Cosine", "warmupSteps": 20, "minimumRatio": 0.1},
-    "steps": 800 if SOAK else 250,
+    "steps": 800 if SOAK else 120,
     "globalBatchSize": 32,
     "maxGradientNorm": 1.0,
     "evaluation": {"batchSize": 64},
