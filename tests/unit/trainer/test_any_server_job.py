@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 # Ranks, and how many of them are one worker.
 WORLDS = [(1, 1), (2, 1), (3, 1), (2, 2), (4, 2)] if SOAK else [(2, 1), (4, 2)]
-COUNT = 20 if SOAK else 2
+COUNT = 20 if SOAK else 3
 SEED = random.randrange(1_000_000) if SOAK else 5
 
 
