@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,7 +47,7 @@ from disttrain_trainer.shares import without_others
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
 from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
-from disttrain_trainer.step_writer import METADATA_FILE, StepWriter, reader_of
+from disttrain_trainer.step_writer import StepWriter, reader_of
 from disttrain_trainer.storage import full_is_an_error, report_of, require_shared, steps_in
 
 _ALIKE = ("model", "optimizer")
@@ -97,8 +96,7 @@ class Checkpoints:
         _load(state, path, self._world)
         restore_kept_gradients(state, path, self._world)
         restore_replica(state, path, self._world)
-        written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
-        self.latest = report_of(state.step, path, written)
+        self.latest = report_of(state.step, path)
         return self.latest
 
     def save(self, state: State, wait: bool, figures: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -178,7 +176,7 @@ class Checkpoints:
             raise
         figures = {one: self._figure(one) for one in self._folders.complete()}
         self._folders.keep(kept(figures, self._settings))
-        return report_of(step, path, datetime.now(UTC))
+        return report_of(step, path)
 
     def _figure(self, step: int) -> float | None:
         """The figure by which a complete checkpoint may be among the best."""

@@ -112,8 +112,9 @@ def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
     return ObjectSteps(place, uid) if isinstance(place, ObjectPath) else StepFolders(place)
 
 
-def report_of(step: int, path: Place, written: datetime) -> CheckpointReport:
-    """What is told of a complete checkpoint."""
+def report_of(step: int, path: Place) -> CheckpointReport:
+    """What is told of a complete checkpoint. Raises OSError where it is not there any more."""
+    written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
     return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
@@ -123,8 +124,7 @@ def newest_seen(folder: Path) -> CheckpointReport | None:
     # Who writes them may delete one at the same time.
     with suppress(OSError):
         if steps := folders.complete():
-            path = folders.path(steps[-1])
-            return report_of(steps[-1], path, datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC))
+            return report_of(steps[-1], folders.path(steps[-1]))
     return None
 
 

@@ -2,6 +2,7 @@
 watches lag, others take room. No node is ever promised twice, and in the end whoever can run runs."""
 
 import asyncio
+import os
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
@@ -194,10 +195,11 @@ events = st.lists(
 )
 
 
+SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=2, max_size=4)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=2000 if SOAK else 120, deadline=None)
 @given(some_sizes, st.lists(st.sampled_from(sorted(GPUS)), max_size=4), events)
 def test_no_room_is_promised_twice_and_no_gang_stays_half(
     sizes: list[tuple[int, int]], taken: list[str], happenings: list[tuple[Any, ...]]

@@ -10,7 +10,7 @@ import zmq
 from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
-from tests.unit.trainer.worlds import small, user
+from tests.unit.trainer.worlds import SOAK, small, user
 
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
@@ -103,6 +103,21 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         assert last["servers/epoch"] == 3
         steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
         assert steps == list(range(1, STEPS + 1))
+
+
+@pytest.mark.skipif(not SOAK, reason="a minute; test_parameter_server_silence.py has it without a server")
+@pytest.mark.timeout(400)
+def test_a_server_that_hangs_is_given_up_although_it_accepts_connections(tmp_path):
+    training = {**TRAINING, "steps": 10_000}
+    settings = {"synchronization": "Async", "snapshotInterval": INTERVAL}
+    with a_job(tmp_path, training, servers=2, parameterServer=settings) as running:
+        running.reached(5)
+        signalled(running.servers[1], signal.SIGSTOP)
+        for rank, worker in enumerate(running.workers):
+            code, report = ended(worker, rank, within=300.0)
+            assert code == ExitCode.PEER_LOST
+            assert "parameter server 1" in report.error.message
+            assert "has not answered" in report.error.message
 
 
 def test_who_is_killed_has_told_of_the_newest_checkpoint(tmp_path):

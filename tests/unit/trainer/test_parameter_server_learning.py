@@ -4,19 +4,16 @@ One case in every run, all of them in the long one. Replicas that meet less ofte
 test_local_sgd_learning.py.
 """
 
-import os
-
 import pytest
 
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.worlds import of_example, run_cases
+from tests.unit.trainer.worlds import SOAK, of_example, run_cases
 
 MODES = {
     "Sync": {"synchronization": "Sync"},
     "Async": {"synchronization": "Async"},
     "BoundedStaleness": {"synchronization": "BoundedStaleness", "staleness": 4},
 }
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 DIGITS = list(MODES) if SOAK else ["Async"]
 # Of DDP's held-out loss, above which it may lie; knowing nothing costs twice as much.
 WITHIN = 0.03

@@ -1,6 +1,5 @@
 """Damaged checkpoints are found, named and passed over; a kill at any byte of a save loses none."""
 
-import os
 import random
 import shutil
 import signal
@@ -15,9 +14,8 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.step_manifest import MANIFEST_FILE, StepManifest, flaws, read_manifest
 from disttrain_trainer.storage import StepFolders
 from tests.unit.trainer.test_checkpoint import model_at, run
-from tests.unit.trainer.worlds import job, launch, small, user
+from tests.unit.trainer.worlds import SOAK, job, launch, small, user
 
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 3}, logging={"interval": 1})
 
 

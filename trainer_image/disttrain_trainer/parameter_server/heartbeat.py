@@ -96,7 +96,9 @@ class Heartbeat:
         fields = {**self._fields, "stopping": self._stopping(), "epochs": self.epochs}
         message = Message("alive", fields)
         for index, socket in enumerate(sockets):
-            if self._silences[index].beat():
+            with self._lock:
+                to_call_again = self._silences[index].beat()
+            if to_call_again:
                 self.calls[index] += 1
                 call_again(socket, self._addresses[index])
             with suppress(zmq.Again):
@@ -125,6 +127,8 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    # A connection that is given up would wait for ever to send the rest, and so would the end of the process.
+    socket.setsockopt(zmq.LINGER, 0)
     socket.connect(f"tcp://{address}")
     return socket
 
