@@ -1,7 +1,8 @@
-"""What `make test` calls: pytest; where all tests are asked for, those of Kubernetes run beside the others.
+"""What `make test` calls: pytest; where all tests are asked for, in three lanes beside each other.
 
-They mostly wait, for an API server, pods, nodes and what a job says; the trainer's tests compute. In turn they take as
-long as both together. The real cluster comes last: once started it stays up until pytest ends.
+Those of Kubernetes mostly wait, for an API server, pods, nodes and what a job says; the local ones mostly for programs
+to start; the others compute. In turn they take as long as all together. The real cluster comes last: once started it
+stays up until pytest ends.
 """
 
 import subprocess
@@ -11,30 +12,36 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
-KUBERNETES = ["tests/integration", "tests/e2e"]
-LOG = ROOT / ".pytest_cache" / "kubernetes.log"
+BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
+"""Folders of each lane that runs beside all other tests, by the name of its log."""
+LOGS = ROOT / ".pytest_cache"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
-def main(arguments: Sequence[str], start: Start = subprocess.Popen, log: Path = LOG) -> int:
+def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path = LOGS) -> int:
     """The first exit code of pytest that is not 0."""
     pytest = [sys.executable, "-m", "pytest"]
     if list(arguments) != ALL:
         return start([*pytest, *arguments], cwd=ROOT).wait()
-    log.parent.mkdir(exist_ok=True)
-    with log.open("wb") as out:
-        # Two runs of pytest that end together would write the same cache.
-        command = [*pytest, *KUBERNETES, "-p", "no:cacheprovider"]
-        beside = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-    print(f"{' and '.join(KUBERNETES)} run beside all others; what they say is in {log}", flush=True)
+    logs.mkdir(exist_ok=True)
+    beside = {}
+    for lane, folders in BESIDE.items():
+        with (logs / f"{lane}.log").open("wb") as out:
+            # Runs of pytest that end together would write the same cache.
+            command = [*pytest, *folders, "-p", "no:cacheprovider"]
+            beside[lane] = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        print(f"{' and '.join(folders)} run beside all others; what they say is in {out.name}", flush=True)
+    elsewhere = [f"--ignore={folder}" for folders in BESIDE.values() for folder in folders]
+    codes = []
     try:
-        code = start([*pytest, *ALL, *(f"--ignore={folder}" for folder in KUBERNETES)], cwd=ROOT).wait()
+        codes.append(start([*pytest, *ALL, *elsewhere], cwd=ROOT).wait())
     finally:
-        # Also where we are interrupted: it has had the same signal, and takes its cluster down.
-        beside_code = beside.wait()
-        print(log.read_text(), flush=True)
-    return code or beside_code
+        # Also where we are interrupted: they have had the same signal, and take what they started down.
+        for lane, process in beside.items():
+            codes.append(process.wait())
+            print((logs / f"{lane}.log").read_text(), flush=True)
+    return next((code for code in codes if code), 0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from .conftest import Run, Workplace
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.yaml"
 STORED = {"size": "1Gi"}
 # Long enough to be met in the middle, short enough to wait for.
-LONG = {"steps": 800, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
+LONG = {"steps": 400, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
 
 
 def figure(status: dict[str, Any], name: str) -> float:

@@ -1,4 +1,4 @@
-"""`make test`: what runs beside what, and the exit code of both."""
+"""`make test`: what runs beside what, and the exit code of all."""
 
 import pytest
 
@@ -14,25 +14,30 @@ class Started:
     def __call__(self, command, cwd, stdout=None, stderr=None):
         self.commands.append(" ".join(command[3:]))
         if stdout is not None:
-            stdout.write(b"of the cluster\n")
+            stdout.write(f"of {command[3]}\n".encode())
         return self
 
     def wait(self):
         return self.codes.pop(0)
 
 
-@pytest.mark.parametrize(("own", "cluster", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (1, 2, 1)])
-def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_path, capsys, own, cluster, code):
-    started = Started(own, cluster)
-    assert main(["tests"], started, tmp_path / "made" / "log") == code
+@pytest.mark.parametrize(
+    ("own", "cluster", "local", "code"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 2, 0, 2), (0, 0, 3, 3), (1, 2, 3, 1)]
+)
+def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
+    tmp_path, capsys, own, cluster, local, code
+):
+    started = Started(own, cluster, local)
+    assert main(["tests"], started, tmp_path / "logs") == code
     assert started.commands == [
         "tests/integration tests/e2e -p no:cacheprovider",
-        "tests --ignore=tests/integration --ignore=tests/e2e",
+        "tests/local -p no:cacheprovider",
+        "tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
     ]
-    assert capsys.readouterr().out.endswith("of the cluster\n\n")
+    assert capsys.readouterr().out.endswith("of tests/integration\n\nof tests/local\n\n")
 
 
 def test_fewer_tests_are_pytests_own_affair(tmp_path):
     started = Started(3)
-    assert main(["tests/unit", "-k", "rules"], started, tmp_path / "log") == 3
+    assert main(["tests/unit", "-k", "rules"], started, tmp_path / "logs") == 3
     assert started.commands == ["tests/unit -k rules"]

@@ -1,3 +1,7 @@
+import pytest
+
+from tests.cluster import network
+from tests.cluster.errors import ClusterError
 from tests.cluster.network import our_chains, removal
 
 SAVED = """\
@@ -42,3 +46,15 @@ def test_rules_that_lead_to_our_chains_go_before_the_chains():
 
 def test_a_clean_machine_needs_no_change():
     assert removal("*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j DROP\nCOMMIT\n") == ""
+
+
+def test_an_interface_that_goes_away_by_itself_is_removed(monkeypatch: pytest.MonkeyPatch):
+    there = iter([True, False])
+    monkeypatch.setattr(network, "link_exists", lambda name: next(there))
+    network.remove_links(["disttrain-none"])
+
+
+def test_an_interface_that_cannot_be_removed_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "link_exists", lambda name: True)
+    with pytest.raises(ClusterError, match="ip link delete disttrain-none failed"):
+        network.remove_links(["disttrain-none"])

@@ -96,6 +96,9 @@ class Rank(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
+PRELOADED = ["disttrain_trainer.train", "disttrain_trainer.data.digits", "torch.utils.tensorboard"]
+
+
 class ForkedRank:
     """A rank forked from a process that has imported torch already: the import costs seconds, there are many ranks."""
 
@@ -151,7 +154,7 @@ def forked_main(environment: dict[str, str], folder: Path, file_size_limit: int 
 @cache
 def _forkserver() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["disttrain_trainer.train"])
+    context.set_forkserver_preload(PRELOADED)
     # Read when torch is loaded, and so before a rank's own environment counts.
     loaded = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with pytest.MonkeyPatch.context() as patch:
