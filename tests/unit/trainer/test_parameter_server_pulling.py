@@ -58,6 +58,7 @@ class Scene:
             self.ask(index, Message("load", {"states": [[] for _ in segments]}, own))
 
     def ask(self, server, message):
+        message = Message(message.kind, {**message.fields, "worker": 0}, message.tensors)
         return [answer for _, answer in self.servers[server].receive((b"w", b"1"), message, 0.0)]
 
     def pulling(self, asked, times=1):

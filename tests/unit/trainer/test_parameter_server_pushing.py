@@ -38,6 +38,7 @@ class Scene:
         self.sent = []
 
     def ask(self, server, message, sender=b"worker"):
+        message = Message(message.kind, {**message.fields, "worker": 0}, message.tensors)
         return [answer.kind for _, answer in server.receive((sender, b"1"), message, 0.0)]
 
     def pushing(self, step=0):
@@ -47,7 +48,7 @@ class Scene:
         return Pushing(self.placement, content, [fields, fields], lambda *part: self.sent.append(part))
 
     def held(self):
-        messages = [Message("pull", {"ranges": [*range(len(segments))]}) for segments in self.placement]
+        messages = [Message("pull", {"worker": 0, "ranges": [*range(len(segments))]}) for segments in self.placement]
         answers = [
             server.receive((b"w", b"1"), message, 0.0) for server, message in zip(self.servers, messages, strict=True)
         ]

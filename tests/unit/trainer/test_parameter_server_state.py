@@ -36,7 +36,7 @@ def a_server(synchronization=Synchronization.ASYNC):
 
 
 def tell(server, kind, tensors=(), **fields):
-    [(receiver, answer)] = server.receive(ASKER, Message(kind, fields, tensors), 0.0)
+    [(receiver, answer)] = server.receive(ASKER, Message(kind, {"worker": 0, **fields}, tensors), 0.0)
     assert receiver == ASKER
     return answer
 
@@ -139,7 +139,7 @@ class TestPushes:
     def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths):
         server, untouched = loaded(a_server()), loaded(a_server())
         tensors = [torch.ones(length, dtype=torch.float64) for length in lengths]
-        given = {"task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, **fields}
+        given = {"worker": 0, "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, **fields}
         with pytest.raises(Malformed):
             server.receive(ASKER, Message(kind, given, tensors), 0.0)
         same(server, untouched)

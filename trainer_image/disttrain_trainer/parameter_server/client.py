@@ -95,7 +95,7 @@ class Servers:
         """Begin. Raises DataUnlike where others have found another number of samples."""
         self._greet()
         self._memory.samples = samples
-        answer = self._ask(0, Message("hello", {"worker": self._worker, "life": self._life, "samples": samples}))
+        answer = self._ask(0, Message("hello", {"life": self._life, "samples": samples}))
         return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
 
     def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -112,7 +112,7 @@ class Servers:
     def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
         """Let the work begin; the leader alone says so."""
         fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
-        self._ask(0, Message("start", {"worker": self._worker, **fields}))
+        self._ask(0, Message("start", fields))
         self._memory.started(Known(step, step, cursor, hold_at, step))
 
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
@@ -120,7 +120,7 @@ class Servers:
 
         `hold_at`: the leader's next step before which nothing is to be lent.
         """
-        fields: dict[str, Any] = {"worker": self._worker, "stopping": self._stopping()}
+        fields: dict[str, Any] = {"stopping": self._stopping()}
         if done is not None:
             task, loss, weight, samples = done
             fields |= {"done": list(task), "loss": loss, "weight": weight, "samples": samples}
@@ -214,20 +214,20 @@ class Servers:
 
     def finish(self) -> None:
         """Tell the servers that the job's work is done, or stopped and kept."""
-        self._ask_all([Message("finish", {"worker": self._worker})] * len(self._sockets))
+        self._ask_all([Message("finish")] * len(self._sockets))
 
     def close(self) -> None:
         """Leave: what this worker was lent is lent to others at once."""
         self._heartbeat.end()
         self._pulling = None
-        self._send(0, Message("leave", {"worker": self._worker}))
+        self._send(0, Message("leave"))
         for socket in self._sockets:
             socket.close(linger=_LINGER_MILLISECONDS)
         self._context.term()
 
     def _greet(self) -> None:
         """Hear from every server once, asking until it answers: from then on it is known when one is started anew."""
-        message = Message("alive", {"worker": self._worker, "life": self._life})
+        message = Message("alive", {"life": self._life})
         for server, socket in enumerate(self._sockets):
             self._send(server, message)
             while not socket.poll(_GREET_MILLISECONDS):
@@ -259,14 +259,18 @@ class Servers:
 
     def _tell(self, server: int, message: Message) -> None:
         """Send what is not answered."""
-        self._sockets[server].send_multipart([b"", *encode(message, self._key)], copy=False)
+        self._sockets[server].send_multipart([b"", *encode(self._signed(message), self._key)], copy=False)
 
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]
         self._restarts[server] = self._heartbeat.restarts[server]
-        message = Message(message.kind, {**message.fields, "epochs": self._heartbeat.epochs}, message.tensors)
         # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
-        self._sockets[server].send_multipart([number, *encode(message, self._key)], copy=False)
+        self._sockets[server].send_multipart([number, *encode(self._signed(message), self._key)], copy=False)
+
+    def _signed(self, message: Message) -> Message:
+        """With whom it is from, and which lives of the servers this worker has heard of."""
+        fields = {**message.fields, "worker": self._worker, "epochs": self._heartbeat.epochs}
+        return Message(message.kind, fields, message.tensors)
 
     def _receive(self, server: int) -> Message:
         try:

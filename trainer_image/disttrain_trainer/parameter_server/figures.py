@@ -3,51 +3,93 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.group import GroupServers
+from disttrain_trainer.parameter_server.tallies import Tally, tallies_of, total_of
+
+WORKERS_TOLD_OF = 64
+"""With more of them a line would be mostly theirs; the slowest is named in any case."""
 
 
-@dataclass
 class Rates:
-    """Turns counters into figures since they were last asked for."""
+    """Turns what servers count from their beginning into figures since they were last asked for."""
 
-    servers: Servers | GroupServers
-    _at: float = field(default_factory=time.monotonic)
-    _pushes: int = 0
-    _pulls: int = 0
-    _pulled_bytes: int = 0
-    _staleness: dict[int, int] = field(default_factory=dict)
+    def __init__(self, servers: Servers | GroupServers, clock: Callable[[], float] = time.monotonic) -> None:
+        self.servers, self._clock, self._at = servers, clock, clock()
+        self._last: dict[str, int] = {}
+        self._staleness: dict[int, int] = {}
 
     def figures(self) -> dict[str, float]:
-        """Keys of metrics.jsonl. Rates are those of the busiest server; staleness is of the pushes since last time."""
+        """Keys of metrics.jsonl."""
         answers = [answer.fields for answer in self.servers.figures()]
-        now = time.monotonic()
+        now = self._clock()
         seconds, self._at = max(now - self._at, 1e-9), now
-        pushes, pulls = (max(one[name] for one in answers) for name in ("taken", "pulls"))
-        # What a server has lost with its former life it has not done less.
-        pushed, pulled = max(0, pushes - self._pushes), max(0, pulls - self._pulls)
-        self._pushes, self._pulls = pushes, pulls
+        tallies = [tallies_of(answer["tallies"]) for answer in answers]
+        found = {
+            **self._of_all(answers),
+            **self._of_staleness(answers[0]["staleness"]),
+            **self._of_servers(answers, tallies, seconds),
+            **self._of_workers(tallies, seconds),
+        }
+        return {name: float(value) for name, value in found.items()}
+
+    def _of_all(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         found = {
             "servers/version_min": min(one["version"] for one in answers),
             "servers/version_max": max(one["version"] for one in answers),
-            "servers/pushes_per_second": pushed / seconds,
-            "servers/pulls_per_second": pulled / seconds,
             "servers/late_pushes": sum(one["late"] for one in answers),
             "servers/dropped_messages": sum(one["dropped"] for one in answers),
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
-            "servers/pulled_bytes": self.servers.pulled_bytes - self._pulled_bytes,
+            "servers/pulled_bytes": self._since("pulled", self.servers.pulled_bytes),
             "servers/epoch": sum(one["server"]["epoch"] for one in answers),
         }
-        for name in ("slowest_worker", "slowest_ratio"):
-            if name in answers[0]:
-                found[f"servers/{name}"] = answers[0][name]
-        self._pulled_bytes = self.servers.pulled_bytes
-        return {name: float(value) for name, value in (found | self._of_staleness(answers[0]["staleness"])).items()}
+        named = ("slowest_worker", "slowest_ratio")
+        return found | {f"servers/{name}": answers[0][name] for name in named if name in answers[0]}
 
-    def _of_staleness(self, histogram: dict[str, int]) -> dict[str, float]:
+    def _of_servers(
+        self, answers: Sequence[Mapping[str, Any]], tallies: Sequence[Mapping[int, Tally]], seconds: float
+    ) -> dict[str, float]:
+        """Of each server, and the busiest one's rates."""
+        found: dict[str, float] = {}
+        for server, (answer, of_workers) in enumerate(zip(answers, tallies, strict=True)):
+            found[f"servers/{server}/version"] = answer["version"]
+            found |= self._of_tally(f"servers/{server}", total_of(of_workers.values()), seconds)
+        for name in ("pushes_per_second", "pulls_per_second"):
+            found[f"servers/{name}"] = max(found[f"servers/{server}/{name}"] for server in range(len(answers)))
+        return found
+
+    def _of_workers(self, tallies: Sequence[Mapping[int, Tally]], seconds: float) -> dict[str, float]:
+        """Of each worker, where there are not too many. A push and a pull go to all servers: counts are of server 0."""
+        workers = sorted({worker for one in tallies for worker in one})
+        if len(workers) > WORKERS_TOLD_OF:
+            return {}
+        found: dict[str, float] = {}
+        for worker in workers:
+            first = tallies[0].get(worker, Tally())
+            total = total_of(one.get(worker, Tally()) for one in tallies)
+            tally = replace(first, pushed_bytes=total.pushed_bytes, pulled_bytes=total.pulled_bytes)
+            found |= self._of_tally(f"workers/{worker}", tally, seconds)
+        return found
+
+    def _of_tally(self, prefix: str, tally: Tally, seconds: float) -> dict[str, float]:
+        new = {name: self._since(f"{prefix}/{name}", count) for name, count in asdict(tally).items()}
+        found = {f"{prefix}/{name}_per_second": new[name] / seconds for name in ("pushes", "pulls")}
+        found |= {f"{prefix}/{name}": new[name] for name in ("pushed_bytes", "pulled_bytes")}
+        if new["pushes"]:
+            found[f"{prefix}/staleness_mean"] = new["staleness"] / new["pushes"]
+        return found
+
+    def _since(self, name: str, count: int) -> int:
+        """What has been counted since last time. A server that was started anew counts from nothing."""
+        last, self._last[name] = self._last.get(name, 0), count
+        return count - last if count >= last else count
+
+    def _of_staleness(self, histogram: Mapping[str, int]) -> dict[str, float]:
         """Mean and largest, and the histogram itself: pushes of each staleness; of server 0, which sees all of them."""
         total = {int(key): count for key, count in histogram.items()}
         if any(count > total.get(key, 0) for key, count in self._staleness.items()):
@@ -58,9 +100,8 @@ class Rates:
         new = {key: count for key, count in sorted(new.items()) if count}
         if not new:
             return {}
-        mean = sum(key * count for key, count in new.items()) / sum(new.values())
         return {
-            "servers/staleness_mean": mean,
+            "servers/staleness_mean": sum(key * count for key, count in new.items()) / sum(new.values()),
             "servers/staleness_max": max(new),
             **{f"servers/staleness/{key}": count for key, count in new.items()},
         }

@@ -69,7 +69,7 @@ class Gradients:
             return False
         self._forget_below(push.floor)
         self._seen.add(push.task)
-        staleness = max(0, self.taken - push.taken)
+        staleness = self.staleness_of(push.taken)
         self.taken += 1
         if self._together:
             self._kept[push.task] = push
@@ -80,6 +80,10 @@ class Gradients:
             rate = self._rate(push.task.step)
             self._shard.update(push.gradients, rate / max(1, staleness) if self._staleness_aware else rate)
         return True
+
+    def staleness_of(self, taken: int) -> int:
+        """Of a push that comes now: parts of others that were taken in since its pull. 0 where steps are whole."""
+        return 0 if self._together else max(0, self.taken - taken)
 
     def remembered(self) -> tuple[int, int, list[int]]:
         """What a snapshot must hold beside the shard: parts taken in, the floor, and the tasks above it, flattened."""

@@ -24,6 +24,7 @@ from disttrain_trainer.parameter_server.parts import Parts
 from disttrain_trainer.parameter_server.pushed import Reader
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.tallies import Tallies
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
@@ -46,7 +47,7 @@ class Server:
         self._manager = Manager(config, say) if config.index == 0 else None
         self._parts = Parts()
         self._reader = Reader(config.index, config.compression, config.training.seed)
-        self.pulls = 0
+        self._tallies = Tallies()
         self._next_snapshot = 0
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
@@ -59,10 +60,12 @@ class Server:
         self._learn_epochs(message)
         if self.superseded:
             return []
-        handler = self._handlers.get(message.kind)
+        handler, worker = self._handlers.get(message.kind), worker_of(message, self._config.workers)
         if handler is None:
             raise Malformed(f"unknown message {message.kind!r:.40}")
-        return [*handler(sender, message, now), *self._later(now)]
+        answers = handler(sender, message, now)
+        self._tallies.count(worker, message, [answer for receiver, answer in answers if receiver == sender])
+        return [*answers, *self._later(now)]
 
     def tick(self, now: float) -> Answers:
         """What to send because time has passed."""
@@ -118,7 +121,6 @@ class Server:
         return [(sender, Message("finished"))]
 
     def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
-        worker_of(message, self._config.workers)
         return [(sender, Message("alive"))]
 
     def _load(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -155,7 +157,6 @@ class Server:
     def _pull(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
-        self.pulls += 1
         fields = {"version": self._shard.version, "taken": self._gradients.taken}
         squares = {str(step): square for step, square in self._gradients.squares.items()}
         ranges, lengths = message.numbers("ranges"), self._shard.lengths
@@ -196,8 +197,9 @@ class Server:
             return [(sender, Message("again"))]
         contents = self._reader.read(whole, task, self._shard)
         weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
+        staleness = self._gradients.staleness_of(taken)
         fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
-        return [(sender, Message("pushed", {"fresh": fresh}))]
+        return [(sender, Message("pushed", {"fresh": fresh, "staleness": staleness}))]
 
     def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
         states = [] if self._shard is None else self._shard.optimizer_states()
@@ -209,9 +211,8 @@ class Server:
         staleness = {} if gradients is None else {str(key): count for key, count in gradients.staleness.items()}
         fields = {
             "version": 0 if self._shard is None else self._shard.version,
-            "taken": 0 if gradients is None else gradients.taken,
             "late": 0 if gradients is None else gradients.late,
-            "pulls": self.pulls,
+            "tallies": self._tallies.fields(),
             "staleness": staleness,
             **({} if self._manager is None else self._manager.figures()),
             "dropped": message.fields.get("dropped", 0),
