@@ -1,6 +1,5 @@
 """A real etcd and kube-apiserver, without nodes."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, fate_of
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import Team, install_crd
+from tests.soak import SOAK
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("timeout") is None:
                 # From cold, the programs are built first.
                 item.add_marker(pytest.mark.timeout(1800))
-        if item.get_closest_marker("schedulers") and not os.environ.get("DISTTRAIN_SOAK"):
+        if item.get_closest_marker("schedulers") and not SOAK:
             item.add_marker(pytest.mark.skip(reason="schedulers of others are built by `make soak` alone"))
 
 

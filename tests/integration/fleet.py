@@ -14,7 +14,6 @@ from tests.integration.operator_process import JOBS, OperatorProcess, Team, even
 
 Raw = dict[str, Any]
 SEED = "DISTTRAIN_SEED"
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 WORKERS = 3
 PATIENCE = 240.0
 

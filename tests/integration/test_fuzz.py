@@ -13,7 +13,6 @@ from disttrain_api import problems
 from disttrain_operator.decide.waiting import USUAL_REASONS
 from tests.cluster.api import Answer
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.fleet import SOAK
 from tests.integration.generated import specs
 from tests.integration.kubelet import Kubelet, succeeds
 from tests.integration.operator_process import (
@@ -24,6 +23,7 @@ from tests.integration.operator_process import (
     install_crd,
     running_operator,
 )
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 

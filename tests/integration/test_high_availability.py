@@ -9,9 +9,10 @@ import pytest
 
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.fleet import SOAK, Fleet, chance
+from tests.integration.fleet import Fleet, chance
 from tests.integration.operator_process import OperatorProcess, Team, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
 

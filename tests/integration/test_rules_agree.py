@@ -1,6 +1,5 @@
 """Python and the API server refuse the same jobs in the same words, whatever a job looks like."""
 
-import os
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +10,7 @@ from disttrain_api.rules import RULES
 from tests.builders import a_manifest
 from tests.integration.test_crd import Jobs, causes
 from tests.integration.test_crd import jobs as jobs
+from tests.soak import SOAK
 
 Raw = dict[str, Any]
 
@@ -144,9 +144,9 @@ def broken_rules(spec: JobSpec) -> set[tuple[str, str]]:
 
 
 @settings(
-    max_examples=5000 if os.environ.get("DISTTRAIN_SOAK") else 300,
+    max_examples=5000 if SOAK else 300,
     deadline=None,
-    derandomize=not os.environ.get("DISTTRAIN_SOAK"),
+    derandomize=not SOAK,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(spec=specs)

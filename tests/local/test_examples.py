@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.trainer.worlds import SOAK
+from tests.soak import SOAK
 
 from .conftest import Workplace
 

@@ -1,6 +1,5 @@
 """What holds in every world: whatever fails, whenever the operator crashes, however stale its cache is."""
 
-import os
 from collections import Counter
 from copy import deepcopy
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import a_raw_job, ended, running, waiting
+from tests.soak import SOAK
 from tests.unit.decide.cluster import Operator, Server, member
 
 INDEX = st.integers(min_value=0, max_value=2)
@@ -250,7 +250,6 @@ def _lost(pod: dict[str, Any]) -> bool:
     return conditions.get("DisruptionTarget") == "True" and conditions.get("Ready") == "False"
 
 
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 Jobs.TestCase.settings = settings(
     max_examples=1500 if SOAK else 50, stateful_step_count=60 if SOAK else 40, deadline=None
 )

@@ -2,7 +2,6 @@
 watches lag, others take room. No node is ever promised twice, and in the end whoever can run runs."""
 
 import asyncio
-import os
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import World, trim_pod
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
+from tests.soak import SOAK
 
 Raw = dict[str, Any]
 GPUS = {"a": 4, "b": 4, "c": 2}
@@ -195,7 +195,6 @@ events = st.lists(
 )
 
 
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
 some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=2, max_size=4)
 
 

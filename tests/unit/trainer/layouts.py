@@ -1,6 +1,7 @@
 """Layouts of the mesh, and what is trained in each of them: the cases of test_layouts.py."""
 
-from tests.unit.trainer.worlds import SOAK, small, user
+from tests.soak import SOAK
+from tests.unit.trainer.worlds import small, user
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.any_job import STOPPED_AFTER, any_jobs
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from disttrain_api.parallelism import CompressionName, PipelineSchedule, Synchronization
+from tests.soak import SOAK
 from tests.unit.trainer.any_job import (
     STOPPED_AFTER,
     Settings,
@@ -20,7 +21,7 @@ from tests.unit.trainer.any_job import (
     some,
 )
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.layouts import GPT, PIPELINE, SHARD, TENSOR
-from tests.unit.trainer.worlds import SOAK, job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, small, user
 
 RUNS = 20 if SOAK else 1
 MOE = {"model": user("double_moe_gpt"), "data": user("double_tokens")}

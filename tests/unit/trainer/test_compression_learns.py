@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, run_cases
+from tests.soak import SOAK
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

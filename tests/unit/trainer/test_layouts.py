@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.soak import SOAK
 from tests.unit.trainer import local_workers
 from tests.unit.trainer.local_workers import bmuf, diloco, hierarchical, local_sgd, named, simulate
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.worlds import SOAK, WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
+from tests.soak import SOAK
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

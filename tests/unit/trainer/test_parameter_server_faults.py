@@ -9,8 +9,9 @@ import zmq
 
 from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
+from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
-from tests.unit.trainer.worlds import SOAK, small, user
+from tests.unit.trainer.worlds import small, user
 
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.

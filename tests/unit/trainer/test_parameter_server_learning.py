@@ -6,8 +6,9 @@ test_local_sgd_learning.py.
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.worlds import SOAK, of_example, run_cases
+from tests.unit.trainer.worlds import of_example, run_cases
 
 MODES = {
     "Sync": {"synchronization": "Sync"},

@@ -4,13 +4,13 @@ What is killed is started again, as the operator does with RestartPod; what is s
 twenty seeded ones in the long one.
 """
 
-import os
 import random
 import signal
 import threading
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import small, user
 
@@ -53,7 +53,7 @@ def seeded_plan(seed):
 
 
 PLANS = short_plans()
-if os.environ.get("DISTTRAIN_SOAK"):
+if SOAK:
     PLANS |= {f"seed {seed}": seeded_plan(seed) for seed in range(20)}
 
 

@@ -5,8 +5,9 @@ The text is one of the long variants. Nobody clips there: PipeDream cannot.
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.test_parameter_server_learning import text
-from tests.unit.trainer.worlds import SOAK, of_example, run_cases
+from tests.unit.trainer.worlds import of_example, run_cases
 
 PIPELINES = {
     "PipeDream": {"schedule": "PipeDream"},

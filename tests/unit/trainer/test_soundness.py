@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from disttrain_api.names import ExitCode
 from disttrain_trainer.step_manifest import MANIFEST_FILE, StepManifest, flaws, read_manifest
 from disttrain_trainer.storage import StepFolders
+from tests.soak import SOAK
 from tests.unit.trainer.test_checkpoint import model_at, run
-from tests.unit.trainer.worlds import SOAK, job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, small, user
 
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 3}, logging={"interval": 1})
 

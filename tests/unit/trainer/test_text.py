@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
-from tests.unit.trainer.worlds import SOAK, job, launch
+from tests.unit.trainer.worlds import job, launch
 
 TRAINING = {
     "model": {"name": "gpt", "config": {"layers": 4, "heads": 4, "width": 128}},

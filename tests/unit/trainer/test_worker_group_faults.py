@@ -1,13 +1,13 @@
 """Groups of ranks that lose one: real processes, as the agents of their pods start them."""
 
 import json
-import os
 import signal
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from disttrain_api.names import ExitCode
+from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE
 from tests.unit.trainer.worlds import free_port, job, launch, small, user
 
@@ -85,7 +85,7 @@ CASES = {
     "a pipeline, the leader's": ({PIPELINE: 2}, "Sync", 0),
 }
 # Two of them in every run, all in the long one.
-TRIED = list(CASES)[: None if os.environ.get("DISTTRAIN_SOAK") else 2]
+TRIED = list(CASES)[: None if SOAK else 2]
 
 
 @pytest.mark.parametrize("case", TRIED)

@@ -33,8 +33,6 @@ from disttrain_api.manifest import load
 from disttrain_api.report import RankReport
 
 ROOT = Path(__file__).parents[3]
-SOAK = bool(os.environ.get("DISTTRAIN_SOAK"))
-"""Whether the long variants run (`make soak`): all combinations, where otherwise each part of one runs somewhere."""
 WITHIN_SECONDS = 120.0
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
 CASES_WITHIN_SECONDS = 580.0

@@ -1,5 +1,6 @@
 """A parameter server: `python -m disttrain_trainer.parameter_server.main`, the program of a pod of role ps."""
 
+import gc
 import os
 
 from disttrain_trainer.stop import StopRequest
@@ -7,6 +8,8 @@ from disttrain_trainer.stop import StopRequest
 if __name__ == "__main__":
     # First of all: importing torch takes seconds in which SIGTERM may come.
     stop_request = StopRequest.on_sigterm()
+    # What is imported stays: to search it for garbage takes a tenth of the start.
+    gc.disable()
 
 import sys
 import threading
@@ -127,6 +130,8 @@ def _index(config: Config) -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     code = run(stop_request)
     sys.stdout.flush()
     sys.stderr.flush()
