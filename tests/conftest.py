@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds everything at once, at low priority beside the first tests, if others come first. What goes wrong is said
-    by the fixture that needs the result."""
-    wanted = any(_place(item) == ORDER.index("e2e") for item in session.items)
+    """Builds at low priority beside the first tests. What goes wrong is said by the fixture that needs the result."""
+    places = {_place(item) for item in session.items}
+    wanted = ORDER.index("e2e") in places and len(places) > 1
     if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
         return
     command = ["nice", "-n", "15", sys.executable, "-m", "tests.cluster", "prefetch"]

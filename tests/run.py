@@ -1,7 +1,8 @@
 """What `make test` calls: pytest; where all tests are asked for, in three lanes beside each other.
 
-Those of the real cluster mostly wait, for pods, nodes and what a job says, and take longest, so they begin at once; the
-others compute, more or less. In turn they take as long as all together.
+Those of Kubernetes mostly wait, for an API server, pods, nodes and what a job says; the local ones mostly for programs
+to start; the others compute. In turn they take as long as all together. The real cluster comes last: once started it
+stays up until pytest ends.
 """
 
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
-BESIDE = {"cluster": ["tests/e2e"], "processes": ["tests/local", "tests/integration"]}
+BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
 """Folders of each lane that runs beside all other tests, by the name of its log."""
 LOGS = ROOT / ".pytest_cache"
 

@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(1800))
+            # The first one waits until all programs and images are built, beside all other tests.
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 def cluster_command(*arguments: str) -> str:

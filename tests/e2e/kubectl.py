@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-PATIENCE = 300
+PATIENCE = 600
 """Seconds that a condition may take on a slow machine before the test gives up."""
 
 

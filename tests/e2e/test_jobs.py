@@ -45,7 +45,7 @@ for address in os.environ["DISTTRAIN_PS_ADDRESSES"].split(","):
 
 
 def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
-    kubectl.apply(example("ddp"))
+    kubectl.apply(example("ddp", workers={"template": ONE_THREAD}))
     kubectl.wait("Finished", "ddp")
     status = kubectl.status("ddp")
     assert kubectl.condition("ddp", "Complete")["status"] == "True", kubectl.story("ddp")
@@ -64,7 +64,7 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
 def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, world: int) -> None:
     """Layers shared within a pod and parameters across pods; stages, and experts, on a node each."""
     kubectl.apply(example(name, workers={"template": ONE_THREAD}))
-    kubectl.wait("Finished", name, patience=400)
+    kubectl.wait("Finished", name)
     status = kubectl.status(name)
     assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
     assert (status["restarts"], status["mesh"], status["worldSize"]) == (0, mesh, world)

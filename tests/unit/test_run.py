@@ -22,19 +22,19 @@ class Started:
 
 
 @pytest.mark.parametrize(
-    ("own", "cluster", "processes", "code"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 2, 0, 2), (0, 0, 3, 3), (1, 2, 3, 1)]
+    ("own", "cluster", "local", "code"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 2, 0, 2), (0, 0, 3, 3), (1, 2, 3, 1)]
 )
 def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
-    tmp_path, capsys, own, cluster, processes, code
+    tmp_path, capsys, own, cluster, local, code
 ):
-    started = Started(own, cluster, processes)
+    started = Started(own, cluster, local)
     assert main(["tests"], started, tmp_path / "logs") == code
     assert started.commands == [
-        "tests/e2e -p no:cacheprovider",
-        "tests/local tests/integration -p no:cacheprovider",
-        "tests --ignore=tests/e2e --ignore=tests/local --ignore=tests/integration",
+        "tests/integration tests/e2e -p no:cacheprovider",
+        "tests/local -p no:cacheprovider",
+        "tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
     ]
-    assert capsys.readouterr().out.endswith("of tests/e2e\n\nof tests/local\n\n")
+    assert capsys.readouterr().out.endswith("of tests/integration\n\nof tests/local\n\n")
 
 
 def test_fewer_tests_are_pytests_own_affair(tmp_path):

@@ -28,8 +28,9 @@ from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.parameter_server.work import work
 from disttrain_trainer.report import Reporter
+from tests.cluster.ports import free_port
 from tests.unit.trainer.cases import StopAfter, in_layout, whole
-from tests.unit.trainer.worlds import CASES_WITHIN_SECONDS, free_port, job, launch, small
+from tests.unit.trainer.worlds import CASES_WITHIN_SECONDS, job, launch, small
 
 TOKEN = "a-token"
 

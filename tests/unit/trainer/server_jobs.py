@@ -3,7 +3,8 @@
 import json
 from contextlib import ExitStack, contextmanager
 
-from tests.unit.trainer.worlds import free_port, job, launch
+from tests.cluster.ports import free_port
+from tests.unit.trainer.worlds import job, launch
 
 SERVER = "disttrain_trainer.parameter_server.main"
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from disttrain_api.names import ExitCode
-from tests.unit.trainer.worlds import free_port, job, launch, small, user
+from tests.cluster.ports import free_port
+from tests.unit.trainer.worlds import job, launch, small, user
 
 MISSING_TEXT = {"model": {"name": "gpt"}, "data": {"name": "text", "config": {"paths": ["/no/such/corpus"]}}}
 DIVERGING = small(

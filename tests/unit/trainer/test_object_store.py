@@ -14,9 +14,10 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.step_manifest import StepManifest, read_manifest
+from tests.cluster.ports import free_port
 from tests.object_store import object_store
 from tests.unit.trainer.test_checkpoint import model_at
-from tests.unit.trainer.worlds import free_port, job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, small, user
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
 GATED = "tests.unit.trainer.gated_writer"

@@ -25,8 +25,8 @@ from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
 from tests.builders import TRAINING
+from tests.cluster.ports import free_port
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
-from tests.unit.trainer.worlds import free_port
 
 KEY = key_of("token", "uid", 1)
 

@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from disttrain_api.names import ExitCode
+from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE
-from tests.unit.trainer.worlds import free_port, job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, small, user
 
 STEPS = 20
 TRAINING = small(

@@ -10,11 +10,9 @@ import json
 import multiprocessing
 import multiprocessing.context
 import os
-import random
 import resource
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +29,7 @@ import torch
 
 from disttrain_api.manifest import load
 from disttrain_api.report import RankReport
+from tests.cluster.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = 120.0
@@ -75,15 +74,6 @@ def of_example(name: str, **changes: Any) -> dict[str, Any]:
     assert training is not None
     described: dict[str, Any] = json.loads(training.model_dump_json(by_alias=True, exclude_none=True))
     return described | changes
-
-
-def free_port() -> int:
-    """A free port outside the range from which the kernel gives ports to other programs' connections."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 class Rank(Protocol):
