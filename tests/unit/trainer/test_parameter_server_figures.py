@@ -40,7 +40,8 @@ class Scene:
         answers = []
         for server in range(len(self.servers)):
             fields = self.ask(server, 0, "figures").fields
-            answers.append(SimpleNamespace(fields={"live": 2, "server": {"epoch": 1}, **fields}))
+            card = self.servers[server].card()
+            answers.append(SimpleNamespace(fields={"live": 2, "server": card, **fields}))
         return answers
 
 
@@ -107,16 +108,23 @@ def test_a_push_that_comes_twice_counts_once_and_its_bytes_twice(scene):
     assert found["servers/late_pushes"] == 1.0
 
 
-def test_a_server_that_was_made_again_counts_from_nothing(scene):
+@pytest.mark.parametrize("pushes", [1, 5])
+def test_a_server_that_was_made_again_counts_from_nothing(scene, pushes):
     for step in range(3):
-        scene.push(0, 0, step)
+        for server in (0, 1):
+            scene.push(server, 0, step, taken=step)
     scene.rates.figures()
     scene.servers[0] = loaded(a_server())
-    scene.push(0, 0, 3)
+    for step in range(pushes):
+        scene.push(0, 0, 3 + step, taken=step)
+    scene.push(1, 0, 3, taken=3)
     scene.now = 2.0
     found = scene.rates.figures()
-    assert found["servers/0/pushes_per_second"] == 1.0
-    assert found["servers/staleness/0"] == 1.0
+    assert found["servers/0/pushes_per_second"] == found["servers/staleness/0"] == pushes
+    assert found["servers/1/pushes_per_second"] == 1.0
+    # What was loaded into the new life is none of worker 0's pushes, but it has sent it.
+    load = 8 * 8
+    assert found["workers/0/pushed_bytes"] == (pushes + 1) * BYTES + load
 
 
 def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from disttrain_trainer.parameter_server.client import Servers
@@ -20,7 +20,9 @@ class Rates:
 
     def __init__(self, servers: Servers | GroupServers, clock: Callable[[], float] = time.monotonic) -> None:
         self.servers, self._clock, self._at = servers, clock, clock()
-        self._last: dict[str, int] = {}
+        self._pulled_bytes = 0
+        self._lives: dict[int, str] = {}
+        self._tallies: dict[int, dict[int, Tally]] = {}
         self._staleness: dict[int, int] = {}
 
     def figures(self) -> dict[str, float]:
@@ -28,7 +30,9 @@ class Rates:
         answers = [answer.fields for answer in self.servers.figures()]
         now = self._clock()
         seconds, self._at = max(now - self._at, 1e-9), now
-        tallies = [tallies_of(answer["tallies"]) for answer in answers]
+        for server, answer in enumerate(answers):
+            self._meet(server, answer["server"]["life"])
+        tallies = [self._new_of(server, tallies_of(answer["tallies"])) for server, answer in enumerate(answers)]
         found = {
             **self._of_all(answers),
             **self._of_staleness(answers[0]["staleness"]),
@@ -37,7 +41,20 @@ class Rates:
         }
         return {name: float(value) for name, value in found.items()}
 
+    def _meet(self, server: int, life: str) -> None:
+        """A server that was started anew counts from nothing."""
+        if self._lives.get(server) != life:
+            self._lives[server] = life
+            self._tallies.pop(server, None)
+            self._staleness = {} if server == 0 else self._staleness
+
+    def _new_of(self, server: int, tallies: dict[int, Tally]) -> dict[int, Tally]:
+        """What a server has counted of each worker since last time."""
+        last, self._tallies[server] = self._tallies.get(server, {}), tallies
+        return {worker: tally - last.get(worker, Tally()) for worker, tally in tallies.items()}
+
     def _of_all(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        pulled_bytes, self._pulled_bytes = self.servers.pulled_bytes - self._pulled_bytes, self.servers.pulled_bytes
         found = {
             "servers/version_min": min(one["version"] for one in answers),
             "servers/version_max": max(one["version"] for one in answers),
@@ -45,7 +62,7 @@ class Rates:
             "servers/dropped_messages": sum(one["dropped"] for one in answers),
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
-            "servers/pulled_bytes": self._since("pulled", self.servers.pulled_bytes),
+            "servers/pulled_bytes": pulled_bytes,
             "servers/epoch": sum(one["server"]["epoch"] for one in answers),
         }
         named = ("slowest_worker", "slowest_ratio")
@@ -58,7 +75,7 @@ class Rates:
         found: dict[str, float] = {}
         for server, (answer, of_workers) in enumerate(zip(answers, tallies, strict=True)):
             found[f"servers/{server}/version"] = answer["version"]
-            found |= self._of_tally(f"servers/{server}", total_of(of_workers.values()), seconds)
+            found |= _told_of(f"servers/{server}", total_of(of_workers.values()), seconds)
         for name in ("pushes_per_second", "pulls_per_second"):
             found[f"servers/{name}"] = max(found[f"servers/{server}/{name}"] for server in range(len(answers)))
         return found
@@ -73,28 +90,12 @@ class Rates:
             first = tallies[0].get(worker, Tally())
             total = total_of(one.get(worker, Tally()) for one in tallies)
             tally = replace(first, pushed_bytes=total.pushed_bytes, pulled_bytes=total.pulled_bytes)
-            found |= self._of_tally(f"workers/{worker}", tally, seconds)
+            found |= _told_of(f"workers/{worker}", tally, seconds)
         return found
-
-    def _of_tally(self, prefix: str, tally: Tally, seconds: float) -> dict[str, float]:
-        new = {name: self._since(f"{prefix}/{name}", count) for name, count in asdict(tally).items()}
-        found = {f"{prefix}/{name}_per_second": new[name] / seconds for name in ("pushes", "pulls")}
-        found |= {f"{prefix}/{name}": new[name] for name in ("pushed_bytes", "pulled_bytes")}
-        if new["pushes"]:
-            found[f"{prefix}/staleness_mean"] = new["staleness"] / new["pushes"]
-        return found
-
-    def _since(self, name: str, count: int) -> int:
-        """What has been counted since last time. A server that was started anew counts from nothing."""
-        last, self._last[name] = self._last.get(name, 0), count
-        return count - last if count >= last else count
 
     def _of_staleness(self, histogram: Mapping[str, int]) -> dict[str, float]:
         """Mean and largest, and the histogram itself: pushes of each staleness; of server 0, which sees all of them."""
         total = {int(key): count for key, count in histogram.items()}
-        if any(count > total.get(key, 0) for key, count in self._staleness.items()):
-            # Server 0 was started anew and counts from nothing.
-            self._staleness = {}
         new = {key: count - self._staleness.get(key, 0) for key, count in total.items()}
         self._staleness = total
         new = {key: count for key, count in sorted(new.items()) if count}
@@ -105,3 +106,16 @@ class Rates:
             "servers/staleness_max": max(new),
             **{f"servers/staleness/{key}": count for key, count in new.items()},
         }
+
+
+def _told_of(prefix: str, new: Tally, seconds: float) -> dict[str, float]:
+    """Keys of what a server or worker has done within these seconds."""
+    found: dict[str, float] = {
+        f"{prefix}/pushes_per_second": new.pushes / seconds,
+        f"{prefix}/pulls_per_second": new.pulls / seconds,
+        f"{prefix}/pushed_bytes": new.pushed_bytes,
+        f"{prefix}/pulled_bytes": new.pulled_bytes,
+    }
+    if new.pushes:
+        found[f"{prefix}/staleness_mean"] = new.staleness / new.pushes
+    return found

@@ -18,6 +18,9 @@ class Tally:
     pushed_bytes: int = 0
     pulled_bytes: int = 0
 
+    def __sub__(self, other: Tally) -> Tally:
+        return Tally(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
 
 class Tallies:
     """The tally of each worker that this server has heard of."""
