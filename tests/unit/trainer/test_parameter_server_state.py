@@ -134,6 +134,8 @@ class TestPushes:
             ("push", {"ranges": [0], "task": [1]}, (3,)),
             ("load", {"states": [["momentum_buffer"]]}, (3,)),
             ("hello", {"worker": 2, "samples": 9}, ()),
+            ("pull", {"worker": 2, "ranges": [0]}, ()),
+            ("pull", {"worker": None, "ranges": [0]}, ()),
         ],
     )
     def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths):
