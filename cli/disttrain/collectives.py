@@ -18,6 +18,7 @@ from disttrain_trainer.collectives_check.figures import from_json, tables, to_js
 from disttrain_trainer.collectives_check.plan import Plan, arguments_of, group_ranks
 
 _NAME = "collectives"
+_MODULES = ("disttrain_trainer.collectives_check.check",)
 _LOG_LINES = 15
 
 
@@ -36,7 +37,7 @@ def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
         job = _job(plan, ranks, gpus, results)
         slices = gpu_slices(job.spec)
         folder, raw = new_run(Path(scratch), job)
-        status = asyncio.run(LocalRun(folder, raw, _FailuresOnly(_NAME), slices).run())
+        status = asyncio.run(LocalRun(folder, raw, _FailuresOnly(_NAME), slices, _MODULES).run())
         if not results.exists():
             raise CommandError(_failure(status, folder))
         rows = from_json(results.read_text())

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from disttrain.local.folder import RawJob, RunFolder, new_run, to_yaml
 from disttrain.local.gpus import gpu_slices
+from disttrain.local.kept import modules_of
 from disttrain.local.runner import LocalRun, set_suspend
 from disttrain.local.summary import exit_code, summary
 from disttrain.local.view import PlainView, TerminalView, open_view
@@ -41,7 +43,7 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     spec = JobSpec.model_validate(raw["spec"], by_alias=True, by_name=False)
     slices = gpu_slices(spec)
     with folder.locked(), open_view(raw["metadata"]["name"]) as view:
-        status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices))
+        status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices, modules_of(spec)))
     storage = (spec.storage.url or folder.storage(spec.storage)) if spec.storage else None
     _draw(folder)
     print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
@@ -58,10 +60,10 @@ def _draw(folder: RunFolder) -> None:
 
 
 async def _until_the_end(
-    folder: RunFolder, raw: RawJob, view: PlainView | TerminalView, slices: list[str]
+    folder: RunFolder, raw: RawJob, view: PlainView | TerminalView, slices: list[str], modules: Sequence[str]
 ) -> tuple[JobStatus, int | None]:
     """The last status, and the first signal that asked for a stop."""
-    job = LocalRun(folder, raw, view, slices)
+    job = LocalRun(folder, raw, view, slices, modules)
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 

@@ -1,5 +1,6 @@
 """`disttrain run` as a process in a folder of its own, and everything below it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -87,15 +88,12 @@ class Run:
         self._seen.update(found)
         return found
 
-    def find(self, module: str, **environment: str) -> psutil.Process | None:
-        """The process below the runner that runs this module with this environment."""
+    def find(self, name: str) -> psutil.Process | None:
+        """The process below the runner that `ps` shows as this: keeper, agent, rank N."""
         for process in self.below():
-            try:
-                here = process.environ()
-                if module in process.cmdline() and all(here.get(name) == value for name, value in environment.items()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == name:
                     return process
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
         return None
 
     def left(self) -> list[psutil.Process]:

@@ -38,7 +38,7 @@ def test_a_job_killed_and_stopped_goes_on_from_the_object_store(workplace: Workp
     storage = {"url": f"s3://{BUCKET}/runs"}
     run = workplace.start(workplace.write(workers={"replicas": 1}, training=TRAINING, storage=storage))
     run.until(lambda: len(committed(client)) > 1, "two checkpoints are written", pause=0.3)
-    victim = run.find("disttrain_trainer.train", RANK="0")
+    victim = run.find("rank 0")
     assert victim is not None
     victim.kill()
     run.until(lambda: "resuming after step" in run.log(0, attempt=2), "attempt 2 goes on")

@@ -1,5 +1,6 @@
 """The trainer through `disttrain run`: real ranks, real kills."""
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -63,6 +64,50 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
     assert not (run.home / "pods").exists(), "scratch space dies with the pods"
 
 
+WITNESS = """
+import json, os, sys
+from torch import nn
+
+def links(pid):
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            pass
+    return {link for link in found if link.startswith(("pipe", "socket"))}
+
+def make():
+    seen = {
+        "environment": {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")},
+        "argv": sys.argv[1:], "main": sys.modules["__main__"].__spec__.name,
+        "folders": [os.getcwd(), sys.path[0]], "name": open("/proc/self/comm").read().strip(),
+        "input": os.readlink("/proc/self/fd/0"), "output": os.readlink("/proc/self/fd/1"),
+        "shared": sorted(links(os.getpid()) & links(os.getppid())),
+        "group": os.getpgrp() == os.getpid(), "parent": os.getppid(),
+    }
+    with open(f"seen-{os.environ['RANK']}.json", "w") as file:
+        json.dump(seen, file)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_ranks_are_processes_of_their_own_whatever_they_are_forked_from(workplace: Workplace) -> None:
+    (workplace.folder / "witness.py").write_text(WITNESS)
+    training = {"model": {"name": None, "entrypoint": "witness:make"}, "steps": 1}
+    run = workplace.start(workplace.write(workers={"replicas": 2, "processesPerPod": 2}, training=training))
+    assert run.wait() == 0, run.stderr
+    seen = [json.loads((workplace.folder / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    for rank, found in enumerate(seen):
+        assert found["environment"] == {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "OMP_NUM_THREADS": "1"}
+        assert (found["main"], found["argv"]) == ("disttrain_trainer.train", [])
+        assert found["folders"] == [str(workplace.folder)] * 2
+        assert (found["name"], found["group"]) == (f"rank {rank}", True)
+        assert (found["input"], found["shared"]) == ("/dev/null", [found["output"]]), "nothing else of the agent's"
+    assert len({found["parent"] for found in seen}) == 2
+    assert not run.left()
+
+
 def resumed_and_succeeded(run: Run) -> None:
     """Attempt 2 went on from a checkpoint of attempt 1, and ended well."""
     status = run.status
@@ -82,7 +127,7 @@ def resumed_and_succeeded(run: Run) -> None:
 def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
     run = workplace.start(workplace.write(workers={"replicas": 2}, training=LONG, storage=STORED))
     until_mid_run(run)
-    victim = run.find("disttrain_trainer.train", RANK="1")
+    victim = run.find("rank 1")
     assert victim is not None
     victim.kill()
     run.wait()
@@ -97,7 +142,7 @@ def test_a_killed_agent_restarts_the_gang_from_the_checkpoint(workplace: Workpla
     spec: dict[str, Any] = {"workers": {"replicas": 1, "processesPerPod": 2}, "training": LONG, "storage": STORED}
     run = workplace.start(workplace.write(**spec))
     until_mid_run(run)
-    victim = run.find("disttrain_trainer.agent")
+    victim = run.find("agent")
     assert victim is not None
     victim.kill()
     run.wait()

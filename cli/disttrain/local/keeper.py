@@ -1,10 +1,12 @@
-"""The parent of one local pod: what a container's walls are on a cluster. A script; standard library only.
+"""The parent of one local pod: what a container's walls are on a cluster. Standard library only.
 
     keeper.py COMMAND …        stdin: a pipe whose other end the runner alone holds
 
 It starts COMMAND and ends with its exit code (128 + n for signal n). When COMMAND has ended, when the runner says so,
 or when the runner is gone, however it went, every process that COMMAND has left is killed: orphans come to the keeper,
 which is their subreaper, so neither double forks nor sessions of their own help them.
+
+A script of its own, or what a fork of the nursery (nursery.py) does.
 
 On stdin: T forwards SIGTERM to COMMAND, K kills everything, end of file (the runner is gone) kills everything.
 """
@@ -23,6 +25,11 @@ _LINUX = sys.platform.startswith("linux")
 
 
 def main(command: list[str]) -> int:
+    return keep(lambda: os.execvp(command[0], command), command[0])
+
+
+def keep(run: Callable[[], object], name: str) -> int:
+    """Keep a child that does `run`, called `name` where it cannot, and return its exit code."""
     wake, wake_write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_write, False)
@@ -34,7 +41,7 @@ def main(command: list[str]) -> int:
     prctl = ctypes.CDLL(None).prctl if _LINUX else None
     if prctl is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    child = _start(command, prctl)
+    child = _start(run, name, prctl)
     while True:
         readable, _, _ = select.select([0, wake], [], [])
         if wake in readable and signal.SIGTERM in os.read(wake, 4096):
@@ -53,7 +60,7 @@ def main(command: list[str]) -> int:
                 _signal(child, signal.SIGTERM)
 
 
-def _start(command: list[str], prctl: Callable[..., int] | None) -> int:
+def _start(run: Callable[[], object], name: str, prctl: Callable[..., int] | None) -> int:
     keeper = os.getpid()
     child = os.fork()
     if child:
@@ -68,9 +75,9 @@ def _start(command: list[str], prctl: Callable[..., int] | None) -> int:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        os.execvp(command[0], command)
+        run()
     except OSError as error:
-        os.write(2, f"cannot execute {command[0]}: {error.strerror}\n".encode())
+        os.write(2, f"cannot execute {name}: {error.strerror}\n".encode())
     os._exit(127)
 
 

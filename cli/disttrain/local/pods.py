@@ -1,23 +1,20 @@
-"""An in-memory cluster: raw pods in Kubernetes' shape, each a process below a keeper (keeper.py)."""
+"""An in-memory cluster: raw pods in Kubernetes' shape, each a process below a keeper (kept.py)."""
 
 import asyncio
-import contextlib
 import os
-import shutil
-import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from disttrain.local.folder import RunFolder
+from disttrain.local.kept import KILL, TERMINATE, Kept, Nursery
 from disttrain.local.launch import Launch
 from disttrain_api.names import CONTAINER, Label
 
 RawPod = dict[str, Any]
 
-_KEEPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
 _START_ERROR = 128
 # As the kubelet does for terminationMessagePolicy FallbackToLogsOnError.
 _LOG_TAIL_BYTES = 2048
@@ -25,10 +22,14 @@ _LOG_TAIL_LINES = 80
 
 
 class Pods:
-    """Creates, deletes and watches pods. `on_change` is called whenever one of them changes."""
+    """Creates, deletes and watches pods. `on_change` is called whenever one of them changes.
 
-    def __init__(self, folder: RunFolder, on_change: Callable[[], None]) -> None:
+    modules: what their ranks import; empty: each imports it for itself.
+    """
+
+    def __init__(self, folder: RunFolder, on_change: Callable[[], None], modules: Sequence[str] = ()) -> None:
         self._folder, self._on_change = folder, on_change
+        self._nursery = Nursery(modules)
         self._pods: dict[str, _Pod] = {}
         self._gone: list[RawPod] = []
 
@@ -52,10 +53,10 @@ class Pods:
         pod = _Pod(manifest)
         self._pods[pod.name] = pod
         try:
-            pod.process = await self._start(pod.name, launch)
+            self._folder.scratch(pod.name).mkdir(parents=True, exist_ok=True)
+            pod.process = await self._nursery.start(launch, self._folder.log(pod.name))
         except OSError as error:
-            what = f": {error.filename}" if error.filename else ""
-            pod.end(_START_ERROR, "StartError", f"cannot start: {error.strerror}{what}")
+            pod.cannot_start(error)
             self._on_change()
             return
         pod.run()
@@ -72,9 +73,9 @@ class Pods:
             self._vanish(pod)
             return
         grace = pod.grace_seconds if grace_seconds is None else grace_seconds
-        pod.order(b"T")
+        pod.order(TERMINATE)
         loop = asyncio.get_running_loop()
-        pod.timers.append(loop.call_later(grace, pod.order, b"K"))
+        pod.timers.append(loop.call_later(grace, pod.order, KILL))
 
     def forget_gone_before(self, attempt: int) -> None:
         """What older attempts had to say stands in the status."""
@@ -83,43 +84,24 @@ class Pods:
     def kill_all(self) -> None:
         """SIGKILL to everything, now."""
         for pod in self._pods.values():
-            pod.order(b"K")
+            pod.order(KILL)
 
     async def close(self) -> None:
         """No process outlives this."""
         self.kill_all()
         await asyncio.gather(*(pod.watcher for pod in self._pods.values() if pod.watcher is not None))
+        await self._nursery.close()
 
-    async def _start(self, name: str, launch: Launch) -> asyncio.subprocess.Process:
-        if not launch.command:
-            raise FileNotFoundError(0, "the pod has no command, and an image's own cannot run without a cluster")
-        program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
-        if program is None:
-            raise FileNotFoundError(0, "no such program", launch.command[0])
-        self._folder.scratch(name).mkdir(parents=True, exist_ok=True)
-        with self._folder.log(name).open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *_KEEPER,
-                program,
-                *launch.command[1:],
-                env=dict(launch.environment),
-                cwd=launch.folder if launch.folder.is_dir() else None,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # A terminal's Ctrl-C is for the runner, which stops the pods in order.
-                start_new_session=True,
-            )
-
-    async def _watch(self, pod: "_Pod", process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if code < 0:
-            code = 128 - code
+    async def _watch(self, pod: "_Pod", process: Kept) -> None:
+        try:
+            code = await process.wait()
+            log, last_words = self._folder.log(pod.name), self._folder.termination_log(pod.name)
+            pod.end(code, "Error" if code else "Completed", _read(last_words) or (code and _tail(log)) or "")
+        except OSError as error:
+            pod.cannot_start(error)
         pod.process = None
         for timer in pod.timers:
             timer.cancel()
-        message = _read(self._folder.termination_log(pod.name)) or (code and _tail(self._folder.log(pod.name))) or ""
-        pod.end(code, "Error" if code else "Completed", message)
         if "deletionTimestamp" in pod.raw["metadata"]:
             self._vanish(pod)
         self._on_change()
@@ -137,7 +119,7 @@ class _Pod:
     def __init__(self, manifest: RawPod) -> None:
         metadata = {**manifest["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": _now()}
         self.raw: RawPod = {**manifest, "metadata": metadata, "status": {"phase": "Pending"}}
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Kept | None = None
         self.watcher: asyncio.Task[None] | None = None
         self.timers: list[asyncio.TimerHandle] = []
         self._started = _now()
@@ -156,9 +138,8 @@ class _Pod:
 
     def order(self, letter: bytes) -> None:
         """An order to the keeper, if it still lives."""
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.write(letter)
+        if self.process is not None:
+            self.process.order(letter)
 
     def run(self) -> None:
         self._set("Running", {"running": {"startedAt": self._started}}, ready=True)
@@ -172,6 +153,10 @@ class _Pod:
             "finishedAt": _now(),
         }
         self._set("Failed" if code else "Succeeded", {"terminated": ended}, ready=False)
+
+    def cannot_start(self, error: OSError) -> None:
+        what = f": {error.filename}" if error.filename else ""
+        self.end(_START_ERROR, "StartError", f"cannot start: {error.strerror}{what}")
 
     def _set(self, phase: str, state: RawPod, *, ready: bool) -> None:
         container = {"name": CONTAINER, "ready": ready, "restartCount": 0, "state": state}

@@ -56,10 +56,12 @@ class LocalRun:
     view: View
     gpus: Sequence[str]
     """CUDA_VISIBLE_DEVICES of each worker."""
+    modules: Sequence[str] = ()
+    """What its ranks import; empty: each imports it for itself."""
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Event()
-        self._pods = Pods(self.folder, self._changed.set)
+        self._pods = Pods(self.folder, self._changed.set, self.modules)
         self._sites: dict[int, Site] = {}
         self._token = secrets.token_hex(32)
         self._unwritable = False

@@ -9,13 +9,14 @@ from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure
 from disttrain_trainer.agent.environment import PodError, check_config, read_environment, termination_log
 from disttrain_trainer.agent.output import say
+from disttrain_trainer.agent.processes import Start, execute
 from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.agent.supervise import Supervisor
 
 TRAINER = (sys.executable, "-m", "disttrain_trainer.train")
 
 
-def main(command: Sequence[str] = ()) -> int:
+def main(command: Sequence[str] = (), start: Start = execute) -> int:
     """Run `command` (default: the trainer) once per rank of this pod; returns the pod's exit code."""
     last_words = TerminationMessage(termination_log(os.environ))
     try:
@@ -28,6 +29,6 @@ def main(command: Sequence[str] = ()) -> int:
         return code
 
     async def life() -> int:
-        return await Supervisor(pod, command or TRAINER, last_words).run()
+        return await Supervisor(pod, command or TRAINER, last_words, start).run()
 
     return asyncio.run(life())

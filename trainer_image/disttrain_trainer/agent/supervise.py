@@ -14,7 +14,7 @@ from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure
 from disttrain_trainer.agent.environment import PodEnvironment
 from disttrain_trainer.agent.output import say
-from disttrain_trainer.agent.processes import Processes, RankProcess
+from disttrain_trainer.agent.processes import Processes, RankProcess, Start, execute
 from disttrain_trainer.agent.reports import Reports, TerminationMessage
 from disttrain_trainer.agent.resolve import wait_for_address
 from disttrain_trainer.agent.verdict import RankEnd, exit_code, first_cause
@@ -41,9 +41,10 @@ class Supervisor:
     """One life of a pod. `run` may be called once, in an event loop on the main thread."""
 
     def __init__(
-        self, pod: PodEnvironment, command: Sequence[str], last_words: TerminationMessage, timing: Timing | None = None
-    ) -> None:
-        self._pod, self._command, self._last_words = pod, command, last_words
+        self, pod: PodEnvironment, command: Sequence[str], last_words: TerminationMessage, start: Start = execute,
+        timing: Timing | None = None,
+    ) -> None:  # fmt: skip
+        self._pod, self._command, self._last_words, self._start = pod, command, last_words, start
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
         self._loop = asyncio.get_running_loop()
@@ -64,7 +65,7 @@ class Supervisor:
             return self._not_started()
         try:
             self._reports.prepare()
-            self._processes.start(self._pod, self._command)
+            self._processes.start(self._pod, self._command, self._start)
         except OSError as error:
             self._processes.close()
             return self._cannot_start(error)
