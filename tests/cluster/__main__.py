@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "assets": ("build etcd, kube-apiserver and kubectl; print their folder", assets),
     "kwok": ("build kwok (fake nodes); print its path", kwok),
     "images": ("build both images and give them to the cluster's nodes", provide_images),
-    "prefetch": ("build all programs and images, at low priority, without starting anything", prefetch),
+    "prefetch": ("build all programs and images, without starting anything", prefetch),
     "status": ("what runs and what does not", status),
     "check-clean": ("list what is left of a cluster on this machine; fails if anything is", check_clean),
 }

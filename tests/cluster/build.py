@@ -31,8 +31,9 @@ def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
     if to_build(names, binaries):
         _require_go()
         for program in to_build(names, binaries):
-            # A lock for each: who needs a small one does not wait for all the large ones that another builds.
-            with exclusive(f"build-{program.name}"):
+            # One at a time of a module: side by side they would compile what they share twice. Given back after each:
+            # who needs a small one does not wait for all the large ones that another builds.
+            with exclusive(f"build-{program.folder}"):
                 if to_build([program.name], binaries):
                     say(f"building {program.name} {program.version()}")
                     _build(program, program.binary(binaries))
@@ -86,9 +87,10 @@ def _require_go() -> None:
 def _build(program: Program, binary: Path) -> None:
     binary.parent.mkdir(parents=True, exist_ok=True)
     unfinished = binary.with_name(f".{program.name}.unfinished")
-    command = ["go", "build", "-trimpath", "-ldflags", program.linker_flags(), "-o", str(unfinished), program.package]
+    # No debug information: the linker drops it, and to write it is a tenth of the compiler's work.
+    lean = ["-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", program.linker_flags()]
     run(
-        ["nice", "-n", "10", *command],
+        ["go", "build", *lean, "-o", str(unfinished), program.package],
         doing=f"building {program.name} {program.version()}",
         folder=TOOL_MODULES / program.folder,
         environment={"CGO_ENABLED": "0"},

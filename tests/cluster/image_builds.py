@@ -51,7 +51,7 @@ def _ensure_base(say: Say) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     tree.parent.mkdir(parents=True, exist_ok=True)
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(tree)]
-    run(["nice", "-n", "10", *bootstrap], doing="debootstrap", log=images_folder() / "base.log")
+    run(bootstrap, doing="debootstrap", log=images_folder() / "base.log")
     mounts.unmount_below(tree)
     _trim(tree)
     container = run([*_buildah(), "from", "scratch"]).strip()
@@ -79,7 +79,7 @@ def _build_command(name: str, tag: str) -> Sequence[str]:
     volumes = [part for mount in pip_access.mounts() for part in ("--volume", mount)]
     options = ["--layers", "--pull-never", "--isolation", "chroot", "--network", "host"]
     what = ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--file", str(REPOSITORY / DOCKERFILES[name]), "--tag", tag]
-    return ["nice", "-n", "10", *_buildah(), "bud", *options, *volumes, *what, str(REPOSITORY)]
+    return [*_buildah(), "bud", *options, *volumes, *what, str(REPOSITORY)]
 
 
 def _store_command(name: str, tag: str) -> Sequence[str]:
@@ -87,7 +87,7 @@ def _store_command(name: str, tag: str) -> Sequence[str]:
     root, runtime = _store()
     source = f"containers-storage:[overlay@{root}+{runtime}]{tag}"
     target = f"oci:{LAYOUT.folder}:{name}"
-    return ["nice", "-n", "10", "skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, target]
+    return ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, target]
 
 
 def _buildah() -> Sequence[str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tests.cluster.paths import TOOL_MODULES
 
+KUBERNETES = "k8s.io/kubernetes"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -19,12 +21,16 @@ class Program:
     folder: str
     """The folder under `tools/` with the go.mod that requires it."""
     module: str
+    """The one whose version is the program's; none for what is written here alone."""
     package: str
     own_version: str = ""
     """For what is written here: to be raised when it changes."""
 
     def version(self) -> str:
-        return self.own_version or required_version((TOOL_MODULES / self.folder / "go.mod").read_text(), self.module)
+        if not self.module:
+            return self.own_version
+        required = required_version((TOOL_MODULES / self.folder / "go.mod").read_text(), self.module)
+        return f"{required}-{self.own_version}" if self.own_version else required
 
     def binary(self, binaries: Path) -> Path:
         return binaries / f"{self.name}-{self.version()}" / self.name
@@ -32,7 +38,7 @@ class Program:
     def linker_flags(self) -> str:
         """Kubernetes learns its version from the linker; without it every component calls itself v0.0.0."""
         flags = "-s -w"
-        if self.folder == "kubernetes":
+        if self.module == KUBERNETES:
             version = self.version()
             major, minor = version.removeprefix("v").split(".")[:2]
             stamp = "k8s.io/component-base/version"
@@ -41,22 +47,22 @@ class Program:
 
 
 def _kubernetes(name: str) -> Program:
-    return Program(name, "kubernetes", "k8s.io/kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+    return Program(name, "cluster", KUBERNETES, f"{KUBERNETES}/cmd/{name}")
 
 
 PROGRAMS = {
     program.name: program
     for program in (
-        Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+        Program("etcd", "cluster", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
         _kubernetes("kube-apiserver"),
         _kubernetes("kubectl"),
         _kubernetes("kube-controller-manager"),
         _kubernetes("kube-scheduler"),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
-        Program("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
-        Program("coredns", "coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
-        Program("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Program("helm", "cluster", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
+        Program("coredns", "cluster", "github.com/coredns/coredns", "./coredns", own_version="1"),
+        Program("kwok", "cluster", "sigs.k8s.io/kwok", "./kwok", own_version="1"),
         Program("kueue", "kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
         Program(
             "coscheduling",
@@ -66,7 +72,7 @@ PROGRAMS = {
         ),
         Program("volcano", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/scheduler"),
         Program("volcano-controllers", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/controller-manager"),
-        Program("pause", "pause", "disttrain.io/tests/cluster/tools/pause", ".", own_version="v1"),
+        Program("pause", "pause", "", ".", own_version="v1"),
     )
 }
 
@@ -75,8 +81,8 @@ ASSETS = ("etcd", "kube-apiserver", "kubectl")
 
 # In the order in which the tests ask for them.
 CLUSTER = (
-    "helm",
     *ASSETS,
+    "helm",
     "kube-controller-manager",
     "kube-scheduler",
     "kubelet",

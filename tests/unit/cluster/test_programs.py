@@ -1,7 +1,9 @@
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.paths import TEMPLATES, TOOL_MODULES
 from tests.cluster.programs import ASSETS, CLUSTER, PROGRAMS, required_version, to_build
 
 
@@ -21,6 +23,17 @@ def test_the_version_is_what_the_go_mod_requires(go_mod: str):
 def test_a_replaced_module_is_not_mistaken_for_a_required_one():
     with pytest.raises(ValueError, match="no version of k8s"):
         required_version("replace (\n\tk8s.io/api => k8s.io/api v0.34.4\n)\n", "k8s.io/api")
+
+
+def test_what_is_written_here_is_built_anew_at_either_version():
+    assert PROGRAMS["pause"].version() == "v1"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+-1", PROGRAMS["coredns"].version())
+
+
+def test_coredns_is_built_with_the_plugins_that_the_corefile_names():
+    named = re.findall(r"^    (\w+)", (TEMPLATES / "Corefile").read_text(), re.MULTILINE)
+    main = (TOOL_MODULES / PROGRAMS["coredns"].folder / "coredns" / "main.go").read_text()
+    assert re.findall(r"coredns/plugin/(\w+)", main) == sorted(named)
 
 
 def test_only_what_is_asked_and_absent_is_built(tmp_path: Path):
