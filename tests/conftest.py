@@ -32,12 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds at low priority beside the first tests. What goes wrong is said by the fixture that needs the result."""
+    """Builds beside the first tests, not behind them: the longest of all wait for what is built. What goes wrong is
+    said by the fixture that needs the result."""
     places = {_place(item) for item in session.items}
     wanted = ORDER.index("e2e") in places and len(places) > 1
     if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
         return
-    command = ["nice", "-n", "15", sys.executable, "-m", "tests.cluster", "prefetch"]
+    command = [sys.executable, "-m", "tests.cluster", "prefetch"]
     session.config.stash[_PREFETCH] = subprocess.Popen(
         command, cwd=HERE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

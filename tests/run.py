@@ -1,8 +1,9 @@
 """What `make test` calls: pytest; where all tests are asked for, in three lanes beside each other.
 
 Those of Kubernetes mostly wait, for an API server, pods, nodes and what a job says; the local ones mostly for programs
-to start; the others compute. In turn they take as long as all together. The real cluster comes last: once started it
-stays up until pytest ends.
+to start; the others compute. In turn they take as long as all together. The lane of Kubernetes is the longest: what it
+needs first is there before the others take the processors. The real cluster comes last: once started it stays up until
+pytest ends.
 """
 
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
 BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
 """Folders of each lane that runs beside all other tests, by the name of its log."""
+ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
 LOGS = ROOT / ".pytest_cache"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
     pytest = [sys.executable, "-m", "pytest"]
     if list(arguments) != ALL:
         return start([*pytest, *arguments], cwd=ROOT).wait()
+    # Where it fails, the tests that need it say so.
+    start(ASSETS, cwd=ROOT).wait()
     logs.mkdir(exist_ok=True)
     beside = {}
     for lane, folders in BESIDE.items():

@@ -1,5 +1,7 @@
 """`make test`: what runs beside what, and the exit code of all."""
 
+import sys
+
 import pytest
 
 from tests.run import main
@@ -12,9 +14,10 @@ class Started:
         self.codes, self.commands = list(codes), []
 
     def __call__(self, command, cwd, stdout=None, stderr=None):
-        self.commands.append(" ".join(command[3:]))
+        words = " ".join(command).replace(f"{sys.executable} -m ", "")
+        self.commands.append(words)
         if stdout is not None:
-            stdout.write(f"of {command[3]}\n".encode())
+            stdout.write(f"of {words.partition('pytest ')[2].split()[0]}\n".encode())
         return self
 
     def wait(self):
@@ -27,12 +30,13 @@ class Started:
 def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
     tmp_path, capsys, own, cluster, local, code
 ):
-    started = Started(own, cluster, local)
+    started = Started(0, own, cluster, local)
     assert main(["tests"], started, tmp_path / "logs") == code
     assert started.commands == [
-        "tests/integration tests/e2e -p no:cacheprovider",
-        "tests/local -p no:cacheprovider",
-        "tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
+        "tests.cluster assets",
+        "pytest tests/integration tests/e2e -p no:cacheprovider",
+        "pytest tests/local -p no:cacheprovider",
+        "pytest tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
     ]
     assert capsys.readouterr().out.endswith("of tests/integration\n\nof tests/local\n\n")
 
@@ -40,4 +44,4 @@ def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
 def test_fewer_tests_are_pytests_own_affair(tmp_path):
     started = Started(3)
     assert main(["tests/unit", "-k", "rules"], started, tmp_path / "logs") == 3
-    assert started.commands == ["tests/unit -k rules"]
+    assert started.commands == ["pytest tests/unit -k rules"]
