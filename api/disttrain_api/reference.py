@@ -104,7 +104,7 @@ def _refusals() -> Iterator[str]:
     yield "| --- | --- |"
     rows = [(rule.path, rule.sentence) for rule in RULES]
     rows += [("metadata.name", rule.sentence) for rule in NAME_RULES]
-    rows += [(rule.path, rule.sentence) for rule in FREEZE_RULES]
+    rows += [(part, rule.sentence(part)) for rule in FREEZE_RULES for part in rule.parts]
     for path, sentence in rows:
         yield f"| `{path}` | {_cell(sentence.replace(':d}', '}'))} |"
     yield ""

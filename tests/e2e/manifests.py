@@ -20,6 +20,10 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}}
 
 
+# Nothing that a pod must import first.
+DATA = {"name": "synthetic", "config": {"kind": "Images", "size": 1024}}
+
+
 def long_job(name: str, **spec: Any) -> dict[str, Any]:
     """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
     base = {
@@ -27,7 +31,7 @@ def long_job(name: str, **spec: Any) -> dict[str, Any]:
         "storage": STORAGE,
         "training": {
             "model": {"name": "mlp"},
-            "data": {"name": "digits"},
+            "data": DATA,
             "optimizer": {"name": "SGD", "learningRate": 0.05},
             "steps": 1_000_000,
             "microBatchSize": 16,

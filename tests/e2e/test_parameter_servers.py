@@ -10,7 +10,7 @@ from tests.builders import merge
 from tests.cluster.full import kubeconfig_path
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, STORAGE, job
+from tests.e2e.manifests import DATA, ONE_THREAD, STORAGE, job
 from tests.e2e.observe import checkpoints
 
 STEPS = 3_000
@@ -27,7 +27,7 @@ SPEC: dict[str, Any] = {
     "runPolicy": {"maxRestarts": 3, "failurePolicy": {"rules": [{"name": "alone", "action": "RestartPod"}]}},
     "training": {
         "model": {"name": "mlp"},
-        "data": {"name": "digits"},
+        "data": DATA,
         "optimizer": {"name": "SGD", "learningRate": 0.05},
         "steps": STEPS,
         "globalBatchSize": 64,

@@ -11,8 +11,12 @@ from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import Team, install_crd
 from tests.soak import SOAK
 
+LAST = ("test_gangs.py", "test_gang_schedulers.py", "test_gate.py", "test_kueue.py")
+"""They need more than an API server. From cold, that is built beside the others."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name in LAST)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)

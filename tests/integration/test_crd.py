@@ -268,14 +268,24 @@ def test_every_part_of_the_spec_is_either_frozen_or_free(jobs: Jobs) -> None:
     parts = {f"spec.{part}" for part in spec} | {f"spec.runPolicy.{part}" for part in policy}
     free = {f"spec.runPolicy.{part}" for change in FREE for part in change}
     assert parts == free | set(FROZEN)
-    assert set(FROZEN) == {rule.path for rule in FREEZE_RULES}
+    assert set(FROZEN) == {part for rule in FREEZE_RULES for part in rule.parts}
 
 
 @pytest.mark.parametrize("path", FROZEN)
 def test_a_job_that_has_run_is_frozen(jobs: Jobs, begun: str, path: str) -> None:
-    when = "may never change" if path == "spec.runPolicy.managedBy" else "may not change once the job has run"
+    at, when = "spec", "may not change once the job has run"
+    if path == "spec.runPolicy.managedBy":
+        at, when = path, "may never change"
     message = f"`{path}` {when}: delete the job and make it again"
-    assert (path, message) in causes(jobs.patch(begun, {"spec": FROZEN[path]}))
+    assert (at, message) in causes(jobs.patch(begun, {"spec": FROZEN[path]}))
+
+
+def test_a_frozen_part_does_not_change_beside_a_status(jobs: Jobs, begun: str) -> None:
+    refused = jobs.patch(begun, {"spec": FROZEN["spec.storage"], "status": {"attempt": 0, "phase": "Pending"}})
+    assert any("`spec.storage` may not change" in message for _, message in causes(refused))
+    written = jobs.patch(begun, {"spec": FROZEN["spec.storage"], "status": {"phase": "Running"}}, "/status")
+    assert written["spec"]["storage"]["claimName"] == "mine"
+    assert written["status"]["phase"] == "Running"
 
 
 @pytest.mark.parametrize("policy", FREE, ids=lambda policy: next(iter(policy)))

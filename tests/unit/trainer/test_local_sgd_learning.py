@@ -1,7 +1,11 @@
-"""Replicas that meet less often learn as much from as many samples: the digits, and Python byte by byte."""
+"""Replicas that meet less often learn as much from as many samples: the digits, and Python byte by byte.
+
+The text is one of the long variants.
+"""
 
 import pytest
 
+from tests.soak import SOAK
 from tests.unit.trainer.worlds import of_example, run_cases
 
 MODES = {
@@ -45,6 +49,7 @@ def loss_of_ddp(tmp_path_factory, text):
     return learned(tmp_path_factory.mktemp("ddp"), text, {})["loss"]
 
 
+@pytest.mark.skipif(not SOAK, reason="one of the long variants")
 @pytest.mark.parametrize("name", MODES)
 def test_text_is_learned_nearly_as_well_as_by_ddp(tmp_path, text, loss_of_ddp, name):
     assert learned(tmp_path, text, MODES[name])["loss"] <= (1 + WITHIN) * loss_of_ddp
