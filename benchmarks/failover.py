@@ -27,6 +27,7 @@ from disttrain_operator.snapshot import core_collection, job_collection
 PODS = core_collection("pods", NAMESPACE)
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0
+FORGOTTEN_AFTER_SECONDS = 30.0
 ELECTED = ("--leader-elect", "--lease-namespace=default")
 
 
@@ -61,11 +62,20 @@ async def floor(there: World, name: str, count: int) -> float:
         began = time.perf_counter()
         await asyncio.gather(*(delete(pod) for pod in running))
         while left := (await there.client.get(PODS, {"limit": "1"}))["items"]:
-            if time.perf_counter() - began > PATIENCE_SECONDS:
+            if time.perf_counter() - began > FORGOTTEN_AFTER_SECONDS:
                 raise StuckError(f"kwok has not ended pod {left[0]['metadata']['name']}, which was deleted")
             await asyncio.sleep(POLL_SECONDS)
         await asyncio.gather(*(there.client.create(PODS, body) for body in bodies))
         return await watching - began
+
+
+def undisturbed_floor(there: World, name: str, count: int) -> float:
+    """`floor`, once more where kwok has forgotten a pod that was deleted: it does, now and then."""
+    try:
+        return there.run(floor(there, name, count))
+    except StuckError:
+        there.run(there.clear())
+        return there.run(floor(there, f"{name}-again", count))
 
 
 async def recovery(there: World, name: str, count: int) -> float:
@@ -113,7 +123,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         with world(nodes=4) as there:
             ours, floors = [], []
             for number in range(repeats):
-                floors.append(there.run(floor(there, f"floor-{number}", count)))
+                floors.append(undisturbed_floor(there, f"floor-{number}", count))
                 there.run(there.clear())
                 ours.append(there.run(recovery(there, f"job-{number}", count)))
                 there.run(there.clear())
