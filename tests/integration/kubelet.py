@@ -1,7 +1,7 @@
-"""Somebody who runs pods: no node, no container, only what the API server would be told of them.
+"""Somebody who runs pods, no node, no container, only what the API server would be told of them; and a witness.
 
-Follows the pods of all namespaces by a watch, which it opens anew whenever it breaks, and talks to the API server
-directly: faults between the operator and the API server do not concern it.
+They follow the pods of all namespaces by a watch, which they open anew whenever it breaks, and talk to the API server
+directly: faults between the operator and the API server do not concern them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import aiohttp
 
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.background import InBackground
+from tests.integration.operator_process import eventually
 
 Raw = dict[str, Any]
 SELECTOR = "app.kubernetes.io/managed-by=disttrain"
@@ -43,25 +44,21 @@ def runs(_: Raw) -> Fate:
     return Fate()
 
 
-class Kubelet(InBackground):
-    """Runs every pod it sees, and lets it end as `fate_of` says, which is asked once per pod."""
+class Follower(InBackground):
+    """Sees every version of every pod of the operator's. Once it has begun none comes into being unseen."""
 
-    def __init__(self, control_plane: ControlPlane, fate_of: Callable[[Raw], Fate] = runs) -> None:
+    def __init__(self, control_plane: ControlPlane) -> None:
         super().__init__()
         certificate = control_plane.certificate("kubelet-stand-in", "kubelet-stand-in", "system:masters")
         self._tls = ssl.create_default_context(cafile=str(control_plane.root_certificate))
         self._tls.load_cert_chain(str(certificate.certificate), str(certificate.key))
-        self._server, self._fate_of = control_plane.url, fate_of
+        self._server = control_plane.url
         self._session: aiohttp.ClientSession
-        self._fates: dict[str, Fate] = {}
-        self._latest: dict[str, Raw] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}
 
     async def main(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=90)
         connector = aiohttp.TCPConnector(limit=16, ssl=self._tls)
         self._session = aiohttp.ClientSession(self._server, connector=connector, timeout=timeout)
-        self.begun()
         try:
             while True:
                 try:
@@ -69,8 +66,7 @@ class Kubelet(InBackground):
                 except (aiohttp.ClientError, OSError, ValueError):
                     await asyncio.sleep(0.1)
         finally:
-            for life in self._lives.values():
-                life.cancel()
+            self.ended()
             await self._session.close()
 
     async def _follow(self) -> None:
@@ -78,7 +74,8 @@ class Kubelet(InBackground):
             answer.raise_for_status()
             listed = await answer.json()
         for pod in listed["items"]:
-            self._see(pod)
+            self.see(pod)
+        self.begun()
         query = {"labelSelector": SELECTOR, "watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
         async with self._session.get("/api/v1/pods", params=query, read_bufsize=2**22) as stream:
             stream.raise_for_status()
@@ -87,9 +84,52 @@ class Kubelet(InBackground):
                 if event["type"] == "ERROR":
                     return
                 if event["type"] != "DELETED":
-                    self._see(event["object"])
+                    self.see(event["object"])
 
-    def _see(self, pod: Raw) -> None:
+    def see(self, pod: Raw) -> None:
+        """A version of a pod, in its loop."""
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """It follows no longer."""
+
+
+class Witness(Follower):
+    """Remembers every pod that it has seen."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        super().__init__(control_plane)
+        self._versions: dict[str, dict[str, set[str]]] = {}
+
+    def see(self, pod: Raw) -> None:
+        about = pod["metadata"]
+        versions = self._versions.setdefault(about["namespace"], {})
+        versions.setdefault(about["uid"], set()).add(about["resourceVersion"])
+
+    def made_until(self, pods: list[Raw]) -> int:
+        """How many pods came into being in the namespace of these, up to these versions of them."""
+        (namespace,) = {pod["metadata"]["namespace"] for pod in pods}
+        versions = self._versions.get(namespace, {})
+        wanted = [(pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]) for pod in pods]
+        eventually(lambda: all(version in versions.get(uid, ()) for uid, version in wanted), lambda: wanted)
+        return len(versions)
+
+
+class Kubelet(Follower):
+    """Runs every pod it sees, and lets it end as `fate_of` says, which is asked once per pod."""
+
+    def __init__(self, control_plane: ControlPlane, fate_of: Callable[[Raw], Fate] = runs) -> None:
+        super().__init__(control_plane)
+        self._fate_of = fate_of
+        self._fates: dict[str, Fate] = {}
+        self._latest: dict[str, Raw] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}
+
+    def ended(self) -> None:
+        for life in self._lives.values():
+            life.cancel()
+
+    def see(self, pod: Raw) -> None:
         uid = pod["metadata"]["uid"]
         self._latest[uid] = pod
         if uid not in self._lives:

@@ -1,6 +1,5 @@
 """What must not matter: the operator dies, the API server goes away, both at bad moments."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
+from tests.integration.kubelet import Witness
 from tests.integration.operator_process import (
     OperatorProcess,
     Team,
@@ -41,6 +41,12 @@ def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPr
         yield started
 
 
+@pytest.fixture
+def witness(control_plane: ControlPlane) -> Iterator[Witness]:
+    with Witness(control_plane) as watching:
+        yield watching
+
+
 def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]) -> None:
     """Kill the operator again and again, a little later after its start each time, until it got through."""
     lifetime = 0.002
@@ -54,13 +60,9 @@ def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]
         lifetime *= 1.3
 
 
-def pods_made(team: Team) -> int:
-    """How many pods ever came into being in the namespace, from the API server's own history."""
-    lines = team.api.ask("GET", f"/api/v1/namespaces/{team.namespace}/pods?watch=1&resourceVersion=1&timeoutSeconds=1")
-    return sum(json.loads(line)["type"] == "ADDED" for line in lines.body.splitlines())
-
-
-def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(operator: OperatorProcess, team: Team) -> None:
+def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(
+    operator: OperatorProcess, team: Team, witness: Witness
+) -> None:
     workers = 30
     operator.kill()
     team.create(workers={"replicas": workers})
@@ -70,11 +72,13 @@ def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(operator: 
     team.wait_for("Running")
     status = team.status()
     assert (status["attempt"], status["restarts"], len(status["attempts"])) == (1, 0, 1)
-    assert pods_made(team) == workers
+    assert witness.made_until(team.pods()) == workers
     assert len(team.children("services")) == len(team.children("secrets")) == 1
 
 
-def test_an_operator_that_is_killed_during_a_restart_counts_it_once(operator: OperatorProcess, team: Team) -> None:
+def test_an_operator_that_is_killed_during_a_restart_counts_it_once(
+    operator: OperatorProcess, team: Team, witness: Witness
+) -> None:
     workers = 12
     team.create(workers={"replicas": workers})
     pods = team.wait_for_pods(workers)
@@ -89,7 +93,7 @@ def test_an_operator_that_is_killed_during_a_restart_counts_it_once(operator: Op
     status = team.status()
     assert (status["attempt"], status["restarts"], len(status["attempts"])) == (2, 1, 2)
     assert team.pods(1) == []
-    assert pods_made(team) == 2 * workers
+    assert witness.made_until(team.pods()) == 2 * workers
 
 
 def test_what_happens_while_the_operator_is_down_is_seen_when_it_is_back(operator: OperatorProcess, team: Team) -> None:
