@@ -31,6 +31,7 @@ setup: $(VENV)/.stamp ## Make .venv with everything in it; does nothing when not
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt pip # an older one may take half as long again
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 

@@ -2,8 +2,8 @@
 
 Those of Kubernetes mostly wait, for an API server, pods, nodes and what a job says; the local ones mostly for programs
 to start; the others compute. In turn they take as long as all together. The lane of Kubernetes is the longest: what it
-needs first is there before the others take the processors. The real cluster comes last: once started it stays up until
-pytest ends.
+needs first is there before the others take the processors, and they leave it the larger part. The real cluster comes
+last: once started it stays up until pytest ends.
 """
 
 import subprocess
@@ -16,6 +16,9 @@ ALL = ["tests"]
 BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
 """Folders of each lane that runs beside all other tests, by the name of its log."""
 ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
+YIELDING = ["nice", "-n", "3"]
+"""Half of what others get of a processor that both want."""
+FIRST = "kubernetes"
 LOGS = ROOT / ".pytest_cache"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -33,13 +36,13 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
     for lane, folders in BESIDE.items():
         with (logs / f"{lane}.log").open("wb") as out:
             # Runs of pytest that end together would write the same cache.
-            command = [*pytest, *folders, "-p", "no:cacheprovider"]
+            command = [*([] if lane == FIRST else YIELDING), *pytest, *folders, "-p", "no:cacheprovider"]
             beside[lane] = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
         print(f"{' and '.join(folders)} run beside all others; what they say is in {out.name}", flush=True)
     elsewhere = [f"--ignore={folder}" for folders in BESIDE.values() for folder in folders]
     codes = []
     try:
-        codes.append(start([*pytest, *ALL, *elsewhere], cwd=ROOT).wait())
+        codes.append(start([*YIELDING, *pytest, *ALL, *elsewhere], cwd=ROOT).wait())
     finally:
         # Also where we are interrupted: they have had the same signal, and take what they started down.
         for lane, process in beside.items():

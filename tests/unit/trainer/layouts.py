@@ -144,7 +144,10 @@ _LONG = {
     "fsdp2, recomputed",
     "fsdp2 of an mlp",
     "dp2, recomputed",
+    "dp2, static graph",
+    "one process, two devices",
     "tp2",
+    "tp2, sequence",
     "tp2 of an mlp",
     "dp2 x tp2",
     "fsdp2 x tp2",
@@ -154,6 +157,7 @@ _LONG = {
     "pp2 x tp2",
     "pp4, Interleaved1F1B",
     "pp4, InterleavedZeroBubble",
+    "pp4, ZBVZeroBubble",
     "pp2 x dp2 x tp2",
     "fsdp4",
 }

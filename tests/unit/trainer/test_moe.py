@@ -115,6 +115,10 @@ LONG = {
     "fsdp4 + ep2",
     "fsdp4 + ep4",
     "dp2 x tp2 + ep2",
+    "tp2 + ep2",
+    "pp2, GPipe",
+    "pp2, LoopedBFS",
+    "pp2, DualPipeV",
     "pp2, 1F1B, two passes",
     "pp2 x dp2",
 }

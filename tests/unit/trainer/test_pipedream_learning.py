@@ -1,6 +1,7 @@
 """Gradients of older weights teach as much from as many samples: the digits, and nearly as much of Python's text.
 
-The text is one of the long variants. Nobody clips there: PipeDream cannot.
+The text is one of the long variants; nobody clips there: PipeDream cannot. So are the digits by PipeDream itself, which
+the example of it learns, too.
 """
 
 import pytest
@@ -16,6 +17,9 @@ PIPELINES = {
 }
 
 
+DIGITS = {name: pipeline for name, pipeline in PIPELINES.items() if SOAK or name != "PipeDream"}
+
+
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     described = of_example("pipedream")
@@ -26,12 +30,12 @@ def learned(tmp_path_factory):
                 "parallelism": {"pipelineParallelDegree": 2, "pipeline": {**pipeline, "split": "Parameters"}},
             }
         ]
-        for name, pipeline in PIPELINES.items()
+        for name, pipeline in DIGITS.items()
     }
     return run_cases(tmp_path_factory.mktemp("learned"), 2, cases)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", DIGITS)
 def test_held_out_digits_are_recognised(learned, name):
     assert learned[name]["errors"] == [None]
     assert learned[name]["report"].metrics["accuracy"] >= 0.97
