@@ -10,6 +10,8 @@ import random
 import socket
 
 _FIRST, _LAST = 20000, 29999
+_given: set[int] = set()
+"""A port is free until who asked for it listens."""
 
 
 def free_port() -> int:
@@ -20,4 +22,6 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from disttrain_trainer.errors import PeerLost
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
+from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.manager import Manager
 from disttrain_trainer.parameter_server.serve import Loop
@@ -23,7 +25,7 @@ from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.stragglers import Stragglers
-from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
+from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of, key_with
 from tests.builders import TRAINING
 from tests.cluster.ports import free_port
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
@@ -229,6 +231,25 @@ class TestFencing:
             other.end()
         successor.end()
         assert (successor.error, other.error) == (None, None)
+
+    def test_a_server_does_not_listen_to_what_is_meant_for_another_one(self):
+        """Pods change addresses, and a name may still lead to where another server is by now."""
+        address = f"127.0.0.1:{free_port()}"
+        serving = Serving(configured(1), address)
+        context = zmq.Context()
+        socket = connect(context, address)
+        try:
+            for number, meant in enumerate([0, 1]):
+                message = Message("alive", {"worker": 0, "life": "a", "epochs": [1, 1]})
+                socket.send_multipart([b"%d" % number, *encode(message, key_with(meant, KEY))])
+            assert socket.poll(30_000)
+            answer = socket.recv_multipart()
+            assert (answer[0], serving.loop.dropped) == (b"1", 1)
+            assert decode(answer[1:], key_with(1, KEY)).kind == "alive"
+        finally:
+            socket.close()
+            context.term()
+            serving.end()
 
     def test_a_start_that_comes_twice_counts_once(self):
         manager = Manager(configured(0))

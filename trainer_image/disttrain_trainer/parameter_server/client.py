@@ -23,7 +23,7 @@ from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_with
 
 _LOOK_MILLISECONDS = 200
 _GREET_MILLISECONDS = 2000
@@ -64,10 +64,11 @@ class Servers:
         stopping: Callable[[], bool], patience: float, replaceable: bool = False,
         widths: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`addresses`: host:port. `stopping`: whether this worker was told to stop. `patience`: seconds for the first
-        answer. `replaceable`: servers may be started anew and go on from a snapshot. `widths`: numbers of a row of
-        each parameter that is a table."""
-        self._key, self._worker, self._life = key, worker, secrets.token_hex(8)
+        """`addresses`: host:port. `key`: of the job's attempt. `stopping`: whether this worker was told to stop.
+        `patience`: seconds for the first answer. `replaceable`: servers may be started anew and go on from a snapshot.
+        `widths`: numbers of a row of each parameter that is a table."""
+        self._keys = [key_with(server, key) for server in range(len(addresses))]
+        self._worker, self._life = worker, secrets.token_hex(8)
         self._stopping = stopping
         self._parameters = dict(parameters)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -78,7 +79,7 @@ class Servers:
         self._addresses = addresses
         self._memory = Memory(worker, self._life)
         self._heartbeat = Heartbeat(
-            self._context, addresses, key, worker, self._life, self._memory, stopping, patience, replaceable
+            self._context, addresses, self._keys, worker, self._life, self._memory, stopping, patience, replaceable
         )
         self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
         self._pulling: Pulling | None = None
@@ -259,13 +260,13 @@ class Servers:
 
     def _tell(self, server: int, message: Message) -> None:
         """Send what is not answered."""
-        self._sockets[server].send_multipart([b"", *encode(self._signed(message), self._key)], copy=False)
+        self._sockets[server].send_multipart([b"", *encode(self._signed(message), self._keys[server])], copy=False)
 
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]
         self._restarts[server] = self._heartbeat.restarts[server]
         # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
-        self._sockets[server].send_multipart([number, *encode(self._signed(message), self._key)], copy=False)
+        self._sockets[server].send_multipart([number, *encode(self._signed(message), self._keys[server])], copy=False)
 
     def _signed(self, message: Message) -> Message:
         """With whom it is from, and which lives of the servers this worker has heard of."""
@@ -274,10 +275,10 @@ class Servers:
 
     def _receive(self, server: int) -> Message:
         try:
-            answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._key)
+            answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
             while not self._heartbeat.heard(server, answer):
                 # Of a life that has been replaced; the next one will be asked.
-                answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._key)
+                answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
         except Malformed as error:
             raise PeerLost(f"parameter server {server} does not speak as one of this job: {error}") from error
         if self._heartbeat.failure is not None:

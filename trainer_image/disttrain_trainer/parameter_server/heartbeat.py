@@ -25,12 +25,13 @@ class Heartbeat:
     """`failure` says in a sentence what is wrong with a server, once something is."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], key: bytes, worker: int, life: str,
-        memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
+        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: Sequence[bytes], worker: int,
+        life: str, memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
-        """`memory`: what a manager that was started anew is told. `patience`: seconds within which a server must answer
-        for the first time, and again while it is away. `replaceable`: servers may be started anew and go on."""
-        self._addresses, self._key, self._stopping, self._memory = addresses, key, stopping, memory
+        """`keys`: with each server. `memory`: what a manager that was started anew is told. `patience`: seconds within
+        which a server must answer for the first time, and again while it is away. `replaceable`: servers may be started
+        anew and go on."""
+        self._addresses, self._keys, self._stopping, self._memory = addresses, keys, stopping, memory
         self._fields = {"worker": worker, "life": life}
         self._context = context
         self._lock = threading.Lock()
@@ -102,16 +103,16 @@ class Heartbeat:
                 self.calls[index] += 1
                 call_again(socket, self._addresses[index])
             with suppress(zmq.Again):
-                socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
+                socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 
     def _listen(self, index: int, socket: zmq.Socket[bytes]) -> None:
         with suppress(zmq.Again, Malformed):
             while True:
-                answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._key)
+                answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._keys[index])
                 report = self._memory.report() if answer.fields.get("report") is True else None
                 if self.heard(index, answer) and report is not None:
                     message = Message(report.kind, {**report.fields, "epochs": self.epochs})
-                    socket.send_multipart([b"", *encode(message, self._key)], zmq.NOBLOCK)
+                    socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 
     def _judge(self) -> None:
         for index, silence in enumerate(self._silences):

@@ -12,18 +12,18 @@ import zmq
 from disttrain_trainer.errors import PeerLost, PortInUse
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode, key_with
 
 _TICK_MILLISECONDS = 500
 
 
 class Loop:
-    """Serves until told to end. `dropped` counts messages that nobody of this job's attempt has sent."""
+    """Serves until told to end. `dropped` counts messages that nobody of this job's attempt has sent to this server."""
 
     def __init__(self, server: Server, key: bytes, address: str, snapshots: Snapshots | None = None) -> None:
-        """`address`: host:port as workers know it. Raises PortInUse."""
+        """`key`: of the job's attempt. `address`: host:port as workers know it. Raises PortInUse."""
         self._snapshots = snapshots
-        self._server, self._key = server, key
+        self._server, self._key = server, key_with(server.index, key)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.IPV6, 1)

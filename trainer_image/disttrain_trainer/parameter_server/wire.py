@@ -2,8 +2,9 @@
 
 The header is JSON: what the message is, its fields, number format and length of each tensor. The code is the
 HMAC-SHA256 (RFC 2104) of the header under a key made of the job's token, so that nobody without the token is listened
-to; a key belongs to one attempt, so that pods of an older one are not listened to either. Tensors follow as they lie in
-memory. Nothing that comes from the wire is unpickled.
+to. A key belongs to one attempt, so that pods of an older one are not listened to either; and to one server, so that an
+address which for a while leads to another one, after pods have been made again, leads to nobody. Tensors follow as they
+lie in memory. Nothing that comes from the wire is unpickled.
 """
 
 import hmac
@@ -88,8 +89,13 @@ def two_numbers(values: list[int]) -> tuple[int, int]:
 
 
 def key_of(token: str, uid: str, attempt: int) -> bytes:
-    """The key under which one attempt of a job authenticates its messages."""
+    """The key from which one attempt of a job makes those of its servers."""
     return hmac.digest(token.encode(), f"disttrain parameter server {uid} {attempt}".encode(), "sha256")
+
+
+def key_with(server: int, key: bytes) -> bytes:
+    """The key under which workers and one server, by its index, authenticate their messages to each other."""
+    return hmac.digest(key, b"server %d" % server, "sha256")
 
 
 def encode(message: Message, key: bytes) -> list[Frame]:
