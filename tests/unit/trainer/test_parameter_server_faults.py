@@ -158,6 +158,18 @@ def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_pat
         assert 5 <= report.checkpoint.step == report.step < STEPS
 
 
+def test_servers_told_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
+    """As after a failure: nobody is left to write the last checkpoint, and the rest of the grace would be for nothing."""
+    with a_job(tmp_path, TRAINING, servers=2) as running:
+        running.reached(5)
+        for worker in running.workers:
+            signalled(worker, signal.SIGKILL)
+        for server in running.servers:
+            signalled(server, signal.SIGTERM)
+        # At the end of the grace they would end with another code.
+        assert [server.processes[0].wait(120.0) for server in running.servers] == [0, 0]
+
+
 def test_data_that_differs_between_workers_is_refused(tmp_path):
     with a_job(tmp_path, {**TRAINING, "data": user("unlike_samples")}) as running:
         # Who comes first says how many samples there are, and trains; the other one is refused.

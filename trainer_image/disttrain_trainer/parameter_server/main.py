@@ -78,7 +78,7 @@ def run(stop: StopRequest) -> int:
 
 
 def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> None:
-    """Be server `index` until told to stop and the work is finished."""
+    """Be server `index` until told to stop and the work is finished, or nobody is left to finish it."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
     epoch = 1

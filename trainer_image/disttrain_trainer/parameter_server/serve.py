@@ -35,12 +35,13 @@ class Loop:
             raise PortInUse(f"cannot listen on port {port}: {error.strerror}; use a free port") from error
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Until it was told to stop and the work is finished: the last checkpoint needs what the server holds.
+        """Until it was told to stop and the work is finished, as the last checkpoint needs what the server holds, or
+        nobody is left to finish it.
 
         Raises PeerLost where a newer life of this server is known to be at work.
         """
         told = False
-        while not (told and self._server.finished):
+        while not (told and (self._server.finished or self._server.deserted(time.monotonic()))):
             if self._socket.poll(_TICK_MILLISECONDS):
                 self._receive()
             self._send(self._server.tick(time.monotonic()))

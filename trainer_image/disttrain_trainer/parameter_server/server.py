@@ -28,6 +28,8 @@ from disttrain_trainer.parameter_server.tallies import Tallies
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
+_DESERTED_SECONDS = 10.0
+"""A worker that lives says so each second."""
 
 
 class Server:
@@ -49,6 +51,7 @@ class Server:
         self._reader = Reader(config.index, config.compression, config.training.seed)
         self._tallies = Tallies()
         self._next_snapshot = 0
+        self._heard: float | None = None
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
             "fetch": self._fetch, "alive": self._alive, "figures": self._figures, "finish": self._finish,
@@ -57,6 +60,7 @@ class Server:
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
+        self._heard = now
         self._learn_epochs(message)
         if self.superseded:
             return []
@@ -69,6 +73,7 @@ class Server:
 
     def tick(self, now: float) -> Answers:
         """What to send because time has passed."""
+        self._heard = now if self._heard is None else self._heard
         if self._manager is None or self.superseded:
             return []
         return [*self._manager.tick(now), *self._later(now)]
@@ -78,6 +83,10 @@ class Server:
         if self._manager is not None:
             self._manager.stop()
         return self._later(now)
+
+    def deserted(self, now: float) -> bool:
+        """Whether no worker has been heard for so long that nobody is left to need what this server holds."""
+        return self._heard is not None and now - self._heard > _DESERTED_SECONDS
 
     def card(self) -> dict[str, Any]:
         """What every answer says of its server.
