@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import build
 from tests.e2e.kubectl import Kubectl
+from tests.e2e.manifests import USER_CODE
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "disttrain-system"
@@ -105,6 +106,7 @@ def kubectl(operator: Kubectl, programs: dict[str, Path], kubeconfig: Path) -> I
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     kubectl = Kubectl(programs["kubectl"], kubeconfig, namespace)
     kubectl("create", "namespace", namespace)
+    kubectl("create", "configmap", USER_CODE, f"--from-file={Path(__file__).with_name('slow_data.py')}")
     kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     yield kubectl
     kubectl.run("delete", "namespace", namespace, "--wait=false")

@@ -13,6 +13,8 @@ import yaml
 
 PATIENCE = 600
 """Seconds that a condition may take on a slow machine before the test gives up."""
+PAUSE = 1.0
+"""Seconds between two looks: each starts a kubectl, many a program in a pod, on processors that the pods need."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Kubectl:
             answer = claim()
             if answer:
                 return answer
-            time.sleep(0.2)
+            time.sleep(PAUSE)
         raise AssertionError(f"still not after {patience} s: {what}\n{self.story(job) if job else ''}")
 
     def story(self, job: str) -> str:

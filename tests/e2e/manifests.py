@@ -20,18 +20,32 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}}
 
 
-# Nothing that a pod must import first.
-DATA = {"name": "synthetic", "config": {"kind": "Images", "size": 1024}}
+# Of slow_data.py: jobs that wait for what is done to them leave the processors to that.
+USER_CODE = "user-code"
+SLOW_DATA = {"entrypoint": "slow_data:images", "config": {"seconds": 0.002}}
+MODEL = {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}}
+WITH_SLOW_DATA = {
+    "spec": {
+        "containers": [
+            {
+                "name": "trainer",
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "PYTHONPATH", "value": "/user-code"}],
+                "volumeMounts": [{"name": USER_CODE, "mountPath": "/user-code"}],
+            }
+        ],
+        "volumes": [{"name": USER_CODE, "configMap": {"name": USER_CODE}}],
+    }
+}
 
 
 def long_job(name: str, **spec: Any) -> dict[str, Any]:
     """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
     base = {
-        "workers": {"replicas": 2, "template": ONE_THREAD},
+        "workers": {"replicas": 2, "template": WITH_SLOW_DATA},
         "storage": STORAGE,
         "training": {
-            "model": {"name": "mlp"},
-            "data": DATA,
+            "model": MODEL,
+            "data": SLOW_DATA,
             "optimizer": {"name": "SGD", "learningRate": 0.05},
             "steps": 1_000_000,
             "microBatchSize": 16,

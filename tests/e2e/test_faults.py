@@ -10,13 +10,13 @@ import pytest
 from tests.cluster.full import kubeconfig_path
 from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE, cluster_command
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, long_job, program
+from tests.e2e.manifests import WITH_SLOW_DATA, long_job, program
 from tests.e2e.observe import end_soon, first_step, train_until_a_checkpoint
 
 SLOT = "example.com/slot"
 APART = {
     "spec": {
-        **ONE_THREAD["spec"],
+        **WITH_SLOW_DATA["spec"],
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -99,7 +99,7 @@ def slots(kubectl: Kubectl) -> Iterator[None]:
 
 
 def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, slots: None) -> None:
-    container = {**ONE_THREAD["spec"]["containers"][0], "resources": {"limits": {SLOT: 1}}}
+    container = {**WITH_SLOW_DATA["spec"]["containers"][0], "resources": {"limits": {SLOT: 1}}}
     template = {"spec": {"containers": [container], "priorityClassName": "test-low"}}
     kubectl.apply(long_job("preempted", workers={"template": template}, runPolicy={"maxRestarts": 0}))
     train_until_a_checkpoint(kubectl, "preempted")

@@ -91,14 +91,14 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
 
 
 def test_a_pod_killed_as_a_whole_is_replaced_and_the_job_succeeds(kubectl: Kubectl) -> None:
-    kubectl.apply(long_job("lost", training={"steps": 1500, "checkpoint": {"interval": 50}}))
+    kubectl.apply(long_job("lost", training={"steps": 500}))
     train_until_a_checkpoint(kubectl, "lost")
     victim = kubectl.pods("lost")[1]["metadata"]["name"]
     kubectl("delete", "pod", victim, "--grace-period=0", "--force")
     kubectl.wait("Finished", "lost", patience=400)
     status = kubectl.status("lost")
     assert kubectl.condition("lost", "Complete")["status"] == "True", kubectl.story("lost")
-    assert (status["restarts"], status["attempt"], status["progress"]["step"]) == (1, 2, 1500)
+    assert (status["restarts"], status["attempt"], status["progress"]["step"]) == (1, 2, 500)
 
 
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:

@@ -10,27 +10,27 @@ from tests.builders import merge
 from tests.cluster.full import kubeconfig_path
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import DATA, ONE_THREAD, STORAGE, job
+from tests.e2e.manifests import MODEL, SLOW_DATA, STORAGE, WITH_SLOW_DATA, job
 from tests.e2e.observe import checkpoints
 
-STEPS = 3_000
+STEPS = 1_500
 AGAIN = r"goes on from its snapshot after \d+ updates, in life 2"
 # By what was made again.
 SAID = {("ps", "1"): (AGAIN,), ("ps", "0"): (AGAIN, "has heard 2 workers and goes on after step")}
 SPEC: dict[str, Any] = {
-    "workers": {"replicas": 2, "template": ONE_THREAD},
-    "parameterServers": {"replicas": 2, "template": ONE_THREAD},
+    "workers": {"replicas": 2, "template": WITH_SLOW_DATA},
+    "parameterServers": {"replicas": 2, "template": WITH_SLOW_DATA},
     "storage": STORAGE,
     "parallelism": {
         "dataParallel": {"mode": "ParameterServer", "parameterServer": {"synchronization": "Async"}},
     },
     "runPolicy": {"maxRestarts": 3, "failurePolicy": {"rules": [{"name": "alone", "action": "RestartPod"}]}},
     "training": {
-        "model": {"name": "mlp"},
-        "data": DATA,
+        "model": MODEL,
+        "data": SLOW_DATA,
         "optimizer": {"name": "SGD", "learningRate": 0.05},
         "steps": STEPS,
-        "globalBatchSize": 64,
+        "globalBatchSize": 32,
         "checkpoint": {"interval": 50, "keepLatest": 2},
         "logging": {"interval": 100},
     },
@@ -80,7 +80,7 @@ def test_servers_whose_node_dies_go_on_elsewhere(kubectl: Kubectl, operator: Kub
             "workers": {"template": near("NotIn", node)},
             "parameterServers": {"template": near("In", node)},
             "runPolicy": {"terminationTimeoutSeconds": 10},
-            "training": {"steps": STEPS // 2},
+            "training": {"steps": STEPS // 3},
         },
     )
     kubectl.apply(job("orphans", spec))
@@ -119,7 +119,7 @@ def near(operator: str, node: str) -> dict[str, Any]:
     wanted = {"key": "kubernetes.io/hostname", "operator": operator, "values": [node]}
     term = {"weight": 100, "preference": {"matchExpressions": [wanted]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
-    return {"spec": {**ONE_THREAD["spec"], "affinity": affinity}}
+    return {"spec": {**WITH_SLOW_DATA["spec"], "affinity": affinity}}
 
 
 def newest(kubectl: Kubectl, name: str = "async") -> int:

@@ -159,7 +159,7 @@ def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_pat
 
 
 def test_servers_told_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
-    """As after a failure: nobody is left to write the last checkpoint, and the rest of the grace would be for nothing."""
+    """As after a failure: nobody is left to write the last checkpoint, and the rest of the grace would be idle."""
     with a_job(tmp_path, TRAINING, servers=2) as running:
         running.reached(5)
         for worker in running.workers:

@@ -1,0 +1,37 @@
+"""A user's module, on a pod's PYTHONPATH from a ConfigMap: samples that take their time.
+
+Jobs that train until something is done to them would otherwise take the processors of what is done.
+"""
+
+import time
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from disttrain_api.builtin import SyntheticConfig
+from disttrain_trainer.data import synthetic
+
+SIDE = 8
+
+
+class Slow(Dataset[tuple[Tensor, Any]]):
+    """The samples of another one, each some seconds later."""
+
+    def __init__(self, seconds: float, inner: Any) -> None:
+        self.seconds, self.inner = seconds, inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        time.sleep(self.seconds)
+        image, kind = self.inner[index]
+        return image, kind
+
+
+def images(seconds: float) -> tuple[Slow, Any]:
+    """1,024 images [1, 8, 8] of ten kinds, the held-out ones at once."""
+    config = SyntheticConfig.model_validate({"kind": "Images", "size": 1024, "height": SIDE, "width": SIDE})
+    found = synthetic.load(config)
+    return Slow(seconds, found.training), found.held_out
