@@ -6,6 +6,7 @@ needs first is there before the others take the processors, and they leave it th
 last: once started it stays up until pytest ends.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
 YIELDING = ["nice", "-n", "3"]
 """Half of what others get of a processor that both want."""
 FIRST = "kubernetes"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Lanes fill the processors by themselves: threads of one process that spin until the next is done take them away."""
 LOGS = ROOT / ".pytest_cache"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -29,6 +32,7 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
     pytest = [sys.executable, "-m", "pytest"]
     if list(arguments) != ALL:
         return start([*pytest, *arguments], cwd=ROOT).wait()
+    environment = ONE_THREAD | os.environ
     # Where it fails, the tests that need it say so.
     start(ASSETS, cwd=ROOT).wait()
     logs.mkdir(exist_ok=True)
@@ -37,12 +41,12 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
         with (logs / f"{lane}.log").open("wb") as out:
             # Runs of pytest that end together would write the same cache.
             command = [*([] if lane == FIRST else YIELDING), *pytest, *folders, "-p", "no:cacheprovider"]
-            beside[lane] = start(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+            beside[lane] = start(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
         print(f"{' and '.join(folders)} run beside all others; what they say is in {out.name}", flush=True)
     elsewhere = [f"--ignore={folder}" for folders in BESIDE.values() for folder in folders]
     codes = []
     try:
-        codes.append(start([*YIELDING, *pytest, *ALL, *elsewhere], cwd=ROOT).wait())
+        codes.append(start([*YIELDING, *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
     finally:
         # Also where we are interrupted: they have had the same signal, and take what they started down.
         for lane, process in beside.items():

@@ -13,7 +13,7 @@ class Started:
     def __init__(self, *codes):
         self.codes, self.commands = list(codes), []
 
-    def __call__(self, command, cwd, stdout=None, stderr=None):
+    def __call__(self, command, cwd, env=None, stdout=None, stderr=None):
         words = " ".join(command).replace(f"{sys.executable} -m ", "")
         self.commands.append(words)
         if stdout is not None:

@@ -16,7 +16,7 @@ def digits(**optimizer):
         "data": {"name": "digits"},
         "optimizer": {"name": "SGD", **optimizer},
         "lrSchedule": {"name": "Cosine", "warmupSteps": 10},
-        "steps": 500,
+        "steps": 500 if SOAK else 300,
         "globalBatchSize": 64,
         "seed": 1,
         "logging": {"interval": 100},

@@ -6,27 +6,29 @@ import pytest
 
 from tests.unit.trainer.worlds import job, launch, of_example, small, user
 
+STEPS = 60
+
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """examples/ddp.yaml as it is, in processes as the agent starts them."""
+    """A part of examples/ddp.yaml, which tests/local runs as it is, in processes as the agent starts them."""
     folder = tmp_path_factory.mktemp("digits")
-    config = job(of_example("ddp"))
+    config = job(of_example("ddp", steps=STEPS))
     with launch(folder / "run", config, ranks=2, storage=folder, fresh=True) as world:
         ranks = world.ended()
     return folder, ranks
 
 
-def test_held_out_digits_are_recognised(digits):
+def test_most_held_out_digits_are_recognised(digits):
     _, ranks = digits
     assert [rank.code for rank in ranks] == [0, 0], ranks[0].err
-    assert ranks[0].report.metrics["accuracy"] >= 0.97
+    assert ranks[0].report.metrics["accuracy"] >= 0.8
 
 
 def test_all_ranks_report_the_same(digits):
     _, (first, second) = digits
     assert first.report.done
-    assert first.report.step == first.report.total_steps == 200
+    assert first.report.step == first.report.total_steps == STEPS
     same = {"rank", "samples_per_second"}
     assert first.report.model_dump(exclude=same) == second.report.model_dump(exclude=same)
 
@@ -40,7 +42,7 @@ def test_metrics_have_torchtitans_names(digits):
     folder, ranks = digits
     lines = [json.loads(line) for line in (folder / "test" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "lr" in line]
-    assert [line["step"] for line in steps] == list(range(10, 201, 10))
+    assert [line["step"] for line in steps] == list(range(10, STEPS + 1, 10))
     keys = {
         "attempt",
         "step",
@@ -61,7 +63,7 @@ def test_metrics_have_torchtitans_names(digits):
 
 def test_rank_0_alone_logs(digits):
     _, (first, second) = digits
-    assert "step: 200  loss: " in first.out
+    assert f"step: {STEPS}  loss: " in first.out
     assert second.out == ""
 
 

@@ -1,7 +1,7 @@
 """Gradients of older weights teach as much from as many samples: the digits, and nearly as much of Python's text.
 
 The text is one of the long variants; nobody clips there: PipeDream cannot. So are the digits by PipeDream itself, which
-the example of it learns, too.
+the example of it learns, too, and with vertical sync; that these are what they claim is compared in test_pipedream.py.
 """
 
 import pytest
@@ -17,7 +17,7 @@ PIPELINES = {
 }
 
 
-DIGITS = {name: pipeline for name, pipeline in PIPELINES.items() if SOAK or name != "PipeDream"}
+DIGITS = {name: pipeline for name, pipeline in PIPELINES.items() if SOAK or name == "PipeDream-2BW"}
 
 
 @pytest.fixture(scope="module")
