@@ -15,8 +15,13 @@ def cache_folder() -> Path:
     return _xdg("XDG_CACHE_HOME", ".cache") / "disttrain"
 
 
+def for_one_run() -> bool:
+    """Whether what is built serves one run, as on a CI that starts from nothing: it is then built quickly."""
+    return bool(os.environ.get("CI"))
+
+
 def binaries_folder() -> Path:
-    return cache_folder() / "bin"
+    return cache_folder() / ("bin-quick" if for_one_run() else "bin")
 
 
 def images_folder() -> Path:

@@ -24,8 +24,10 @@ PROGRAM
 exec torchrun /scratch/program.py
 """
 
+# The first process of a container does not end by a SIGTERM that it does not handle.
 SERVE = """
-import os, socketserver
+import os, signal, socketserver, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 port = int(os.environ["DISTTRAIN_PS_ADDRESSES"].split(",")[0].rpartition(":")[2])
 socketserver.TCPServer(("", port), socketserver.BaseRequestHandler).serve_forever()
 """

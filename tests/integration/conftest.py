@@ -27,19 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="schedulers of others are built by `make soak` alone"))
 
 
-@pytest.fixture(scope="session")
+# Of the package, not the session: the end-to-end tests that follow need the processors.
+@pytest.fixture(scope="package")
 def api_server() -> Iterator[ControlPlane]:
     """An API server for tests that leave it as they found it. Its programs are built where they are missing."""
     with ControlPlane() as control_plane:
         yield control_plane
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("audit") / "audit.log"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sea(audit_log: Path) -> Iterator[ControlPlane]:
     """A control plane for fleets, with somebody who runs their pods as their names say. One operator at a time."""
     with ControlPlane(audit_log=audit_log) as started:

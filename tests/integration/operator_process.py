@@ -22,12 +22,15 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.ports import free_port
 from tests.cluster.processes import dying_with_parent
+from tests.soak import SOAK
 
 Raw = dict[str, Any]
 
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
 SECONDS = 60.0
+LIVES_LONGER = 1.3 if SOAK else 1.6
+"""How many times as long an operator lives that is killed again and again, until it gets through."""
 """How long a test waits for what should take a moment."""
 
 

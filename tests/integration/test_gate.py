@@ -11,6 +11,7 @@ from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
+    LIVES_LONGER,
     OperatorProcess,
     Raw,
     Team,
@@ -256,7 +257,7 @@ def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
             eventually(operator.ready, operator.log, pause=0.001)
             time.sleep(lifetime)
             operator.kill()
-            lifetime *= 1.3
+            lifetime *= LIVES_LONGER
         operator.start()
         team.wait_for("Running")
     finally:

@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.kubelet import Witness
 from tests.integration.operator_process import (
+    LIVES_LONGER,
     OperatorProcess,
     Team,
     eventually,
@@ -57,7 +58,7 @@ def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]
         operator.kill()
         team.collect_garbage()
         # In small steps where things happen; on a slow machine they happen later.
-        lifetime *= 1.3
+        lifetime *= LIVES_LONGER
 
 
 def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(

@@ -35,8 +35,8 @@ def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
     assert started.commands == [
         "tests.cluster assets",
         "pytest tests/integration tests/e2e -p no:cacheprovider",
-        "nice -n 3 pytest tests/local -p no:cacheprovider",
-        "nice -n 3 pytest tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
+        "nice -n 10 pytest tests/local -p no:cacheprovider",
+        "nice -n 4 pytest tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
     ]
     assert capsys.readouterr().out.endswith("of tests/integration\n\nof tests/local\n\n")
 

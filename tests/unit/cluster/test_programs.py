@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.paths import TEMPLATES, TOOL_MODULES
+from tests.cluster import build
+from tests.cluster.paths import TEMPLATES, TOOL_MODULES, binaries_folder
 from tests.cluster.programs import ASSETS, CLUSTER, PROGRAMS, required_version, to_build
 
 
@@ -57,3 +58,12 @@ def test_kubernetes_programs_know_their_version():
 
 def test_a_cluster_has_all_that_an_api_server_needs():
     assert set(ASSETS) < set(CLUSTER) <= set(PROGRAMS)
+
+
+def test_what_serves_one_run_is_built_quickly_and_lies_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    often = binaries_folder()
+    monkeypatch.setenv("CI", "true")
+    assert binaries_folder() != often
+    quick, thorough = (build.flags(PROGRAMS["etcd"], quick=quick) for quick in (True, False))
+    assert quick[1].split() == [*thorough[1].split(), "-l"]

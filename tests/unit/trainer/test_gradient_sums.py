@@ -7,13 +7,15 @@ import torch.distributed.checkpoint as dcp
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
+from tests.soak import SOAK
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, require_same, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 TOLERANCE = 1e-10
 STEPS = 6
-IDS = ["2 ranks", "3 ranks", "4 ranks"]
+WITH_ALL_CASES = [2, 3] if SOAK else [3]
+"""Ranks of the worlds in which it is also seen what is lost and what is kept; more cases than time allows in all."""
 
 
 def all_reduce(algorithm, **compression):
@@ -83,18 +85,21 @@ def cases():
     )
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=IDS)
+def ranks_of(world):
+    return f"{world} ranks"
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4], ids=ranks_of)
 def world(request, tmp_path_factory):
     """Number of ranks, folder and results of all cases."""
     folder = tmp_path_factory.mktemp("sums")
     chosen = dict(cases())
-    if request.param == 4:
+    if request.param not in WITH_ALL_CASES:
         chosen = {name: chosen[name] for name in ("plain", *SENDS_ALL)}
     return request.param, folder, run_cases(folder, request.param, chosen)
 
 
-# What costs more cases than time allows with four.
-two_and_three = pytest.mark.parametrize("world", [2, 3], ids=IDS[:2], indirect=True, scope="module")
+with_all_cases = pytest.mark.parametrize("world", WITH_ALL_CASES, ids=ranks_of, indirect=True, scope="module")
 
 
 def steps_of(result):
@@ -111,7 +116,7 @@ def test_where_everything_is_sent_it_is_plain_ddp(world, name):
         assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
-@two_and_three
+@with_all_cases
 @pytest.mark.parametrize("name", LOSSY)
 class TestLossy:
     def test_a_resumed_run_equals_one_that_never_stopped(self, world, name):
@@ -139,7 +144,7 @@ class TestLossy:
         assert losses[-1] < losses[0]
 
 
-@two_and_three
+@with_all_cases
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", CONSERVING)
 def test_what_was_applied_and_what_is_kept_is_what_plain_ddp_applies(world, name):
@@ -165,7 +170,7 @@ def residual_of(checkpoint, rank):
     return found[name]
 
 
-@two_and_three
+@with_all_cases
 def test_another_compression_begins_with_nothing_kept_and_says_so(world):
     ranks, folder, results = world
     assert results["another compression"]["errors"][-1] is None
@@ -193,7 +198,7 @@ class TestBytes:
         busiest = max(plan.sent(rank, numbers, 8) for rank in range(ranks))
         assert self.bytes_of(results[name]) == STEPS * [busiest]
 
-    @two_and_three
+    @with_all_cases
     def test_top_k_sends_values_and_places_to_all_others(self, world):
         ranks, _, results = world
         sizes = self.bucket_sizes(world, "TopK")
@@ -204,7 +209,7 @@ class TestBytes:
         assert self.bytes_of(results["TopK: through"]) == expected
         assert expected[0] == (ranks - 1) * 4 * sum(sizes)
 
-    @two_and_three
+    @with_all_cases
     def test_int8_and_one_bit_send_a_scale_per_block(self, world):
         ranks, _, results = world
         sizes = self.bucket_sizes(world, "TopK")
@@ -214,20 +219,20 @@ class TestBytes:
         dense = sum(ring_bytes(ranks, 4 * size) for size in sizes)
         assert self.bytes_of(results["OneBit: through"]) == [dense, dense, *4 * [bits]]
 
-    @two_and_three
+    @with_all_cases
     def test_random_k_sends_values_alone(self, world):
         ranks, _, results = world
         counts = [kept_count(size, 0.1) for size in self.bucket_sizes(world, "TopK")]
         assert self.bytes_of(results["RandomK: through"]) == STEPS * [sum(ring_bytes(ranks, 4 * n) for n in counts)]
         assert self.bytes_of(results["RandomK in the centre: through"]) == STEPS * [(ranks - 1) * 4 * sum(counts)]
 
-    @two_and_three
+    @with_all_cases
     def test_half_the_bits_are_half_the_bytes(self, world):
         ranks, _, results = world
         sizes = self.bucket_sizes(world, "TopK")
         assert self.bytes_of(results["FP16: through"]) == STEPS * [sum(ring_bytes(ranks, 2 * n) for n in sizes)]
 
-    @two_and_three
+    @with_all_cases
     def test_power_sgd_sends_two_thin_matrices_and_what_is_small(self, world):
         ranks, _, results = world
         parameters = results["plain, wide"]["parameters"].values()
