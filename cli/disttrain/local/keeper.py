@@ -22,6 +22,7 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform.startswith("linux")
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
 
 def main(command: list[str]) -> int:
@@ -60,10 +61,25 @@ def keep(run: Callable[[], object], name: str) -> int:
                 _signal(child, signal.SIGTERM)
 
 
+def fork() -> int:
+    """As os.fork, but for the handlers of signals, which the child has none of.
+
+    One that comes to it before it has given up its parent's waits until it has: a SIGTERM that those take would be
+    lost, and the child would live on for its whole grace.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    child = os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child
+
+
 def _start(run: Callable[[], object], name: str, prctl: Callable[..., int] | None) -> int:
     keeper = os.getpid()
-    child = os.fork()
-    if child:
+    if child := fork():
         return child
     try:
         if prctl is not None:
@@ -72,9 +88,6 @@ def _start(run: Callable[[], object], name: str, prctl: Callable[..., int] | Non
                 os._exit(1)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
         run()
     except OSError as error:
         os.write(2, f"cannot execute {name}: {error.strerror}\n".encode())

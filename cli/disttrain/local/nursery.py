@@ -121,7 +121,7 @@ def fork_rank(command: Sequence[str], environment: dict[str, str]) -> Child:
     _, _, module, *arguments = command
     out, rank_out = os.pipe()
     die = die_with(os.getpid())
-    if pid := os.fork():
+    if pid := keeper.fork():
         os.close(rank_out)
         return ForkedRank(pid, os.fdopen(out, "rb", buffering=0))
     try:
@@ -130,9 +130,6 @@ def fork_rank(command: Sequence[str], environment: dict[str, str]) -> Child:
         os.setpgid(0, 0)
         for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (rank_out, 1), (rank_out, 2)):
             os.dup2(source, target)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
         _close_from(3)
         os.environ.clear()
         os.environ.update(environment)
@@ -154,6 +151,9 @@ def _run(module: str, arguments: Sequence[str]) -> int:
 def _end_with(program: Callable[[], int]) -> None:
     """End this process as an interpreter that runs nothing else would."""
     code = 1
+    # As it sets them when it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         code = program()
     except SystemExit as end:

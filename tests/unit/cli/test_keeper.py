@@ -71,6 +71,40 @@ def test_sigterm_is_passed_on(kept: list[subprocess.Popen[bytes]]) -> None:
     assert process.wait(GENEROUS) == 42
 
 
+# A signal that comes in the first moment of a fork, when it still has the handlers of its parent.
+AT_ONCE = """
+import os, signal, sys
+from disttrain.local import keeper, nursery
+
+plain = os.fork
+
+def fork():
+    pid = plain()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+os.fork = fork
+"""
+KEEPS = """
+sys.exit(keeper.keep(lambda: os._exit(0), "nothing"))
+"""
+FORKS_A_RANK = """
+signal.signal(signal.SIGTERM, lambda *_: None)
+rank = nursery.fork_rank(["python", "-m", "this"], {"RANK": "0"})
+_, status = os.waitpid(rank.pid, 0)
+sys.exit(128 - os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("parent", [KEEPS, FORKS_A_RANK], ids=["keeper", "agent"])
+def test_a_sigterm_at_the_first_moment_is_not_lost(kept: list[subprocess.Popen[bytes]], parent: str) -> None:
+    # The pipe stays open: at its end a keeper kills.
+    process = subprocess.Popen([sys.executable, "-c", AT_ONCE + parent], stdin=subprocess.PIPE)
+    kept.append(process)
+    assert process.wait(GENEROUS) == 143
+
+
 def test_a_kill_needs_no_consent(kept: list[subprocess.Popen[bytes]]) -> None:
     process = shell(kept, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
     until_ready(process)
