@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
 BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
 """Folders of each lane that runs beside all other tests, by the name of its log."""
-NICE = {"kubernetes": 0, "local": 10, "others": 4}
+NICE = {"kubernetes": "0", "local": "10", "others": "4"}
 """The longest lane first, the shortest last: they are to end together. Each step is a fifth less of a processor."""
 ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -39,23 +39,19 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
     for lane, folders in BESIDE.items():
         with (logs / f"{lane}.log").open("wb") as out:
             # Runs of pytest that end together would write the same cache.
-            command = [*yielding(lane), *pytest, *folders, "-p", "no:cacheprovider"]
+            command = ["nice", "-n", NICE[lane], *pytest, *folders, "-p", "no:cacheprovider"]
             beside[lane] = start(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
         print(f"{' and '.join(folders)} run beside all others; what they say is in {out.name}", flush=True)
     elsewhere = [f"--ignore={folder}" for folders in BESIDE.values() for folder in folders]
     codes = []
     try:
-        codes.append(start([*yielding("others"), *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
+        codes.append(start(["nice", "-n", NICE["others"], *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
     finally:
         # Also where we are interrupted: they have had the same signal, and take what they started down.
         for lane, process in beside.items():
             codes.append(process.wait())
             print((logs / f"{lane}.log").read_text(), flush=True)
     return next((code for code in codes if code), 0)
-
-
-def yielding(lane: str) -> list[str]:
-    return ["nice", "-n", str(NICE[lane])] if NICE[lane] else []
 
 
 if __name__ == "__main__":

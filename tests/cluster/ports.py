@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 
 _FIRST, _LAST = 20000, 29999
-_given: set[int] = set()
-"""A port is free until who asked for it listens."""
+_given: deque[int] = deque(maxlen=1000)
+"""The latest ones: a port is free until who asked for it listens."""
 
 
 def free_port() -> int:
@@ -23,5 +24,5 @@ def free_port() -> int:
             except OSError:
                 continue
             if port not in _given:
-                _given.add(port)
+                _given.append(port)
                 return port

@@ -17,8 +17,8 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 
 
 # The nodes of the test cluster share one machine's cores: without this each rank would take all of them for itself.
-ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}}
-
+_THREADS = {"name": "OMP_NUM_THREADS", "value": "1"}
+ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [_THREADS]}]}}
 
 # Of slow_data.py: jobs that wait for what is done to them leave the processors to that.
 USER_CODE = "user-code"
@@ -29,7 +29,7 @@ WITH_SLOW_DATA = {
         "containers": [
             {
                 "name": "trainer",
-                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "PYTHONPATH", "value": "/user-code"}],
+                "env": [_THREADS, {"name": "PYTHONPATH", "value": "/user-code"}],
                 "volumeMounts": [{"name": USER_CODE, "mountPath": "/user-code"}],
             }
         ],

@@ -65,7 +65,7 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
 
 
 WITNESS = """
-import json, os, sys
+import json, os, signal, sys
 from torch import nn
 
 def links(pid):
@@ -85,6 +85,7 @@ def make():
         "input": os.readlink("/proc/self/fd/0"), "output": os.readlink("/proc/self/fd/1"),
         "shared": sorted(links(os.getpid()) & links(os.getppid())),
         "group": os.getpgrp() == os.getpid(), "parent": os.getppid(),
+        "broken pipes are errors": signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN,
     }
     with open(f"seen-{os.environ['RANK']}.json", "w") as file:
         json.dump(seen, file)
@@ -102,6 +103,7 @@ def test_ranks_are_processes_of_their_own_whatever_they_are_forked_from(workplac
         assert found["environment"] == {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "OMP_NUM_THREADS": "1"}
         assert (found["main"], found["argv"]) == ("disttrain_trainer.train", [])
         assert found["folders"] == [str(workplace.folder)] * 2
+        assert found["broken pipes are errors"]
         assert (found["name"], found["group"]) == (f"rank {rank}", True)
         assert (found["input"], found["shared"]) == ("/dev/null", [found["output"]]), "nothing else of the agent's"
     assert len({found["parent"] for found in seen}) == 2

@@ -34,7 +34,7 @@ def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
     assert main(["tests"], started, tmp_path / "logs") == code
     assert started.commands == [
         "tests.cluster assets",
-        "pytest tests/integration tests/e2e -p no:cacheprovider",
+        "nice -n 0 pytest tests/integration tests/e2e -p no:cacheprovider",
         "nice -n 10 pytest tests/local -p no:cacheprovider",
         "nice -n 4 pytest tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
     ]

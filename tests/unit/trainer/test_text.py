@@ -47,6 +47,7 @@ def test_the_text_is_learned(held_out_loss):
     assert max(held_out_loss.values()) <= NATS_PER_BYTE, held_out_loss
 
 
+@pytest.mark.skipif(not SOAK, reason="one layout has nothing to differ from; the long variant trains all")
 @pytest.mark.timeout(4000)
 def test_layouts_learn_alike(held_out_loss):
     assert max(held_out_loss.values()) - min(held_out_loss.values()) <= NOISE, held_out_loss
