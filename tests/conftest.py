@@ -32,10 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds beside the first tests, not behind them: the longest of all wait for what is built. What goes wrong is
-    said by the fixture that needs the result."""
-    places = {_place(item) for item in session.items}
-    wanted = ORDER.index("e2e") in places and len(places) > 1
+    """Builds images beside programs and the first tests, not behind them: the longest tests wait for both. What goes
+    wrong is said by the fixture that needs the result."""
+    wanted = any(_place(item) == ORDER.index("e2e") for item in session.items)
     if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
         return
     command = [sys.executable, "-m", "tests.cluster", "prefetch"]

@@ -1,9 +1,8 @@
-"""What `make test` calls: pytest; where all tests are asked for, in three lanes beside each other.
+"""What `make test` calls: pytest; where all tests are asked for, in four lanes beside each other.
 
-Those of Kubernetes mostly wait, for an API server, pods, nodes and what a job says; the local ones mostly for programs
-to start; the others compute. In turn they take as long as all together. The lane of Kubernetes is the longest: what it
-needs first is there before the others take the processors, and they leave it the larger part. The real cluster comes
-last: once started it stays up until pytest ends.
+Those on a cluster mostly wait, for pods, nodes and what a job says; those of integration for an API server; the local
+ones for programs to start; the others compute. In turn they take as long as all together. The API server is built
+before the lanes begin; what a cluster needs, and the images, beside them.
 """
 
 import os
@@ -14,10 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
-BESIDE = {"kubernetes": ["tests/integration", "tests/e2e"], "local": ["tests/local"]}
-"""Folders of each lane that runs beside all other tests, by the name of its log."""
-NICE = {"kubernetes": "0", "local": "10", "others": "4"}
-"""The longest lane first, the shortest last: they are to end together. Each step is a fifth less of a processor."""
+BESIDE = {"e2e": "0", "integration": "3", "local": "10"}
+"""Niceness of each lane that runs beside all other tests, by its folder."""
+NICE = "3"
+"""Of the others. What begins last comes first, what is shortest last: they are to end together. Each step is a fifth
+less of a processor."""
 ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Lanes fill the processors by themselves: threads of one process that spin until the next is done take them away."""
@@ -36,16 +36,16 @@ def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path =
     start(ASSETS, cwd=ROOT).wait()
     logs.mkdir(exist_ok=True)
     beside = {}
-    for lane, folders in BESIDE.items():
+    for lane, nice in BESIDE.items():
         with (logs / f"{lane}.log").open("wb") as out:
             # Runs of pytest that end together would write the same cache.
-            command = ["nice", "-n", NICE[lane], *pytest, *folders, "-p", "no:cacheprovider"]
+            command = ["nice", "-n", nice, *pytest, f"tests/{lane}", "-p", "no:cacheprovider"]
             beside[lane] = start(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        print(f"{' and '.join(folders)} run beside all others; what they say is in {out.name}", flush=True)
-    elsewhere = [f"--ignore={folder}" for folders in BESIDE.values() for folder in folders]
+        print(f"tests/{lane} run beside all others; what they say is in {out.name}", flush=True)
+    elsewhere = [f"--ignore=tests/{lane}" for lane in BESIDE]
     codes = []
     try:
-        codes.append(start(["nice", "-n", NICE["others"], *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
+        codes.append(start(["nice", "-n", NICE, *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
     finally:
         # Also where we are interrupted: they have had the same signal, and take what they started down.
         for lane, process in beside.items():

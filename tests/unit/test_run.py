@@ -25,20 +25,20 @@ class Started:
 
 
 @pytest.mark.parametrize(
-    ("own", "cluster", "local", "code"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 2, 0, 2), (0, 0, 3, 3), (1, 2, 3, 1)]
+    ("others", "beside", "code"),
+    [(0, (0, 0, 0), 0), (1, (0, 0, 0), 1), (0, (2, 0, 0), 2), (0, (0, 0, 3), 3), (1, (2, 4, 3), 1)],
 )
-def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(
-    tmp_path, capsys, own, cluster, local, code
-):
-    started = Started(0, own, cluster, local)
+def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_path, capsys, others, beside, code):
+    started = Started(0, others, *beside)
     assert main(["tests"], started, tmp_path / "logs") == code
     assert started.commands == [
         "tests.cluster assets",
-        "nice -n 0 pytest tests/integration tests/e2e -p no:cacheprovider",
+        "nice -n 0 pytest tests/e2e -p no:cacheprovider",
+        "nice -n 3 pytest tests/integration -p no:cacheprovider",
         "nice -n 10 pytest tests/local -p no:cacheprovider",
-        "nice -n 4 pytest tests --ignore=tests/integration --ignore=tests/e2e --ignore=tests/local",
+        "nice -n 3 pytest tests --ignore=tests/e2e --ignore=tests/integration --ignore=tests/local",
     ]
-    assert capsys.readouterr().out.endswith("of tests/integration\n\nof tests/local\n\n")
+    assert capsys.readouterr().out.endswith("of tests/e2e\n\nof tests/integration\n\nof tests/local\n\n")
 
 
 def test_fewer_tests_are_pytests_own_affair(tmp_path):
