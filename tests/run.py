@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = ["tests"]
-BESIDE = {"e2e": "0", "integration": "3", "local": "10"}
+BESIDE = {"e2e": "0", "integration": "5", "local": "10"}
 """Niceness of each lane that runs beside all other tests, by its folder."""
-NICE = "3"
-"""Of the others. What begins last comes first, what is shortest last: they are to end together. Each step is a fifth
-less of a processor."""
+NICE = "0"
+"""Of the others, which compute one after the other. What is shortest comes last: they are to end together. Each step is
+a fifth less of a processor."""
 ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Lanes fill the processors by themselves: threads of one process that spin until the next is done take them away."""

@@ -37,6 +37,22 @@ WITH_SLOW_DATA = {
     }
 }
 
+# The same, its pods on as many nodes as there are.
+APART = {
+    "spec": {
+        **WITH_SLOW_DATA["spec"],
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"disttrain.io/role": "worker"}},
+                "matchLabelKeys": ["disttrain.io/job-uid", "disttrain.io/attempt"],
+            }
+        ],
+    }
+}
+
 
 def long_job(name: str, **spec: Any) -> dict[str, Any]:
     """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
@@ -54,6 +70,37 @@ def long_job(name: str, **spec: Any) -> dict[str, Any]:
         },
     }
     return job(name, merge(base, spec))
+
+
+def server_job(name: str, steps: int, **spec: Any) -> dict[str, Any]:
+    """Two workers and two parameter servers, each replaced alone, with a checkpoint every 50 steps."""
+    base = {
+        "workers": {"replicas": 2, "template": WITH_SLOW_DATA},
+        "parameterServers": {"replicas": 2, "template": WITH_SLOW_DATA},
+        "storage": STORAGE,
+        "parallelism": {
+            "dataParallel": {"mode": "ParameterServer", "parameterServer": {"synchronization": "Async"}},
+        },
+        "runPolicy": {"maxRestarts": 3, "failurePolicy": {"rules": [{"name": "alone", "action": "RestartPod"}]}},
+        "training": {
+            "model": MODEL,
+            "data": SLOW_DATA,
+            "optimizer": {"name": "SGD", "learningRate": 0.05},
+            "steps": steps,
+            "globalBatchSize": 32,
+            "checkpoint": {"interval": 50, "keepLatest": 2},
+            "logging": {"interval": 100},
+        },
+    }
+    return job(name, merge(base, spec))
+
+
+def near(operator: str, node: str) -> dict[str, Any]:
+    """A template of pods that go to the node (In), or to another one (NotIn), where they can."""
+    wanted = {"key": "kubernetes.io/hostname", "operator": operator, "values": [node]}
+    term = {"weight": 100, "preference": {"matchExpressions": [wanted]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {"spec": {**WITH_SLOW_DATA["spec"], "affinity": affinity}}
 
 
 def program(name: str, script: str, image: str, *, replicas: int = 2, **spec: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""What the tests ask of a job that trains on shared storage."""
+"""What the tests ask of a job."""
 
 import re
+from typing import Any
 
 from tests.e2e.kubectl import Kubectl
 
@@ -43,3 +44,42 @@ def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
 def end_soon(kubectl: Kubectl, name: str) -> None:
     """Delete a job that would train for ever."""
     kubectl("delete", "dtj", name, "--timeout=120s", timeout=150)
+
+
+def verdict(kubectl: Kubectl, name: str, attempt: int = 1) -> dict[str, Any]:
+    """Why an attempt ended, once it has."""
+
+    def found() -> Any:
+        attempts = kubectl.status(name).get("attempts") or []
+        return next((entry.get("verdict") for entry in attempts if entry["number"] == attempt), None)
+
+    answer: dict[str, Any] = kubectl.until(found, f"attempt {attempt} ends", job=name)
+    return answer
+
+
+def newest_checkpoint(kubectl: Kubectl, name: str) -> int:
+    """The step of the newest complete one; 0 before the first."""
+    return max(checkpoints(kubectl, name), default=0)
+
+
+def pod(kubectl: Kubectl, name: str, role: str, index: str) -> dict[str, Any]:
+    """A job's pod; empty while there is none."""
+    found = [
+        one
+        for one in kubectl.pods(name)
+        if (one["metadata"]["labels"]["disttrain.io/role"], one["metadata"]["labels"]["disttrain.io/index"])
+        == (role, index)
+    ]
+    return found[0] if found else {}
+
+
+def wait_until_anew(kubectl: Kubectl, name: str, role: str, index: str, victim: dict[str, Any]) -> None:
+    """Wait until another pod runs in the victim's place."""
+
+    def runs() -> bool:
+        found = pod(kubectl, name, role, index)
+        if not found or found["metadata"]["uid"] == victim["metadata"]["uid"]:
+            return False
+        return bool(found["status"].get("phase") == "Running")
+
+    kubectl.until(runs, f"{role} {index} runs again", job=name)

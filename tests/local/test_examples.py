@@ -18,7 +18,7 @@ UNIFORM_BYTES = math.log(256)
 ELSEWHERE = ("-gpu", "-cluster")
 # test_training.py and test_collectives.py have them, in more detail.
 RUN_ELSEWHERE = {"ddp", "collectives"}
-# tests/e2e runs them to the same end on a cluster.
+# tests/e2e runs them on a cluster, half as long.
 RUN_ON_A_CLUSTER = {"fsdp-tensor", "pipeline", "moe"}
 
 

@@ -34,9 +34,9 @@ def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_
     assert started.commands == [
         "tests.cluster assets",
         "nice -n 0 pytest tests/e2e -p no:cacheprovider",
-        "nice -n 3 pytest tests/integration -p no:cacheprovider",
+        "nice -n 5 pytest tests/integration -p no:cacheprovider",
         "nice -n 10 pytest tests/local -p no:cacheprovider",
-        "nice -n 3 pytest tests --ignore=tests/e2e --ignore=tests/integration --ignore=tests/local",
+        "nice -n 0 pytest tests --ignore=tests/e2e --ignore=tests/integration --ignore=tests/local",
     ]
     assert capsys.readouterr().out.endswith("of tests/e2e\n\nof tests/integration\n\nof tests/local\n\n")
 

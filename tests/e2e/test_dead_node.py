@@ -1,0 +1,76 @@
+"""A node dies as by a power cut, under a gang and under the parameter servers of another job."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.full import kubeconfig_path
+from tests.e2e.conftest import cluster_command
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.manifests import APART, long_job, near, server_job
+from tests.e2e.observe import (
+    end_soon,
+    first_step,
+    newest_checkpoint,
+    pod,
+    train_until_a_checkpoint,
+    verdict,
+    wait_until_anew,
+)
+
+SHORT = {"runPolicy": {"terminationTimeoutSeconds": 10}}
+SERVERS = ("0", "1")
+
+
+@pytest.fixture
+def node(kubectl: Kubectl, operator: Kubectl, kubeconfig: Path) -> Iterator[str]:
+    """The one that is to die: not the operator's, where it has no replica on each. Alive again afterwards."""
+    if kubeconfig != kubeconfig_path():
+        pytest.skip("nodes can be killed on the cluster that tests/cluster starts, not on KUBECONFIG's")
+    busy = {one["spec"].get("nodeName") for one in operator.get("pods")["items"]}
+    names = [one["metadata"]["name"] for one in kubectl.get("nodes")["items"]]
+    chosen: str = next((name for name in names if name not in busy), names[0])
+    yield chosen
+    cluster_command("start-node", chosen)
+    kubectl("wait", "--for=condition=Ready", f"node/{chosen}", "--timeout=180s", timeout=200)
+
+
+def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
+    """The gang begins anew from its checkpoint; of the other job the servers go on, and nobody else stops."""
+    kubectl.apply(long_job("gang", workers={"template": APART}, **SHORT))
+    servers = {"workers": {"template": near("NotIn", node)}, "parameterServers": {"template": near("In", node)}}
+    kubectl.apply(server_job("servers", 500, **servers, **SHORT))
+    step = train_until_a_checkpoint(kubectl, "gang")
+    kubectl.wait("Running", "servers")
+    kubectl.until(lambda: newest_checkpoint(kubectl, "servers") > 0, "a checkpoint", job="servers")
+    victims = {index: pod(kubectl, "servers", "ps", index) for index in SERVERS}
+    assert {one["spec"]["nodeName"] for one in victims.values()} == {node}, kubectl.story("servers")
+    assert node in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}, kubectl.story("gang")
+
+    cluster_command("kill-node", node)
+
+    found = verdict(kubectl, "gang")
+    assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.story("gang")
+    kubectl.until(
+        lambda: {one["metadata"]["labels"]["disttrain.io/attempt"] for one in kubectl.pods("gang")} == {"2"},
+        "only pods of attempt 2",
+        job="gang",
+    )
+    kubectl.wait("Running", "gang")
+    assert node not in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}
+    assert first_step(kubectl, "gang", attempt=2) >= step
+    assert kubectl.status("gang")["restartsSinceCheckpoint"] == 0
+    end_soon(kubectl, "gang")
+
+    for index, victim in victims.items():
+        wait_until_anew(kubectl, "servers", "ps", index, victim)
+    kubectl.wait("Finished", "servers", patience=1200)
+    status = kubectl.status("servers")
+    story = kubectl.story("servers")
+    assert kubectl.condition("servers", "Complete")["status"] == "True", story
+    assert status["attempt"] == 1, story
+    replaced = {(entry["pod"], entry["reason"]) for entry in status["attempts"][0]["replacements"]}
+    # The workers have waited for them, and a dead node is not the job's fault.
+    assert replaced == {(one["metadata"]["name"], "NodeLost") for one in victims.values()}, story
+    assert (status["restarts"], status["restartsSinceCheckpoint"]) == (2, 0), story
