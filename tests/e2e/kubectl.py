@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,16 @@ class Kubectl:
 
     def run(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """The finished command, whatever its exit code."""
-        command = [str(self.program), "--namespace", self.namespace, *arguments]
-        environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
+        command, environment = self._command(arguments), self._environment()
         return subprocess.run(
             command, check=False, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment
         )
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [str(self.program), "--namespace", self.namespace, *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"KUBECONFIG": str(self.kubeconfig)}
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
         """Standard output of a command that must succeed."""
@@ -61,10 +68,37 @@ class Kubectl:
 
     def wait(self, condition: str, job: str, *, patience: float = PATIENCE) -> None:
         """`kubectl wait`, as the README tells users to."""
-        waited = self.run(
-            "wait", f"--for=condition={condition}", f"dtj/{job}", f"--timeout={patience}s", timeout=patience + 30
-        )
+        self._wait(f"condition={condition}", job, patience)
+
+    def wait_for(self, path: str, job: str, *, patience: float = PATIENCE) -> None:
+        """Wait until a JSON path into the job finds something; `{.path}=value`: until that is there."""
+        self._wait(f"jsonpath={path}", job, patience)
+
+    def _wait(self, what: str, job: str, patience: float) -> None:
+        waited = self.run("wait", f"--for={what}", f"dtj/{job}", f"--timeout={patience}s", timeout=patience + 30)
         assert waited.returncode == 0, f"{waited.stderr}\n{self.story(job)}"
+
+    def said(self, pod: str, pattern: str, *, job: str, patience: float = PATIENCE) -> re.Match[str]:
+        """Wait until a line of the trainer's log matches; the match."""
+        deadline = time.monotonic() + patience
+        while (left := deadline - time.monotonic()) > 0:
+            follow = self._command(["logs", "--follow", pod, "-c", "trainer"])
+            with subprocess.Popen(
+                follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment()
+            ) as process:
+                assert process.stdout is not None
+                end = threading.Timer(left, process.kill)
+                end.start()
+                try:
+                    for line in process.stdout:
+                        if found := re.search(pattern, line):
+                            return found
+                finally:
+                    end.cancel()
+                    process.kill()
+            # Its container does not run yet.
+            time.sleep(PAUSE)
+        raise AssertionError(f"{pod} has not said {pattern!r} in {patience} s\n{self.story(job)}")
 
     def until(self, claim: Callable[[], Any], what: str, *, job: str = "", patience: float = PATIENCE) -> Any:
         """Wait until the claim holds and return what it returned."""

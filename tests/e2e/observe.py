@@ -1,28 +1,40 @@
 """What the tests ask of a job."""
 
-import re
 from typing import Any
 
 from tests.e2e.kubectl import Kubectl
 
+# Waits in the pod: to look from outside once a second takes the processors away that the job needs.
+_CHECKPOINT = """
+for _ in $(seq 60); do
+    for file in /checkpoints/*/step-*/.metadata; do
+        step=${file%/.metadata}
+        step=${step##*step-}
+        [ "$step" -ge "$0" ] 2>/dev/null && newest=$step
+    done
+    [ -n "$newest" ] && echo "$newest" && exit
+    sleep 0.5
+done
+"""
 
-def checkpoints(kubectl: Kubectl, name: str) -> list[int]:
-    """Steps of the complete checkpoints, as the first worker sees them on the shared storage."""
-    pods = [pod for pod in kubectl.pods(name) if pod["status"]["phase"] == "Running"]
-    if not pods:
-        return []
-    look = "ls -d /checkpoints/*/step-*/.metadata 2>/dev/null || true"
-    listed = kubectl.run("exec", pods[0]["metadata"]["name"], "-c", "trainer", "--", "sh", "-c", look).stdout
-    return sorted(int(step) for step in re.findall(r"step-(\d+)/\.metadata", listed))
+
+def checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
+    """Wait for a complete checkpoint of that step or a later one, as a pod sees it on the shared storage; its step."""
+
+    def newest() -> int:
+        pods = [pod for pod in kubectl.pods(name) if pod["status"]["phase"] == "Running"]
+        if not pods:
+            return 0
+        inside = ("-c", "trainer", "--", "sh", "-c", _CHECKPOINT, str(at_least))
+        return int(kubectl.run("exec", pods[0]["metadata"]["name"], *inside).stdout.strip() or 0)
+
+    return int(kubectl.until(newest, f"a checkpoint of step {at_least}", job=name))
 
 
 def train_until_a_checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
     """Wait for a checkpoint of a running job; its step."""
     kubectl.wait("Running", name)
-    found = kubectl.until(
-        lambda: [step for step in checkpoints(kubectl, name) if step >= at_least], "a checkpoint", job=name
-    )
-    return int(found[-1])
+    return checkpoint(kubectl, name, at_least)
 
 
 def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
@@ -33,12 +45,7 @@ def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
         if pod["metadata"]["labels"]["disttrain.io/attempt"] == str(attempt)
         and pod["metadata"]["labels"]["disttrain.io/index"] == "0"
     ]
-    found = kubectl.until(
-        lambda: re.search(r"\bstep: *(\d+)", kubectl.run("logs", pod, "-c", "trainer").stdout),
-        "a logged step",
-        job=name,
-    )
-    return int(found[1])
+    return int(kubectl.said(pod, r"\bstep: *(\d+)", job=name)[1])
 
 
 def end_soon(kubectl: Kubectl, name: str) -> None:
@@ -48,18 +55,10 @@ def end_soon(kubectl: Kubectl, name: str) -> None:
 
 def verdict(kubectl: Kubectl, name: str, attempt: int = 1) -> dict[str, Any]:
     """Why an attempt ended, once it has."""
-
-    def found() -> Any:
-        attempts = kubectl.status(name).get("attempts") or []
-        return next((entry.get("verdict") for entry in attempts if entry["number"] == attempt), None)
-
-    answer: dict[str, Any] = kubectl.until(found, f"attempt {attempt} ends", job=name)
+    kubectl.wait_for(f"{{.status.attempts[?(@.number=={attempt})].verdict.class}}", name)
+    (found,) = [entry["verdict"] for entry in kubectl.status(name)["attempts"] if entry["number"] == attempt]
+    answer: dict[str, Any] = found
     return answer
-
-
-def newest_checkpoint(kubectl: Kubectl, name: str) -> int:
-    """The step of the newest complete one; 0 before the first."""
-    return max(checkpoints(kubectl, name), default=0)
 
 
 def pod(kubectl: Kubectl, name: str, role: str, index: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from tests.e2e.manifests import APART, long_job, near, server_job
 from tests.e2e.observe import (
     end_soon,
     first_step,
-    newest_checkpoint,
     pod,
     train_until_a_checkpoint,
     verdict,
@@ -42,8 +41,7 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
     servers = {"workers": {"template": near("NotIn", node)}, "parameterServers": {"template": near("In", node)}}
     kubectl.apply(server_job("servers", 500, **servers, **SHORT))
     step = train_until_a_checkpoint(kubectl, "gang")
-    kubectl.wait("Running", "servers")
-    kubectl.until(lambda: newest_checkpoint(kubectl, "servers") > 0, "a checkpoint", job="servers")
+    train_until_a_checkpoint(kubectl, "servers")
     victims = {index: pod(kubectl, "servers", "ps", index) for index in SERVERS}
     assert {one["spec"]["nodeName"] for one in victims.values()} == {node}, kubectl.story("servers")
     assert node in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}, kubectl.story("gang")

@@ -42,7 +42,7 @@ def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> 
         found = verdict(kubectl, "drained")
         assert (found["class"], found["reason"]) == ("Disruption", "Drained"), kubectl.story("drained")
         saved = kubectl.status("drained")["checkpoint"]["step"]
-        kubectl.until(lambda: kubectl.condition("drained", "Running").get("status") == "True", "running again")
+        kubectl.wait("Running", "drained")
         assert saved < first_step(kubectl, "drained", attempt=2) <= saved + 20
         assert {pod["spec"]["nodeName"] for pod in kubectl.pods("drained")}.isdisjoint({node})
         status = kubectl.status("drained")
@@ -128,7 +128,7 @@ def test_a_pod_killed_as_a_whole_is_replaced_although_the_operator_is_killed_in_
     step = train_until_a_checkpoint(kubectl, "headless")
     kubectl("delete", "pod", kubectl.pods("headless")[1]["metadata"]["name"], "--grace-period=0", "--force")
     kubectl.run("delete", "pod", "-n", SYSTEM, "--all", "--grace-period=0", "--force", timeout=150)
-    kubectl.until(lambda: kubectl.status("headless").get("attempt") == 2, "attempt 2", job="headless")
+    kubectl.wait_for("{.status.attempt}=2", "headless")
     kubectl.wait("Running", "headless")
     assert first_step(kubectl, "headless", attempt=2) >= step
     kubectl.wait("Finished", "headless")

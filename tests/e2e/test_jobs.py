@@ -81,7 +81,7 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
     (victim,) = [p for p in kubectl.pods("killed") if p["metadata"]["labels"]["disttrain.io/index"] == "1"]
     kill = "import os, signal; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), signal.SIGKILL)"
     kubectl("exec", victim["metadata"]["name"], "-c", "trainer", "--", "python3", "-c", kill)
-    kubectl.until(lambda: kubectl.status("killed").get("attempt") == 2, "attempt 2", job="killed")
+    kubectl.wait_for("{.status.attempt}=2", "killed")
     kubectl.wait("Running", "killed")
     assert first_step(kubectl, "killed", attempt=2) >= step
     status = kubectl.status("killed")

@@ -26,6 +26,7 @@ from tests.soak import SOAK
 
 Raw = dict[str, Any]
 
+AS_IN_ITS_IMAGE = Path(__file__).with_name("as_in_its_image")
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
 SECONDS = 60.0
@@ -69,7 +70,8 @@ class OperatorProcess:
         self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
         self._command += ["--health-address=127.0.0.1", f"--health-port={self._port}", *flags]
         self._command = dying_with_parent(self._command)
-        packages = os.pathsep.join(str(REPOSITORY / part) for part in ("api", "operator"))
+        parts = (AS_IN_ITS_IMAGE, REPOSITORY / "api", REPOSITORY / "operator")
+        packages = os.pathsep.join(str(part) for part in parts)
         self._environment = os.environ | {"PYTHONPATH": packages}
         self.process: subprocess.Popen[bytes] | None = None
 
