@@ -30,7 +30,8 @@ setup: $(VENV)/.stamp ## Make .venv with everything in it; does nothing when not
 	@:
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@# One that works is kept, whichever Python made it: two in one folder do not.
+	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt pip # an older one may take half as long again
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
