@@ -21,9 +21,10 @@ DOCKERFILES = {"operator": "operator/Dockerfile", "trainer": "trainer_image/Dock
 IMAGES = tuple(DOCKERFILES)
 
 _SUITE = "bookworm"
-_PACKAGES = "python3,python3-venv,ca-certificates"
+_PACKAGES = "python3,python3-venv,ca-certificates,usr-is-merged"
+_MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _UNNEEDED = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
-BASE_IMAGE = f"localhost/disttrain/base:{_SUITE}-1"
+BASE_IMAGE = f"localhost/disttrain/base:{_SUITE}-2"
 """The number is to be raised when what follows from the lines above changes."""
 
 
@@ -47,11 +48,11 @@ def _ensure_base(say: Say) -> None:
         return
     say("building the base image")
     tree = images_folder() / "base.tree"
-    mounts.unmount_below(tree)  # a debootstrap that was killed leaves /proc in there
+    mounts.unmount_below(tree)  # one that was killed leaves /proc in there
     shutil.rmtree(tree, ignore_errors=True)
     tree.parent.mkdir(parents=True, exist_ok=True)
-    bootstrap = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(tree)]
-    run(bootstrap, doing="debootstrap", log=images_folder() / "base.log")
+    what = ["--variant=minbase", f"--hook-dir={_MERGED_USR}", f"--include={_PACKAGES}"]
+    run(["mmdebstrap", *what, _SUITE, str(tree)], doing="mmdebstrap", log=images_folder() / "base.log")
     mounts.unmount_below(tree)
     _trim(tree)
     container = run([*_buildah(), "from", "scratch"]).strip()
