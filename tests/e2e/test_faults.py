@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, WITH_SLOW_DATA, long_job, program
-from tests.e2e.observe import end_soon, first_step, train_until_a_checkpoint, verdict
+from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint, verdict
 
 SLOT = "example.com/slot"
 
@@ -123,15 +123,20 @@ def test_a_quota_is_named_and_the_job_runs_when_it_is_raised(kubectl: Kubectl) -
     kubectl.wait("Complete", "quota")
 
 
-def test_a_pod_killed_as_a_whole_is_replaced_although_the_operator_is_killed_in_mid_restart(kubectl: Kubectl) -> None:
-    kubectl.apply(long_job("headless", training={"steps": 500}))
+def test_pods_killed_as_a_whole_are_replaced_also_where_the_operator_is_killed_in_mid_restart(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("headless", training={"steps": 800}))
     step = train_until_a_checkpoint(kubectl, "headless")
-    kubectl("delete", "pod", kubectl.pods("headless")[1]["metadata"]["name"], "--grace-period=0", "--force")
-    kubectl.run("delete", "pod", "-n", SYSTEM, "--all", "--grace-period=0", "--force", timeout=150)
-    kubectl.wait_for("{.status.attempt}=2", "headless")
-    kubectl.wait("Running", "headless")
-    assert first_step(kubectl, "headless", attempt=2) >= step
-    kubectl.wait("Finished", "headless")
+    for attempt, with_operator in ((2, False), (3, True)):
+        kubectl("delete", "pod", kubectl.pods("headless")[1]["metadata"]["name"], "--grace-period=0", "--force")
+        if with_operator:
+            kubectl.run("delete", "pod", "-n", SYSTEM, "--all", "--grace-period=0", "--force", timeout=150)
+        kubectl.wait_for(f"{{.status.attempt}}={attempt}", "headless")
+        kubectl.wait("Running", "headless")
+        begun = first_step(kubectl, "headless", attempt)
+        assert begun >= step
+        step = checkpoint(kubectl, "headless", begun)
+    kubectl.wait("Finished", "headless", patience=400)
     status = kubectl.status("headless")
     assert kubectl.condition("headless", "Complete")["status"] == "True", kubectl.story("headless")
-    assert (status["restarts"], len(status["attempts"]), status["progress"]["step"]) == (1, 2, 500)
+    found = (status["restarts"], status["attempt"], len(status["attempts"]), status["progress"]["step"])
+    assert found == (2, 3, 3, 800)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.soak import SOAK
-
 from .conftest import Workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,14 +16,11 @@ UNIFORM_BYTES = math.log(256)
 ELSEWHERE = ("-gpu", "-cluster")
 # test_training.py and test_collectives.py have them, in more detail.
 RUN_ELSEWHERE = {"ddp", "collectives"}
-# tests/e2e runs them on a cluster, half as long.
-RUN_ON_A_CLUSTER = {"fsdp-tensor", "pipeline", "moe"}
 
 
 def names() -> list[str]:
     found = (path.stem for path in EXAMPLES.glob("*.yaml"))
-    elsewhere = RUN_ELSEWHERE if SOAK else RUN_ELSEWHERE | RUN_ON_A_CLUSTER
-    return sorted(name for name in found if not name.endswith(ELSEWHERE) and name not in elsewhere)
+    return sorted(name for name in found if not name.endswith(ELSEWHERE) and name not in RUN_ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", names())
