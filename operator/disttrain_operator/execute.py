@@ -2,9 +2,12 @@
 
 All of a gang goes out at once, at most `max_in_flight` requests at a time; only a PodGroup goes ahead of its pods:
 their scheduler may refuse them without it. One pod is held back until Service, Secret and claim are there: so a gang
-that is complete has all it needs, and a process that is killed half-way finds a pod missing and comes here again. What
-the API server refuses becomes a CreateProblem that the next decision sees; it stays until the child is created or no
-longer wanted. Every request may be repeated: names are fixed, deletes carry a uid.
+that is complete has all it needs, and a process that is killed half-way finds a pod missing and comes here again. A
+process that has seen them for an earlier attempt holds nothing back: it asks for them once more, lest somebody took
+them away, but the new pods need not wait for that.
+
+What the API server refuses becomes a CreateProblem that the next decision sees; it stays until the child is created or
+no longer wanted. Every request may be repeated: names are fixed, deletes carry a uid.
 """
 
 import asyncio
@@ -25,6 +28,8 @@ from disttrain_operator.snapshot import ChildKey, World, core_collection, job_co
 
 Work = Callable[[], Awaitable[object]]
 
+# Creations that begin in one turn of the event loop.
+_BEGUN_PER_TURN = 4
 # Refusals that say nothing of the next pod of the same template.
 _OF_ONE_NAME = (Reason.NAME_CONFLICT, Reason.WAITING_FOR_OLD_PODS)
 
@@ -80,12 +85,13 @@ class _Round:
             await self._side_by_side(list(self._ahead_of_pods(attempt)))
             if self._support_is_refused():
                 actions = [action for action in actions if not isinstance(action, CreatePod)]
+        had_support = self.supported is not None and self._has_service()
         support = [] if attempt is None else [self._counted(work) for work in self._support(attempt)]
         self._support_left = len(support)
         others = [work for action in actions for work in self._other(action)]
         first, then = self._in_order([action for action in actions if isinstance(action, CreatePod)])
         creations = [[self._creation(pod) for pod in part] for part in (first, then)]
-        if support and first:
+        if support and first and not had_support:
             last = creations[1] or creations[0]
             last.append(self._after_support(last.pop()))
         await self._side_by_side([*support, *others, *creations[0]])
@@ -132,7 +138,7 @@ class _Round:
 
     def _support(self, attempt: int) -> Iterator[Work]:
         job = self._job
-        if not self._world.has_service(job.uid, child_name(job.name, job.uid)):
+        if not self._has_service():
             yield lambda: self._create(service(job, self._site), self._world.services)
         if self.supported == attempt:
             return
@@ -143,6 +149,9 @@ class _Round:
         budget = disruption_budget(job)
         if budget is not None:
             yield lambda: self._create(budget)
+
+    def _has_service(self) -> bool:
+        return self._world.has_service(self._job.uid, child_name(self._job.name, self._job.uid))
 
     def _other(self, action: Action) -> Iterator[Work]:
         if isinstance(action, DeletePod):
@@ -215,15 +224,19 @@ class _Round:
         """All of it, as many at a time as the client lets through. The first error stops what has not begun."""
         waiting = iter(works)
 
-        async def work_off() -> None:
+        async def work_off(turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
             for work in waiting:
+                if self._errors:
+                    return
                 try:
                     await work()
                 except KubeError as error:
                     self._errors.append(error)
-                if self._errors:
-                    return
 
-        await asyncio.gather(*(work_off() for _ in range(min(len(works), self._client.max_in_flight))))
+        # A request leaves when its turn of the loop ends: the API server need not wait until all are made.
+        workers = range(min(len(works), self._client.max_in_flight))
+        await asyncio.gather(*(work_off(worker // _BEGUN_PER_TURN) for worker in workers))
         if self._errors:
             raise self._errors[0]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from disttrain_api.names import Label
+from disttrain_api.names import Label, Role
+from disttrain_operator.decide.actions import CreatePod, CreateSupport
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client
@@ -98,6 +99,28 @@ async def test_the_last_pod_waits_for_what_all_of_them_need(shell: Shell) -> Non
     last = max(index for index, write in enumerate(writes) if write == "POST /pods")
     assert last > writes.index("POST /services")
     assert last > writes.index("POST /secrets")
+
+
+async def test_pods_of_a_later_attempt_wait_for_what_they_need_unless_it_was_seen(api: FakeApi, client: Client) -> None:
+    shell = await a_shell(api, client)
+    job, _ = shell.world.snapshot(shell.key.uid) or pytest.fail("the job is unknown")
+
+    def executor() -> Executor:
+        return Executor(client, shell.world, lambda job: Site(trainer_image="image", token="token"))
+
+    async def pods_made(by: Executor, attempt: int) -> int:
+        before = len(shell.pods())
+        pods = [CreatePod(Role.WORKER, index, attempt, "wanted") for index in range(3)]
+        await by.execute(job, [CreateSupport(attempt, "wanted"), *pods])
+        return len(shell.pods()) - before
+
+    first = executor()
+    assert await pods_made(first, 1) == 3
+    # As a full quota answers, although the Secret is there.
+    api.refusals.append(refuse("/secrets", lambda: refusal(403, "Forbidden", "exceeded quota: secrets")))
+    assert await pods_made(first, 2) == 3
+    assert len(api.asked("POST", "/secrets")) == 2
+    assert await pods_made(executor(), 3) == 2
 
 
 async def test_nothing_more_is_asked_when_nothing_has_changed(shell: Shell) -> None:
