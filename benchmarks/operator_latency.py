@@ -3,6 +3,7 @@
 The floor, measured in the same run and in turn: the same pods, serialised beforehand, POSTed directly by the same
 client with as many requests in flight. So the ratio is what the operator adds: noticing the job, deciding, writing the
 attempt into its status before anything is made, Service and Secret, building the pods, and its own share of the CPU.
+For many jobs at once a second row has the same requests sent without an operator: no operator can be below that.
 
 A real etcd, kube-apiserver, scheduler and controller-manager; the nodes are kwok's. All of it runs on this one machine,
 so the API server, which does most of the work, is disturbed by whatever the operator spends.
@@ -13,6 +14,7 @@ so the API server, which does most of the work, is disturbed by whatever the ope
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -20,6 +22,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "oper
 
 from benchmarks import harness
 from benchmarks.operator_world import World, world
+from benchmarks.requests_alone import requests_alone
 
 
 @dataclass(frozen=True)
@@ -35,30 +38,36 @@ class Case:
 
     def __str__(self) -> str:
         what = "job" if self.jobs == 1 else f"{self.jobs} jobs"
-        return f"{what} of {self.replicas} pods: POST to all created"
+        return f"{what} of {self.replicas} pods"
 
 
 CASES = (Case(1, 8, 7), Case(1, 64, 7), Case(1, 200, 7), Case(1, 1000, 3), Case(100, 8, 3))
 QUICK = (Case(1, 8, 3), Case(1, 64, 3), Case(20, 8, 3))
 
 
-def measured(case: Case, there: World) -> harness.Row:
-    """Floor and value in turn."""
-    values: list[float] = []
+def measured(case: Case, there: World) -> Iterator[harness.Row]:
+    """Floor and values in turn."""
     floors: list[float] = []
+    values: list[float] = []
+    alone: list[float] = []
+    kinds = [(there.floor, floors), (there.ours, values)]
+    if case.jobs > 1:
+        kinds.append((partial(requests_alone, there), alone))
     for repeat in range(case.repeats):
-        for what, into in ((there.floor, floors), (there.ours, values)):
+        for what, into in kinds:
             into.append(there.run(what(case.named(f"job-{repeat}"))))
             there.run(there.clear())
-    return harness.row(str(case), "s", values, floors)
+    yield harness.row(f"{case}: POST to all created", "s", values, floors)
+    if alone:
+        yield harness.row(f"{case}: the same requests alone", "s", alone, floors)
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
     with world() as there:
         # The first round warms connections and caches on both sides.
-        measured(Case(1, 64, 1), there)
+        list(measured(Case(1, 64, 1), there))
         for case in QUICK if quick else CASES:
-            yield measured(case, there)
+            yield from measured(case, there)
 
 
 if __name__ == "__main__":
