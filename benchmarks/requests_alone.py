@@ -50,13 +50,15 @@ def job_requests(name: str, replicas: int, owner_uid: str) -> JobRequests:
     return JobRequests(
         job=orjson.dumps(manifest(name, replicas, managedBy=_OTHERS)),
         status=(f"{job_collection(NAMESPACE)}/{name}/status", orjson.dumps(status_body(job, decision.status))),
-        support=[_post("services", service(job, site)), _post("secrets", secret(job, site))],
+        support=[_post("services", name, service(job, site)), _post("secrets", name, secret(job, site))],
         pods=[(core_collection("pods", NAMESPACE), body) for body in pod_bodies(name, replicas, owner_uid)],
-        events=[_post("events", event) for event in events],
+        events=[_post("events", f"{name}.{number}", event) for number, event in enumerate(events)],
     )
 
 
-def _post(plural: str, body: dict[str, Any]) -> Request:
+def _post(plural: str, name: str, body: dict[str, Any]) -> Request:
+    # Under the job's own uid: what an earlier job of this name had may still be there.
+    body["metadata"]["name"] = f"{name}-{_UID}"
     return core_collection(plural, NAMESPACE), orjson.dumps(body)
 
 
