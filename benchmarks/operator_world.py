@@ -28,7 +28,7 @@ from disttrain_operator.plan.desired import GangPlan, Site
 from disttrain_operator.snapshot import core_collection, job_collection
 from tests.cluster.api import ApiClient, wait_for
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
+from tests.cluster.paths import OPERATOR_PATH, REPOSITORY
 from tests.cluster.ports import free_port
 from tests.cluster.processes import dying_with_parent
 
@@ -187,9 +187,8 @@ class OperatorUnderTest:
         port = free_port()
         command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={kubeconfig}", "--log-level=WARNING"]
         command += ["--health-address=127.0.0.1", f"--health-port={port}", *flags]
-        paths = os.pathsep.join(str(REPOSITORY / part) for part in ("api", "operator"))
         with self.log.open("wb") as output:
-            environment = os.environ | {"PYTHONPATH": paths}
+            environment = os.environ | {"PYTHONPATH": OPERATOR_PATH}
             self.process = subprocess.Popen(dying_with_parent(command), stderr=output, env=environment)
         wait_for(lambda: self._ready(port) or not self.alive(), 60, lambda: f"not ready: {self.state()}")
         if not self.alive():

@@ -9,6 +9,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(__file__).resolve().parent
 TOOL_MODULES = PACKAGE / "tools"
 TEMPLATES = PACKAGE / "templates"
+OPERATOR_PATH = os.pathsep.join(
+    str(part) for part in (PACKAGE / "as_in_its_image", REPOSITORY / "api", REPOSITORY / "operator")
+)
+"""PYTHONPATH of an operator from the sources."""
 
 
 def cache_folder() -> Path:

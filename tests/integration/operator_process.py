@@ -19,20 +19,19 @@ import yaml
 from tests.builders import merge
 from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
+from tests.cluster.paths import OPERATOR_PATH, REPOSITORY
 from tests.cluster.ports import free_port
 from tests.cluster.processes import dying_with_parent
 from tests.soak import SOAK
 
 Raw = dict[str, Any]
 
-AS_IN_ITS_IMAGE = Path(__file__).with_name("as_in_its_image")
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
 SECONDS = 60.0
+"""How long a test waits for what should take a moment."""
 LIVES_LONGER = 1.3 if SOAK else 1.6
 """How many times as long an operator lives that is killed again and again, until it gets through."""
-"""How long a test waits for what should take a moment."""
 
 
 def install_crd(api: ApiClient) -> None:
@@ -70,9 +69,7 @@ class OperatorProcess:
         self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
         self._command += ["--health-address=127.0.0.1", f"--health-port={self._port}", *flags]
         self._command = dying_with_parent(self._command)
-        parts = (AS_IN_ITS_IMAGE, REPOSITORY / "api", REPOSITORY / "operator")
-        packages = os.pathsep.join(str(part) for part in parts)
-        self._environment = os.environ | {"PYTHONPATH": packages}
+        self._environment = os.environ | {"PYTHONPATH": OPERATOR_PATH}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
