@@ -3,7 +3,7 @@
 The floor, measured in the same run and in turn: the same pods, serialised beforehand, POSTed directly by the same
 client with as many requests in flight. So the ratio is what the operator adds: noticing the job, deciding, writing the
 attempt into its status before anything is made, Service and Secret, building the pods, and its own share of the CPU.
-For many jobs at once a second row has the same requests sent without an operator: no operator can be below that.
+For many jobs at once a second row has the same requests sent without an operator: what they cost by themselves.
 
 A real etcd, kube-apiserver, scheduler and controller-manager; the nodes are kwok's. All of it runs on this one machine,
 so the API server, which does most of the work, is disturbed by whatever the operator spends.

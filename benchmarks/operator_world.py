@@ -34,6 +34,8 @@ from tests.cluster.processes import dying_with_parent
 
 NAMESPACE = "benchmark"
 OWNER = "owner"
+UNKNOWN_UID = "00000000-0000-4000-8000-000000000000"
+"""Of a job whose children are built before it is there."""
 IMAGE = "registry.example/train:1"
 _ADDED = b'{"type":"ADDED"'
 
@@ -62,7 +64,7 @@ def manifest(name: str, replicas: int, **run_policy: Any) -> dict[str, Any]:
 def pod_bodies(name: str, replicas: int, owner_uid: str) -> list[bytes]:
     """The pods that the operator would make, under a label that it does not watch, owned by something that exists."""
     raw = manifest(name, replicas)
-    raw["metadata"] |= {"uid": "00000000-0000-4000-8000-000000000000", "resourceVersion": "1"}
+    raw["metadata"] |= {"uid": UNKNOWN_UID, "resourceVersion": "1"}
     plan = GangPlan(job_facts(raw), 1, Site(trainer_image=IMAGE, token=""))
     pods = [plan.pod(Role.WORKER, index) for index in range(replicas)]
     for pod in pods:

@@ -1,4 +1,4 @@
-"""The requests of jobs that begin, without an operator: what is left of it if deciding and watching cost nothing.
+"""The requests of jobs that begin, without an operator: what is left of it if it decided and watched for nothing.
 
 Each job is POSTed as one that another controller manages, so that the operator keeps out. Then go its status, and once
 that is written Service, Secret, pods and Event: all serialised beforehand, and in the operator's order.
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.operator_world import IMAGE, NAMESPACE, OWNER, World, manifest, pod_bodies
+from benchmarks.operator_world import IMAGE, NAMESPACE, OWNER, UNKNOWN_UID, World, manifest, pod_bodies
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Observed, job_facts
 from disttrain_operator.events import event_manifest
@@ -21,7 +21,7 @@ from disttrain_operator.plan.desired import Site, secret, service
 from disttrain_operator.reconcile import status_body
 from disttrain_operator.snapshot import core_collection, job_collection
 
-_UID, _VERSION = "00000000-0000-4000-8000-000000000000", "999999999"
+_UNKNOWN_VERSION = "999999999"
 _OTHERS = "benchmark.example/nobody"
 
 Request = tuple[str, bytes]
@@ -29,7 +29,7 @@ Request = tuple[str, bytes]
 
 @dataclass(frozen=True)
 class JobRequests:
-    """What is asked for one job. Bodies name the job by _UID and _VERSION until it has its own."""
+    """What is asked for one job. Bodies name the job by UNKNOWN_UID and _UNKNOWN_VERSION until it has its own."""
 
     job: bytes
     status: Request
@@ -41,12 +41,12 @@ class JobRequests:
 def job_requests(name: str, replicas: int, owner_uid: str) -> JobRequests:
     """All bodies of one job."""
     raw = manifest(name, replicas)
-    raw["metadata"] |= {"uid": _UID, "resourceVersion": _VERSION}
+    raw["metadata"] |= {"uid": UNKNOWN_UID, "resourceVersion": _UNKNOWN_VERSION}
     job, now, site = job_facts(raw), datetime.now(UTC), Site(trainer_image=IMAGE, token="token")
     decision = decide(job, Observed(), now)
     if decision.status is None:
         raise AssertionError("a new job begins with a status")
-    events = [event_manifest(job, _VERSION, event, now) for event in decision.events]
+    events = [event_manifest(job, _UNKNOWN_VERSION, event, now) for event in decision.events]
     return JobRequests(
         job=orjson.dumps(manifest(name, replicas, managedBy=_OTHERS)),
         status=(f"{job_collection(NAMESPACE)}/{name}/status", orjson.dumps(status_body(job, decision.status))),
@@ -58,7 +58,7 @@ def job_requests(name: str, replicas: int, owner_uid: str) -> JobRequests:
 
 def _post(plural: str, name: str, body: dict[str, Any]) -> Request:
     # Under the job's own uid: what an earlier job of this name had may still be there.
-    body["metadata"]["name"] = f"{name}-{_UID}"
+    body["metadata"]["name"] = f"{name}-{UNKNOWN_UID}"
     return core_collection(plural, NAMESPACE), orjson.dumps(body)
 
 
@@ -71,9 +71,8 @@ async def requests_alone(there: World, jobs: Sequence[tuple[str, int]]) -> float
         made = (await there.client.create(job_collection(NAMESPACE), requests.job))["metadata"]
 
         def of_this_job(body: bytes) -> bytes:
-            return body.replace(_UID.encode(), made["uid"].encode()).replace(
-                _VERSION.encode(), made["resourceVersion"].encode()
-            )
+            named = body.replace(UNKNOWN_UID.encode(), made["uid"].encode())
+            return named.replace(_UNKNOWN_VERSION.encode(), made["resourceVersion"].encode())
 
         path, body = requests.status
         await there.client.replace(path, of_this_job(body))
