@@ -18,6 +18,10 @@ from tests.cluster.errors import ClusterError
 
 Json = Any
 
+REQUEST_SECONDS = 60
+"""How long a request may take: what the API server itself allows one. A machine that is busy, or stands still for a
+moment, has taken more than 10 s for the schema of the jobs, which takes half a second otherwise."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -38,7 +42,7 @@ class ApiClient:
 
     def ask(self, method: str, path: str, body: Json = None) -> Answer:
         """Raises OSError if nobody answers."""
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=10, context=self._tls)
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=REQUEST_SECONDS, context=self._tls)
         try:
             content = "application/merge-patch+json" if method == "PATCH" else "application/json"
             payload = None if body is None else json.dumps(body)

@@ -86,7 +86,7 @@ class OperatorProcess:
     def health(self, page: str) -> int:
         """Status code of a health page; 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{page}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{page}", timeout=SECONDS) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -95,7 +95,7 @@ class OperatorProcess:
 
     def page(self, name: str) -> str:
         """Text of a health page, or of /metrics."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=SECONDS) as answer:
             text: str = answer.read().decode()
         return text
 
