@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from benchmarks import bare_experts
 from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.recipe import build_model, load_data
 
@@ -41,11 +42,15 @@ def pipeline_step(module: nn.Module, microbatches: int) -> tuple[nn.Module, Call
 
 def whole_step(model: nn.Module) -> Callable[[Tensor, Tensor], object]:
     """Forward and backward pass of the whole model."""
+    if bare_experts.experts_of(model):
+        return lambda inputs, targets: bare_experts.backward(model, mean_loss(model(inputs), targets))
     return lambda inputs, targets: mean_loss(model(inputs), targets).backward()
 
 
 def wrap(module: nn.Module, job: JobConfig, world: int) -> nn.Module:
-    """DDP, FSDP2 or tensor parallelism, as one would write it down."""
+    """DDP, FSDP2, expert or tensor parallelism, as one would write it down."""
+    if job.parallelism.expert_parallel_degree:
+        return bare_experts.spread(module, init_device_mesh("cpu", (world,)))
     if job.parallelism.data_parallel_shard_degree:
         mesh = init_device_mesh("cpu", (world,))
         for layer in module.layers():
@@ -73,7 +78,11 @@ class BareLoop:
         else:
             model = wrap(model, job, world)
             self._compute = whole_step(model)
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=job.training.optimizer.learning_rate)
+        # FSDP2's parameters are DTensors, which an optimizer's group does not mix with others.
+        own = bare_experts.own_parameters(model)
+        others = [parameter for parameter in model.parameters() if all(parameter is not expert for expert in own)]
+        groups = [{"params": group} for group in (others, own) if group]
+        self._optimizer = torch.optim.AdamW(groups, lr=job.training.optimizer.learning_rate)
         dataset = load_data(job.training).training
         sampler = DistributedSampler(dataset, replicas, dist.get_rank() % replicas)
         loader = DataLoader(dataset, job.training.micro_batch_size * microbatches, sampler=sampler, drop_last=True)

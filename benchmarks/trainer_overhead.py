@@ -18,11 +18,12 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trai
 
 from benchmarks import harness, ranks
 
-RANKS, TOKENS = 2, 128
+RANKS, TOKENS, EXPERTS = 2, 128, 4
 STRATEGIES = {
     "DDP": {},
     "DDP, static graph": {"dataParallel": {"staticGraph": True}},
     "FSDP2": {"dataParallelShardDegree": RANKS},
+    "expert parallel": {"dataParallelShardDegree": RANKS, "expertParallelDegree": RANKS},
     "tensor parallel": {"tensorParallelDegree": RANKS},
     "pipeline, 1F1B": {"pipelineParallelDegree": RANKS, "pipeline": {"microbatches": 2 * RANKS}},
 }
@@ -30,8 +31,11 @@ STRATEGIES = {
 
 def job(parallelism: dict[str, Any], steps: int) -> dict[str, Any]:
     """job.json of a GPT that computes for some tens of milliseconds per step."""
+    config: dict[str, Any] = {"layers": 4, "heads": 4, "width": 128, "tieWeights": False}
+    if "expertParallelDegree" in parallelism:
+        config |= {"experts": EXPERTS, "expertsPerToken": 2}
     training = {
-        "model": {"name": "gpt", "config": {"layers": 4, "heads": 4, "width": 128, "tieWeights": False}},
+        "model": {"name": "gpt", "config": config},
         "data": {
             "name": "synthetic",
             "config": {"kind": "Tokens", "sequenceLength": TOKENS, "size": 4096, "heldOutFraction": 0.01},
