@@ -31,6 +31,13 @@ MODEL_REFUSALS = (
         {"parallelism": {**SYNC, "devicesPerProcess": 2}, "training": RESNET},
     ),
     Refusal(
+        "ModelsLossNeedsEntrypoint",
+        "spec.training.loss.name",
+        "`loss.name` Model is a method of a model of your own, which 'mlp' is not: name CrossEntropy or"
+        " MeanSquaredError, or give `model.entrypoint`",
+        {"training": {"loss": {"name": "Model"}}},
+    ),
+    Refusal(
         "MetaDeviceNeedsModel",
         "spec.training.model.metaDevice",
         "`metaDevice` needs a model that is initialised by layers, which 'mlp' is not: remove it",
@@ -43,6 +50,13 @@ MODELS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "layers of a process normalised over all replicas": {
         "parallelism": {**SYNC, "devicesPerProcess": 2, "deviceMode": "Place"},
         "training": RESNET,
+    },
+    "a loss that a user's model brings along": {
+        "training": {
+            "loss": {"name": "Model"},
+            "model": {"name": None, "entrypoint": "mine:build"},
+            "data": {"name": None, "entrypoint": "mine:data"},
+        }
     },
     "a model that is built without memory": {
         "training": {"model": {"name": "gpt", "metaDevice": True}, "data": {"name": "text"}}

@@ -50,10 +50,11 @@ class LrScheduleName(StrEnum):
 
 
 class LossName(StrEnum):
-    """Losses of torch.nn.functional."""
+    """Losses of torch.nn.functional, and the model's own."""
 
     CROSS_ENTROPY = "CrossEntropy"
     MEAN_SQUARED_ERROR = "MeanSquaredError"
+    MODEL = "Model"
 
 
 class BestMetric(StrEnum):
@@ -151,7 +152,7 @@ class Loss(ApiModel):
     """The training loss, averaged over samples (over tokens for text)."""
 
     name: LossName = LossName.CROSS_ENTROPY
-    """CrossEntropy or MeanSquaredError."""
+    """CrossEntropy, MeanSquaredError, or Model: the method `loss(outputs, targets)` of a model of your own."""
     label_smoothing: Fraction | None = None
     """CrossEntropy only. Absent: 0."""
 
@@ -245,11 +246,11 @@ class Training(ApiModel):
     max_gradient_norm: PositiveNumber | None = None
     """Gradients are scaled down to this norm. Absent: no clipping."""
     precision: Precision = Precision.FP32
-    """FP32; TF32 lets GPUs round the factors of matrix products; BF16 and FP16 run the forward pass under autocast,
-    FP16 with a loss scaler."""
+    """FP32; TF32 lets GPUs round the factors of matrix products; BF16 and FP16 run the forward pass under autocast
+    (shards: gather parameters in BF16), FP16 with a loss scaler. Losses are computed in FP32."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     """None keeps all activations. Selective keeps the results of matrix products and attention. Full keeps the inputs
-    of each layer only."""
+    of each layer only. The model's last layer keeps all: its backward pass follows at once."""
     offload: Offload = Offload()
     """What lies in the host's memory."""
     compile: bool = False

@@ -26,7 +26,7 @@ from disttrain_trainer.flops import work_of
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.optimizers import build_optimizer
-from disttrain_trainer.parallel.activations import offload, recompute
+from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
@@ -59,7 +59,7 @@ def build_state(config: Config, world: World) -> State:
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
-    precision, loss = build_precision(training, world), build_loss(training.loss, training.compile)
+    precision, loss = build_precision(training, world), build_loss(training.loss, module, training.compile)
     sampler = Sampler(len(data.training), training.seed, config.batch, world.replicas)
     routing = watch_routing(module, world)
     model, pipeline = module, None
@@ -97,6 +97,7 @@ def parallelise(module: nn.Module, config: Config, world: World) -> nn.Module:
     share_layers(module, config.job.parallelism, world)
     experts = spread_experts(module, config.job.parallelism, world)
     layers = layers_of(module)
+    require_layers(module, layers, training.activation_checkpointing)
     # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.
     recompute(layers[:-1] if composes(module) and len(layers) > 1 else layers, training.activation_checkpointing)
     if training.compile:

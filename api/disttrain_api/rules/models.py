@@ -1,9 +1,9 @@
-"""What a model must have for a technique that changes it: batch normalisation over replicas, the meta device."""
+"""What a model must have for what asks for it: normalisation over replicas, a loss of its own, the meta device."""
 
 from disttrain_api.parallelism import DeviceMode
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ActivationCheckpointing, ModelName
+from disttrain_api.training import ActivationCheckpointing, LossName, ModelName
 
 _PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 _OFF = "!self.parallelism.dataParallel.syncBatchNorm"
@@ -64,6 +64,22 @@ MODEL_RULES = (
         " || (has(self.deviceMode) && self.deviceMode == 'Place')",
         values={"devices": "self.devicesPerProcess"},
         reads=(_PATH, "spec.parallelism.devicesPerProcess", "spec.parallelism.deviceMode"),
+    ),
+    Rule(
+        id="ModelsLossNeedsEntrypoint",
+        path="spec.training.loss.name",
+        scope="spec.training",
+        sentence="`loss.name` Model is a method of a model of your own, which '{model}' is not: name CrossEntropy or"
+        " MeanSquaredError, or give `model.entrypoint`",
+        check=lambda spec: when(
+            spec.training is not None
+            and spec.training.loss.name is LossName.MODEL
+            and spec.training.model.name is not None,
+            model=spec.training.model.name or "" if spec.training else "",
+        ),
+        cel="self.loss.name != 'Model' || !has(self.model.name)",
+        values={"model": "self.model.name"},
+        reads=("spec.training.loss.name", "spec.training.model.name"),
     ),
     Rule(
         id="MetaDeviceNeedsModel",

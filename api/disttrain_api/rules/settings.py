@@ -5,7 +5,7 @@ from collections.abc import Callable
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.run_policy import RestartPolicy, RunPolicy
 from disttrain_api.spec import AccessMode, JobSpec
-from disttrain_api.training import LossName, LrScheduleName, OptimizerName, Training
+from disttrain_api.training import Loss, LossName, LrScheduleName, OptimizerName, Training
 
 _DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default
 
@@ -17,6 +17,11 @@ def _pascal(alias: str) -> str:
 def _in_training(wrong: Callable[[Training], bool]) -> Callable[[JobSpec], Values | None]:
     """A check of `spec.training`, which may be absent."""
     return lambda spec: when(spec.training is not None and wrong(spec.training))
+
+
+def _smoothed_otherwise(spec: JobSpec) -> Values | None:
+    loss = spec.training.loss if spec.training is not None else Loss()
+    return when(loss.label_smoothing is not None and loss.name is not LossName.CROSS_ENTROPY, loss=loss.name.value)
 
 
 def _name_or_entrypoint(part: str) -> Rule:
@@ -147,13 +152,10 @@ SETTING_RULES = (
         id="LabelSmoothingNeedsCrossEntropy",
         path="spec.training.loss.labelSmoothing",
         scope="spec.training.loss",
-        sentence="`labelSmoothing` is a setting of CrossEntropy, not of MeanSquaredError: remove it or change `name`",
-        check=_in_training(
-            lambda training: (
-                training.loss.label_smoothing is not None and training.loss.name is not LossName.CROSS_ENTROPY
-            )
-        ),
+        sentence="`labelSmoothing` is a setting of CrossEntropy, not of {loss}: remove it or change `name`",
+        check=_smoothed_otherwise,
         cel="!has(self.labelSmoothing) || self.name == 'CrossEntropy'",
+        values={"loss": "self.name"},
         reads=("spec.training.loss.labelSmoothing", "spec.training.loss.name"),
     ),
     Rule(

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 from disttrain_api.training import Loss
+from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import IGNORED, build_loss, weight_of
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -15,8 +20,10 @@ TOKENS = torch.randint(5, (4, 6), generator=GENERATOR)
 ONES, SOME = torch.ones(8), torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
 
 
-def mean(loss, outputs, targets, weights):
-    return (build_loss(loss).sum(outputs, targets, weights) / weight_of(targets, weights)).item()
+def mean(loss, outputs, targets, weights, model=None):
+    return (
+        build_loss(loss, model or nn.Identity()).sum(outputs, targets, weights) / weight_of(targets, weights)
+    ).item()
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.1])
@@ -44,7 +51,7 @@ def test_compiled_cross_entropy_is_the_plain_one():
     found = []
     for compiled in (False, True):
         outputs = TOKEN_LOGITS.clone().requires_grad_()
-        loss = build_loss(Loss(label_smoothing=0.1), compiled).sum(outputs, targets, torch.ones(4))
+        loss = build_loss(Loss(label_smoothing=0.1), nn.Identity(), compiled).sum(outputs, targets, torch.ones(4))
         loss.backward()
         found.append((loss.detach(), outputs.grad))
     for plain, one_kernel in zip(*found, strict=True):
@@ -62,3 +69,82 @@ def test_squared_error_is_torchs_mean(shape):
 def test_squared_error_of_classes_is_that_of_one_hot_vectors():
     expected = functional.mse_loss(LOGITS, functional.one_hot(CLASSES, 5).double())
     assert mean(Loss(name="MeanSquaredError"), LOGITS, CLASSES, ONES) == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["CrossEntropy", "MeanSquaredError"])
+def test_losses_of_half_precision_are_summed_in_single_precision(name, compiled):
+    many = torch.randn(4096, 5, generator=GENERATOR).bfloat16()
+    targets = torch.arange(4096) % 5
+    of = build_loss(Loss(name=name), nn.Identity(), compiled)
+    half, double = (of.sum(outputs, targets, torch.ones(4096)) for outputs in (many, many.double()))
+    assert half.dtype is torch.float32
+    assert half.item() == pytest.approx(double.item(), rel=1e-6)
+
+
+@pytest.fixture
+def alone():
+    """A mesh of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_so_are_those_of_a_vocabulary_that_is_cut(alone):
+    logits, targets = torch.randn(4096, 5, generator=GENERATOR).bfloat16(), torch.arange(4096) % 5
+    of = build_loss(Loss(), nn.Identity())
+    cut = distribute_tensor(logits, alone, [Shard(1)]).requires_grad_()
+    half, double = (of.sum(outputs, targets, torch.ones(4096)) for outputs in (cut, logits.double()))
+    assert half.dtype is torch.float32
+    assert half.item() == pytest.approx(double.item(), rel=1e-6)
+    half.backward()
+    assert cut.grad.dtype is torch.bfloat16
+
+
+class Judging(nn.Module):
+    """A model whose loss is what it is made with."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+
+def distances(outputs, targets):
+    return (outputs.argmax(-1) - targets).abs().bfloat16()
+
+
+class TestModelsOwn:
+    OWN = Loss(name="Model")
+
+    def test_it_is_the_loss_of_each_target_that_counts(self):
+        targets = TOKENS.clone()
+        targets[0, 2:] = targets[3, :] = IGNORED
+        counted = (TOKEN_LOGITS.argmax(-1) - TOKENS).abs().double()[targets != IGNORED]
+        found = mean(self.OWN, TOKEN_LOGITS, targets, torch.ones(4), Judging(distances))
+        assert found == pytest.approx(counted.mean().item(), rel=1e-6)
+        assert found > 0
+
+    def test_of_numbers_it_is_the_loss_of_each_sample(self):
+        outputs, targets = torch.randn(2, 8, 5, generator=GENERATOR, dtype=torch.float64)
+        model = Judging(lambda outputs, targets: (outputs - targets).square().mean(1))
+        assert mean(self.OWN, outputs, targets, SOME, model) == pytest.approx(
+            functional.mse_loss(outputs[:5], targets[:5]).item()
+        )
+
+    def test_a_module_is_one_too(self):
+        model = Judging(nn.CrossEntropyLoss(reduction="none"))
+        expected = functional.cross_entropy(LOGITS, CLASSES)
+        assert mean(self.OWN, LOGITS, CLASSES, ONES, model) == pytest.approx(expected.item())
+
+    @pytest.mark.parametrize(
+        ("answer", "found"),
+        [(torch.zeros(()), r"a tensor of shape \[\]"), (torch.zeros(4), r"\[4\]"), (1.5, "a float")],
+    )
+    def test_anything_else_is_refused(self, answer, found):
+        expected = rf"Judging\.loss\(outputs, targets\) returned .*{found}, expected \[8\]: a loss for each target"
+        with pytest.raises(InvalidConfiguration, match=expected):
+            mean(self.OWN, LOGITS, CLASSES, ONES, Judging(lambda outputs, targets: answer))
+
+    def test_a_model_without_one_is_refused(self):
+        with pytest.raises(InvalidConfiguration, match="the model Identity has no method `loss"):
+            build_loss(self.OWN, nn.Identity())

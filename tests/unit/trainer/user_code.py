@@ -40,6 +40,37 @@ def double_targets() -> tuple[Dataset, Dataset]:
     return tuple(TensorDataset(part.tensors[0], part.tensors[0][:, :5]) for part in double_samples())
 
 
+def bare_mlp() -> nn.Module:
+    """A model that shows no layers."""
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.Linear(6, 8).double()
+            self.out = nn.Linear(8, 5).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.hidden(x).tanh())
+
+    return Bare()
+
+
+class WithLoss(nn.Sequential):
+    """Layers, and a loss of their own: cross-entropy, `reduced` as torch does it, "none" for each sample."""
+
+    reduced = "none"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction=self.reduced)
+
+
+def mlp_with_loss(reduced: str = "none") -> nn.Module:
+    """`double_mlp` with a loss."""
+    model = WithLoss(*double_mlp())
+    model.reduced = reduced
+    return model
+
+
 class DoubleTagger(nn.Module):
     """Tokens [B, T] -> logits [B, T, 7] in float64."""
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 from disttrain_api.training import ActivationCheckpointing
+from disttrain_trainer.errors import InvalidConfiguration
 
 _KEPT = {
     torch.ops.aten.mm.default,
@@ -38,6 +39,15 @@ SAC_IGNORED_OPS.update(
         torch.ops.profiler._record_function_exit._RecordFunction,
     }
 )
+
+
+def require_layers(module: nn.Module, layers: Sequence[nn.Module], what: ActivationCheckpointing) -> None:
+    """Raises InvalidConfiguration where there is nothing to compute anew: a whole model at once would keep as much."""
+    if what is not ActivationCheckpointing.NONE and not layers:
+        raise InvalidConfiguration(
+            f"`training.activationCheckpointing` {what.value}: the model {type(module).__name__} shows no layers; hold"
+            " them in an nn.Sequential or an nn.ModuleList, offer a method `layers()`, or leave it out"
+        )
 
 
 def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> None:
