@@ -46,6 +46,11 @@ for address in os.environ["DISTTRAIN_PS_ADDRESSES"].split(","):
 """
 
 
+def logs(kubectl: Kubectl, job: str) -> str:
+    """Of all its pods."""
+    return "".join(kubectl("logs", pod["metadata"]["name"]) for pod in kubectl.pods(job))
+
+
 def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
     kubectl.apply(example("ddp", workers={"template": ONE_THREAD}))
     kubectl.wait("Finished", "ddp")
@@ -65,7 +70,7 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
 )
 def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, world: int) -> None:
     """Layers shared within a pod and parameters across pods; stages, and experts, on a node each."""
-    kubectl.apply(example(name, workers={"template": ONE_THREAD}, training={"steps": 30}))
+    kubectl.apply(example(name, workers={"template": ONE_THREAD}, training={"steps": 30, "preflight": True}))
     kubectl.wait("Finished", name)
     status = kubectl.status(name)
     assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
@@ -73,6 +78,14 @@ def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, w
     metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
     # Knowing nothing costs 5.5 nats per byte, knowing how often each byte occurs about 3.3.
     assert metrics["loss"] < 3.3
+    assert f"preflight: data are right between {world} ranks" in logs(kubectl, name)
+
+
+def test_collectives_are_right_between_two_pods(kubectl: Kubectl) -> None:
+    kubectl.apply(example("collectives"))
+    kubectl.wait("Finished", "collectives")
+    assert kubectl.condition("collectives", "Complete")["status"] == "True", kubectl.story("collectives")
+    assert "36 checks, all right" in logs(kubectl, "collectives")
 
 
 def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Kubectl) -> None:
@@ -170,8 +183,7 @@ def test_an_unmodified_torchrun_script_runs(kubectl: Kubectl) -> None:
     kubectl.apply(program("torchrun", TORCHRUN, TRAINER_IMAGE, workers={"processesPerPod": 2}))
     kubectl.wait("Finished", "torchrun")
     assert kubectl.condition("torchrun", "Complete")["status"] == "True", kubectl.story("torchrun")
-    logs = "".join(kubectl("logs", pod["metadata"]["name"]) for pod in kubectl.pods("torchrun"))
-    assert sorted(re.findall(r"rank (\d) of 4: 6", logs)) == ["0", "1", "2", "3"]
+    assert sorted(re.findall(r"rank (\d) of 4: 6", logs(kubectl, "torchrun"))) == ["0", "1", "2", "3"]
 
 
 def test_parameter_server_pods_are_addressed_counted_and_end_with_the_workers(kubectl: Kubectl) -> None:
