@@ -31,6 +31,9 @@ PATHS = {
     "PipeDream": "two and three stages on one GPU equal delayed SGD in one process; PipeDream2BW, too",
     "offload": "parameters and activations in pinned memory",
     "checkpoints between CPU and GPU": "stopped on one kind of device, a job goes on on the other",
+    "batch normalisation over replicas": "two ranks on one GPU equal one process: torch's nn.SyncBatchNorm",
+    "models built without memory": "two ranks on one GPU equal one process",
+    "checks of the network": "four ranks on one GPU: every collective, element by element; the check before training",
     "memory snapshot": "written where memory runs out",
 }
 NEVER = "never run on a GPU"

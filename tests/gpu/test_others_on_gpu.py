@@ -1,0 +1,87 @@
+"""On one GPU: normalisation over replicas, models that are built without memory, and the checks of a network."""
+
+import pytest
+import torch
+
+from disttrain_trainer.collectives_check.figures import from_json
+from disttrain_trainer.collectives_check.plan import Operation
+from tests.unit.trainer import test_meta_device as meta
+from tests.unit.trainer import test_sync_batch_norm as norm
+from tests.unit.trainer.collectives_rank import PLAN
+from tests.unit.trainer.worlds import launch, run_cases, small
+
+LOSS = "loss_metrics/global_avg_loss"
+
+
+def two_ranks(layouts):
+    return {name: layout for name, layout in layouts.items() if layout[0] == 2}
+
+
+NORMALISED = {name: layout for name, layout in two_ranks(norm.LAYOUTS).items() if layout[2]}
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory):
+    alone = {"plain": [{"training": norm.PLAIN}], "accumulated": [{"training": norm.ACCUMULATED}]}
+    cases = {
+        name: [{"training": training, "parallelism": parallelism}]
+        for name, (_, training, parallelism) in NORMALISED.items()
+    }
+    return [
+        run_cases(tmp_path_factory.mktemp(f"norm-{ranks}"), ranks, given, device="cuda")
+        for ranks, given in ((1, alone), (2, cases))
+    ]
+
+
+@pytest.mark.gpu_path("batch normalisation over replicas")
+@pytest.mark.parametrize("layout", NORMALISED)
+def test_replicas_normalise_as_one_process(normalised, layout):
+    alone, together = normalised
+    require_equal(alone["accumulated" if "accumulated" in layout else "plain"], together[layout])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    alone = {name: [{"training": training}] for name, training in meta.TRAININGS.items()}
+    cases = {
+        name: [{"training": {**meta.TRAININGS[training], **changes}, "parallelism": parallelism}]
+        for name, (_, training, parallelism, changes) in two_ranks(meta.LAYOUTS).items()
+    }
+    return [
+        run_cases(tmp_path_factory.mktemp(f"meta-{ranks}"), ranks, given, device="cuda")
+        for ranks, given in ((1, alone), (2, cases))
+    ]
+
+
+@pytest.mark.gpu_path("models built without memory")
+@pytest.mark.parametrize("layout", two_ranks(meta.LAYOUTS))
+def test_a_model_built_without_memory_starts_alike_in_every_layout(built, layout):
+    alone, together = built
+    require_equal(alone[meta.LAYOUTS[layout][1]], together[layout])
+
+
+@pytest.mark.gpu_path("checks of the network")
+def test_collectives_of_tensors_on_a_gpu_are_right(tmp_path):
+    results, module = tmp_path / "results.json", "tests.unit.trainer.collectives_rank"
+    with launch(tmp_path, None, 4, module=module, device="cuda", RESULTS=str(results)) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == [0] * 4, ended[0].err
+    rows = from_json(results.read_text())
+    assert len(rows) == len(PLAN.groups) * len(PLAN.sizes) * len(Operation)
+    assert [row for row in rows if row.wrong] == []
+
+
+@pytest.mark.gpu_path("checks of the network")
+def test_the_check_before_training_passes(tmp_path):
+    case = run_cases(tmp_path, 2, {"checked": [{"training": small(preflight=True)}]}, device="cuda")["checked"]
+    assert case["errors"] == [None]
+
+
+def require_equal(expected, found):
+    assert found["errors"] == [None]
+    assert found["parameters"].keys() == expected["parameters"].keys()
+    for name, value in expected["parameters"].items():
+        assert torch.allclose(found["parameters"][name], value, rtol=1e-10, atol=1e-12), name
+    losses = [[line[LOSS] for line in one["metrics"] if LOSS in line] for one in (expected, found)]
+    assert losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
