@@ -47,16 +47,6 @@ COMBINATION_REFUSALS = (
     ),
     *(
         Refusal(
-            f"Fp16With{what}",
-            "spec.training.precision",
-            f"precision FP16 does not go with `{degree}` 2: a rank's loss scaler does not see overflows in the parts of"
-            " others; use BF16 or FP32",
-            {"training": {"precision": "FP16"}, "parallelism": {degree: 2}},
-        )
-        for what, degree in CUTS
-    ),
-    *(
-        Refusal(
             f"DevicesWith{what}",
             f"{PARALLELISM}.devicesPerProcess",
             f"`devicesPerProcess` 2 does not go with `{degree}` 2, which wants a process per device: choose one"
@@ -84,15 +74,13 @@ COMBINATION_REFUSALS = (
         "`gpusPerPod` 4 must equal processes per pod x `devicesPerProcess`, which is 1 x 2",
         {"workers": {"gpusPerPod": 4, "processesPerPod": 1}, "parallelism": {"devicesPerProcess": 2}},
     ),
-    Refusal(
-        "Fp16WithOffload",
-        "spec.training.precision",
-        "precision FP16 does not go with `offload.parameters`: its loss scaler is the device's; use BF16 or FP32",
-        {"training": {"precision": "FP16", "offload": {"parameters": True}}},
-    ),
 )
 
 COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "shards in half precision": {
+        "parallelism": {"dataParallelShardDegree": 2},
+        "training": {"precision": "FP16", "offload": {"parameters": True}},
+    },
     "a sharded job": {"parallelism": {"dataParallelShardDegree": 2}},
     "a model of tokens, cut": {
         "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},

@@ -159,6 +159,13 @@ FLUSHLESS_REFUSALS = (
         piped({"maxGradientNorm": 1}, schedule="PipeDream2BW"),
     ),
     Refusal(
+        "FlushlessWithFp16",
+        "spec.training.precision",
+        "precision FP16 skips a step whose gradient overflows in any stage, and to ask them all would empty the"
+        " pipeline of schedule 'PipeDream': use BF16 or FP32, or 1F1B",
+        piped({"precision": "FP16"}, schedule="PipeDream"),
+    ),
+    Refusal(
         "MicrobatchesFillStages",
         PIPELINE,
         "schedule 'PipeDream2BW' needs at least as many `microbatches` as stages: 1 are fewer than 2",

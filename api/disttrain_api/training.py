@@ -247,7 +247,7 @@ class Training(ApiModel):
     """Gradients are scaled down to this norm. Absent: no clipping."""
     precision: Precision = Precision.FP32
     """FP32; TF32 lets GPUs round the factors of matrix products; BF16 and FP16 run the forward pass under autocast
-    (shards: gather parameters in BF16), FP16 with a loss scaler. Losses are computed in FP32."""
+    (shards: gather parameters in that format), FP16 with a loss scaler. Losses are computed in FP32."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     """None keeps all activations. Selective keeps the results of matrix products and attention. Full keeps the inputs
     of each layer only. The model's last layer keeps all: its backward pass follows at once."""

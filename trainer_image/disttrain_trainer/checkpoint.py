@@ -201,7 +201,7 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(state.module),
         "optimizer": get_optimizer_state_dict(state.module, state.optimizer)["state"],
-        "scaler": state.precision.scaler.state_dict(),
+        "scaler": state.precision.scaler.state_dict() if state.precision.scaler else {},
         "train": {
             "step": state.step,
             "epoch": state.cursor.epoch,
@@ -231,7 +231,7 @@ def _load(state: State, path: Place, world: World) -> None:
     set_model_state_dict(state.module, contents["model"])
     groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]
     set_optimizer_state_dict(state.module, state.optimizer, {"state": contents["optimizer"], "param_groups": groups})
-    if contents.get("scaler"):
+    if state.precision.scaler is not None and contents.get("scaler"):
         state.precision.scaler.load_state_dict(contents["scaler"])
     if "random" in contents:
         restore_random_state(contents["random"][str(rank)])

@@ -143,7 +143,7 @@ def run_step(
     # What is due looks at the state between two steps, random numbers included, which data may use.
     if next_due(state.step, training, checkpoints is not None) > state.step + 1:
         following = prepare_step(state, world, state.sampler.advance(state.cursor), stop, checkpoints)
-    update_parameters(state, rate)
+    update_parameters(state, rate, norm)
     if state.replicas is not None:
         state.replicas.meet(state.step)
     exchange = state.gradient_sum or state.replicas
@@ -234,7 +234,7 @@ def accumulate_gradients(
 def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
     settle_gradients(state.parameters)
-    state.precision.unscale(state.optimizer)
+    state.precision.unscale(state.parameters)
     copies = state.pipeline.copies if isinstance(state.pipeline, Pipeline) else None
     norm = total_norm(state.parameters, world, copies)
     if maximum is not None:
@@ -242,11 +242,11 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
     return norm
 
 
-def update_parameters(state: State, rate: float) -> None:
-    """One optimizer step; the state then stands after it."""
+def update_parameters(state: State, rate: float, norm: torch.Tensor | None = None) -> None:
+    """One optimizer step; the state then stands after it. norm: 2-norm of the gradient, which FP16 asks for."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    state.precision.update(state.optimizer)
+    state.precision.update(state.optimizer, norm)
     state.optimizer.zero_grad()
     state.cursor = state.sampler.advance(state.cursor)
     state.step += 1

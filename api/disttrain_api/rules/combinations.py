@@ -1,18 +1,15 @@
 """Techniques that do not go together, or not with what is trained: the one table of refusals, each with its reason."""
 
-from collections.abc import Callable
-
-from disttrain_api.rules.layout import PIPELINE, PROCESSES, SHARD
+from disttrain_api.rules.layout import PROCESSES
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ModelName, Precision
+from disttrain_api.training import ModelName
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
 _EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
 _WITHOUT_EXPERTS = [name.value for name in ModelName if name is not ModelName.GPT]
 _MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
 _DEVICES = "(has(self.devicesPerProcess) ? self.devicesPerProcess : 1)"
-_FP16 = "(has(self.training) && self.training.precision == 'FP16')"
 
 
 def _tensor(spec: JobSpec) -> int:
@@ -23,20 +20,8 @@ def _expert(spec: JobSpec) -> int:
     return spec.parallelism.expert_parallel_degree or 1
 
 
-def _shard(spec: JobSpec) -> int:
-    return spec.parallelism.data_parallel_shard_degree or 1
-
-
-def _pipeline(spec: JobSpec) -> int:
-    return spec.parallelism.pipeline_parallel_degree or 1
-
-
 def _model(spec: JobSpec) -> str:
     return spec.training.model.name or "" if spec.training is not None else ""
-
-
-def _is_fp16(spec: JobSpec) -> bool:
-    return spec.training is not None and spec.training.precision is Precision.FP16
 
 
 def _devices(spec: JobSpec) -> int:
@@ -93,19 +78,6 @@ def _needs_tokens(alias: str, field: str) -> Rule:
     )
 
 
-def _fp16_with(what: str, alias: str, degree: Callable[[JobSpec], int], cel: str) -> Rule:
-    return Rule(
-        id=f"Fp16With{what}",
-        path="spec.training.precision",
-        sentence=f"precision FP16 does not go with `{alias}` {{degree:d}}: a rank's loss scaler does not see overflows"
-        " in the parts of others; use BF16 or FP32",
-        check=lambda spec: when(_is_fp16(spec) and degree(spec) > 1, degree=degree(spec)),
-        cel=f"!{_FP16} || {cel} == 1",
-        values={"degree": cel},
-        reads=("spec.training.precision", f"spec.parallelism.{alias}"),
-    )
-
-
 COMBINATION_RULES = (
     Rule(
         id="TensorNeedsPlan",
@@ -133,9 +105,6 @@ COMBINATION_RULES = (
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
-    _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
-    _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
-    _fp16_with("Pipeline", "pipelineParallelDegree", _pipeline, PIPELINE),
     _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
     _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
     _device_rule("Pipeline", "pipelineParallelDegree", "pipeline_parallel_degree"),
@@ -176,15 +145,5 @@ COMBINATION_RULES = (
             "devices": "self.parallelism.devicesPerProcess",
         },
         reads=("spec.workers.gpusPerPod", "spec.workers.processesPerPod", "spec.parallelism.devicesPerProcess"),
-    ),
-    Rule(
-        id="Fp16WithOffload",
-        path="spec.training.precision",
-        scope="spec.training",
-        sentence="precision FP16 does not go with `offload.parameters`: its loss scaler is the device's; use BF16 or"
-        " FP32",
-        check=lambda spec: when(_is_fp16(spec) and spec.training is not None and spec.training.offload.parameters),
-        cel="self.precision != 'FP16' || !self.offload.parameters",
-        reads=("spec.training.precision", "spec.training.offload.parameters"),
     ),
 )

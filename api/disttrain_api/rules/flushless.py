@@ -4,6 +4,7 @@ from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
+from disttrain_api.training import Precision
 
 _PIPELINE = "spec.parallelism.pipeline"
 _AT = "self.parallelism"
@@ -64,6 +65,12 @@ def _norm(spec: JobSpec) -> Values | None:
     return {"schedule": schedule} if schedule and given else None
 
 
+def _scaled(spec: JobSpec) -> Values | None:
+    schedule = _schedule(spec)
+    fp16 = spec.training is not None and spec.training.precision is Precision.FP16
+    return {"schedule": schedule} if schedule and fp16 else None
+
+
 FLUSHLESS_RULES = (
     Rule(
         id="VerticalSyncNeedsPipeDream",
@@ -102,5 +109,15 @@ FLUSHLESS_RULES = (
         cel=f"!({_FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
         values={"schedule": f"{_AT}.pipeline.schedule"},
         reads=("spec.training.maxGradientNorm", _PIPELINE),
+    ),
+    Rule(
+        id="FlushlessWithFp16",
+        path="spec.training.precision",
+        sentence="precision FP16 skips a step whose gradient overflows in any stage, and to ask them all would empty"
+        " the pipeline of schedule '{schedule}': use BF16 or FP32, or 1F1B",
+        check=_scaled,
+        cel=f"!({_FLUSHLESS}) || !has(self.training) || self.training.precision != 'FP16'",
+        values={"schedule": f"{_AT}.pipeline.schedule"},
+        reads=("spec.training.precision", _PIPELINE),
     ),
 )

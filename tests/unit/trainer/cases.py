@@ -91,7 +91,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
             parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
             parameters = {name: value for part in parts for name, value in part.items()}
             figures = {
-                "scale": state.precision.scaler.get_scale(),
+                "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
             }
     if world.first:

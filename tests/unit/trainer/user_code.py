@@ -55,6 +55,25 @@ def bare_mlp() -> nn.Module:
     return Bare()
 
 
+class Times(nn.Module):
+    """What comes in, times a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() * self.factor
+
+
+def lopsided() -> nn.Module:
+    """6 numbers -> 5 logits. The first layer's gradients are a thousand times the second one's."""
+    first, second = nn.Linear(6, 8), nn.Linear(8, 5)
+    with torch.no_grad():
+        first.weight.mul_(1e-3)
+    return nn.Sequential(Times(1000.0), first, second)
+
+
 class WithLoss(nn.Sequential):
     """Layers, and a loss of their own: cross-entropy, `reduced` as torch does it, "none" for each sample."""
 

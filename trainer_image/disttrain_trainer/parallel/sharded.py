@@ -13,6 +13,8 @@ from disttrain_api.training import Precision, Training
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import shard_experts
 
+HALVES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
 
 def is_sharded(training: Training, world: World) -> bool:
     """Whether gradients are reduced by FSDP2 rather than by DDP.
@@ -33,10 +35,8 @@ def shard(
     Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. `experts` is the
     mesh that experts are spread over, if they are.
     """
-    half = training.precision is Precision.BF16
-    precision = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
-    )
+    half = HALVES.get(training.precision)
+    precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
     pinned = world.device.kind == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = _mesh(world)

@@ -53,12 +53,13 @@ class Pipeline(PipelinePart):
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
         """As train.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
         total = torch.zeros((), device=self.world.device.torch)
-        self._scale = replicas / weight
+        scale = replicas * self.precision.scale
+        self._scale = scale / weight
         for number in range(self.passes):
             for stage in self.stages.values():
                 reduce_gradients(stage, now=number == self.passes - 1)
             self._batches = list(microbatches[number * self._microbatches : (number + 1) * self._microbatches])
-            total = total + self._pass() / replicas
+            total = total + self._pass() / scale
         parameters = [parameter for stage in self.stages.values() for parameter in stage.parameters()]
         if not any(isinstance(stage, FSDPModule) for stage in self.stages.values()):
             average_gradients(parameters, self.world)

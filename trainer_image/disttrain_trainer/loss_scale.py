@@ -1,0 +1,52 @@
+"""Loss scaling for FP16, whose small gradients would vanish (Micikevicius et al. 2018, "Mixed Precision Training",
+section 3.2), with the numbers of torch.amp.GradScaler.
+
+Its verdict on a step is the norm of the whole gradient, which is alike on every rank: one that holds a part of it does
+not see an overflow in the parts of others.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+_BACKOFF, _GROWTH = 0.5, 2.0
+_INTERVAL = 2000
+"""Steps without an overflow after which the scale grows."""
+
+
+@dataclass
+class LossScaler:
+    """What the loss is multiplied by, and how many steps in turn it has been so."""
+
+    scale: float = 2.0**16
+    steps: int = 0
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give the gradients their true size."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                own.mul_(1 / self.scale)
+
+    def step(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
+        """Step the optimizer, but where the gradient's norm says that it overflowed; then the scale falls instead."""
+        if not math.isfinite(norm):
+            self.scale, self.steps = self.scale * _BACKOFF, 0
+            return
+        optimizer.step()
+        self.steps += 1
+        if self.steps == _INTERVAL:
+            self.scale, self.steps = self.scale * _GROWTH, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, under torch's names."""
+        return {"scale": self.scale, "_growth_tracker": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse of `state_dict`."""
+        self.scale, self.steps = float(state["scale"]), int(state["_growth_tracker"])
