@@ -1,6 +1,7 @@
-"""The house itself: imports go one way, modules stay small, generated files are what their generators write."""
+"""The house itself: imports go one way, modules stay small, each thing has its place, generated files are generated."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_no_module_is_longer_than_people_like_to_read() -> None:
     lengths = {str(module.relative_to(REPOSITORY)): len(module.read_text().splitlines()) for module in modules()}
     assert len(lengths) > 50
     assert {module: length for module, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_one_module_of_the_trainer_knows_what_differs_between_a_cpu_and_a_gpu() -> None:
+    """So that another kind of device is a matter of that module."""
+    branch = re.compile(r"cuda|device\.(type|kind) [!=]= ", re.IGNORECASE)
+    trainer = REPOSITORY / "trainer_image" / "disttrain_trainer"
+    knowing = {
+        str(module.relative_to(trainer)) for module in trainer.rglob("*.py") if branch.search(module.read_text())
+    }
+    assert knowing == {"device.py"}
 
 
 @pytest.mark.parametrize(

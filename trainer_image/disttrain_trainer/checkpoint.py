@@ -33,6 +33,7 @@ from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.device import GPU_RANDOM_STATE
 from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
@@ -224,9 +225,9 @@ def _load(state: State, path: Place, world: World) -> None:
     for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
         if not present:
             del contents[part]
-    if "random" in contents and f"random.{rank}.cuda" not in saved:
+    if "random" in contents and f"random.{rank}.{GPU_RANDOM_STATE}" not in saved:
         # Written on a CPU.
-        contents["random"][str(rank)].pop("cuda", None)
+        contents["random"][str(rank)].pop(GPU_RANDOM_STATE, None)
     dcp.load(contents, storage_reader=reader)
     set_model_state_dict(state.module, contents["model"])
     groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from disttrain_trainer.device import Device
+from disttrain_trainer.device import Device, pins_memory
 
 Path = tuple[str, ...]
 
@@ -19,7 +19,7 @@ class HostCopier:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._on_gpu = device.kind == "cuda"
+        self._pinned = pins_memory(device.torch)
         self._buffers: dict[Path, torch.Tensor] = {}
 
     def copy(self, contents: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +45,6 @@ class HostCopier:
     def _in_buffer(self, value: torch.Tensor, path: Path) -> torch.Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=self._on_gpu)
+            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=self._pinned)
             self._buffers[path] = buffer
-        return buffer.copy_(value.detach(), non_blocking=self._on_gpu)
+        return buffer.copy_(value.detach(), non_blocking=self._pinned)

@@ -6,14 +6,15 @@ import torch
 from torch.nn import Parameter
 
 from disttrain_api.training import Optimizer, OptimizerName
+from disttrain_trainer.device import fuses_updates
 
 
 def build_optimizer(settings: Optimizer, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
     """SGD, Adam or AdamW of torch.optim at the peak rate; `train.py` sets the rate of each step."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = _alike(trained)
-    # One kernel for all parameters instead of some for each operation. Offloaded parameters are on the CPU.
-    fused = all(parameter.is_cuda and parameter.is_floating_point() for parameter in trained) or None
+    # Offloaded parameters are on the CPU.
+    fused = all(fuses_updates(parameter.device) and parameter.is_floating_point() for parameter in trained) or None
     common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
     if settings.name is OptimizerName.SGD:
         return torch.optim.SGD(groups, momentum=settings.momentum or 0.0, nesterov=settings.nesterov or False, **common)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
 from disttrain_api.training import Profiling
 from disttrain_trainer.errors import InvalidConfiguration
@@ -41,34 +40,19 @@ def profiling(settings: Profiling | None, world: World, folder: Path | None, ste
         raise InvalidConfiguration("`training.profiling` needs a volume in `spec.storage`, where traces can lie")
     target = folder / FOLDER
     target.mkdir(parents=True, exist_ok=True)
-    with _snapshot_when_full(settings, world, target):
+    snapshot = target / f"rank-{world.rank}-memory.pickle"
+    with world.device.snapshot_when_full(snapshot) if settings.memory_snapshot else nullcontext():
         # One step is traced and thrown away: the first one pays for the start of the tracing.
         waiting = settings.first_step - 2 - step
         if waiting < 0 or not (settings.all_ranks or world.first):
             yield Profiler(None)
             return
         name = f"rank-{world.rank}-step-{settings.first_step}.json"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if world.device.kind == "cuda" else [])]
         with profile(
-            activities=activities,
+            activities=world.device.activities,
             schedule=schedule(wait=waiting, warmup=1, active=settings.steps, repeat=1),
             on_trace_ready=lambda traced: traced.export_chrome_trace(str(target / name)),
             record_shapes=True,
             profile_memory=True,
         ) as traced:
             yield Profiler(traced)
-
-
-@contextmanager
-def _snapshot_when_full(settings: Profiling, world: World, target: Path) -> Iterator[None]:
-    if not settings.memory_snapshot or world.device.kind != "cuda":
-        yield
-        return
-    torch.cuda.memory._record_memory_history()
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        torch.cuda.memory._dump_snapshot(str(target / f"rank-{world.rank}-memory.pickle"))
-        raise
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)

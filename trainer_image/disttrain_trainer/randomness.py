@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from disttrain_trainer.device import gpu_random_state, restore_gpu_random_state
+
 
 def seed_everything(*seeds: int) -> None:
     """Seed Python, NumPy and torch (all devices) from a tuple of numbers, well mixed."""
@@ -29,9 +31,7 @@ def seed_everything(*seeds: int) -> None:
 def random_state() -> dict[str, Any]:
     """All random states of this process, as a checkpoint holds them."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return state | gpu_random_state()
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
@@ -39,5 +39,4 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    restore_gpu_random_state(state)

@@ -33,7 +33,7 @@ from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.device import find_device
+from disttrain_trainer.device import find_device, gpus_of
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
@@ -193,8 +193,7 @@ def form_buckets(state: State, world: World) -> None:
     first step after a resume would sum gradients in another order than the same step of a run that goes on.
     """
     buffers = [buffer.clone() for buffer in state.module.buffers()]
-    device = state.precision.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(gpus_of(state.precision.device)):
         microbatch = load_step(state, world, state.cursor)[:1]
         for _ in range(2):
             accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)

@@ -1,11 +1,24 @@
-"""Which backend ranks on GPUs talk through, and where their messages leave from; no GPU is needed to decide."""
+"""What differs between ranks on CPUs and on GPUs; no GPU is needed to decide."""
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity
 
-from disttrain_trainer.device import GLOO, NCCL, Device, backend_of_gpus, channel_of, gpu_of
+from disttrain_trainer.device import (
+    GLOO,
+    NCCL,
+    Device,
+    backend_of_gpus,
+    channel_of,
+    gpu_of,
+    gpus_of,
+    in_host_memory,
+    pins_memory,
+)
 from disttrain_trainer.parallel.pipeline.stages import StageBetween
+from disttrain_trainer.randomness import random_state, restore_random_state
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -55,3 +68,28 @@ def test_a_stage_takes_its_inputs_to_its_device_and_its_outputs_away(device, lea
     stage.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].device.type))
     assert stage(torch.ones(4, 2)).device.type == leave
     assert seen == [device]
+
+
+def test_what_a_gpu_is_given_and_a_cpu_needs_not():
+    assert (gpus_of(GPU), gpus_of(CPU)) == ([GPU], [])
+    assert (pins_memory(GPU), pins_memory(CPU)) == (True, False)
+    with FakeTensorMode():
+        assert [in_host_memory(torch.empty(2, device=device)) for device in (GPU, CPU)] == [False, True]
+    gpu, cpu = Device(GPU, NCCL), Device(CPU, "gloo")
+    assert (gpu.has_sync_batch_norm, cpu.has_sync_batch_norm) == (True, False)
+    assert set(gpu.activities) - set(cpu.activities) == {ProfilerActivity.CUDA}
+    assert gpu.message_bytes > cpu.message_bytes
+
+
+def test_the_random_state_of_a_gpu_is_kept_under_the_name_that_checkpoints_have(monkeypatch):
+    without = random_state()
+    assert without.keys() == {"python", "numpy", "torch"}
+    gpu, restored = torch.arange(3), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    assert random_state()["cuda"] is gpu
+    restore_random_state(without)
+    assert restored == []
+    restore_random_state({**without, "cuda": gpu})
+    assert restored == [gpu]

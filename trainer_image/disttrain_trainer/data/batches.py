@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from disttrain_trainer.data.sampler import Slots
+from disttrain_trainer.device import in_host_memory, pins_memory
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import weight_of
 
@@ -63,7 +64,7 @@ def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
     """On the device; a GPU fetches them when it comes to it, and nobody waits for its earlier work."""
-    if device.type == "cuda" and values.device.type == "cpu":
+    if pins_memory(device) and in_host_memory(values):
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 

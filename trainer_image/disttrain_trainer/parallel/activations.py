@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 from disttrain_api.training import ActivationCheckpointing
+from disttrain_trainer.device import pins_memory
 from disttrain_trainer.errors import InvalidConfiguration
 
 _KEPT = {
@@ -63,7 +64,7 @@ def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> Non
 
 def offload(device: torch.device, enabled: bool) -> AbstractContextManager[object]:
     """A forward pass inside keeps its activations in the host's memory."""
-    return save_on_cpu(pin_memory=device.type == "cuda") if enabled else nullcontext()
+    return save_on_cpu(pin_memory=pins_memory(device)) if enabled else nullcontext()
 
 
 def _keep_costly() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:

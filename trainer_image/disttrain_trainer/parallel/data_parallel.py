@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from disttrain_trainer.device import gpus_of
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.devices import Placed, Replicated
@@ -30,7 +31,7 @@ def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn
         return module
     return DistributedDataParallel(
         module,
-        device_ids=[world.device.torch] if world.device.kind == "cuda" and not spread else None,
+        device_ids=None if spread else gpus_of(world.device.torch),
         process_group=world.device_mesh.get_group("replicate"),
         find_unused_parameters=not static_graph,
         gradient_as_bucket_view=True,

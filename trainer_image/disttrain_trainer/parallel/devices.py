@@ -8,7 +8,7 @@ on, and one device computes at a time. Both also run on CPUs, as logical devices
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.parallelism import DeviceMode, Parallelism
+from disttrain_trainer.device import current
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.units import composes, layers_of, place
@@ -58,7 +59,7 @@ class Replicated(nn.Module):
         def compute(copy: nn.Module, part: Tensor, device: torch.device) -> Tensor:
             # All of them are settings of a thread.
             with (
-                torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+                current(device),
                 torch.set_grad_enabled(grad),
                 torch.autocast(device.type, number_format, enabled=autocast),
                 self._around(),

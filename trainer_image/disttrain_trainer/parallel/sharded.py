@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from disttrain_api.training import Precision, Training
+from disttrain_trainer.device import pins_memory
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import shard_experts
 
@@ -37,7 +38,7 @@ def shard(
     """
     half = HALVES.get(training.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
-    pinned = world.device.kind == "cuda"
+    pinned = pins_memory(world.device.torch)
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = _mesh(world)
     if experts is not None:

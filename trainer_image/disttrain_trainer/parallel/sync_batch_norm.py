@@ -27,7 +27,7 @@ def synchronise_batch_norm(module: nn.Module, world: World) -> nn.Module:
             " (the built-in resnet has them with `config.norm` Batch)"
         )
     group = replicas_group(world)
-    if world.device.kind == "cuda":
+    if world.device.has_sync_batch_norm:
         return nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
     return _converted(module, group)
 

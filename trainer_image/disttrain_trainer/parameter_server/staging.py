@@ -8,9 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from disttrain_trainer.device import CopyStream, in_host_memory
+
 
 class Fence(Protocol):
-    """A moment in a device's work, as torch.cuda.Event has it."""
+    """A moment in a device's work, as torch's events have it."""
 
     def query(self) -> bool:
         """Whether it is past."""
@@ -39,26 +41,22 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: dict[Hashable, Tensor] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: CopyStream | None = None
 
     def down(self, place: Hashable, value: Tensor) -> Tensor:
         """The value in the host's memory, which it is once a later fence is past. One buffer for each `place`."""
-        if value.device.type == "cpu":
+        if in_host_memory(value):
             return value
         if self._stream is None:
-            self._stream = torch.cuda.Stream(value.device)
+            self._stream = CopyStream(value.device)
         buffer = self._buffers.get(place)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
             self._buffers[place] = buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        # Not in the stream that computes: the rest of the backward pass would wait for the copy.
-        self._stream.wait_stream(torch.cuda.current_stream(value.device))
-        with torch.cuda.stream(self._stream):
-            buffer.copy_(value.detach(), non_blocking=True)
-        value.record_stream(self._stream)
+        self._stream.copy(value, buffer)
         return buffer
 
     def fence(self) -> Fence:
         """The moment at which all copies so far are complete."""
         if self._stream is None:
             return Past()
-        return self._stream.record_event()
+        return self._stream.fence()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from disttrain_trainer.device import in_host_memory
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server.rows import Rows, merged
 
@@ -108,6 +109,6 @@ def let_go(weight: nn.Parameter) -> None:
 
     For tables on the CPU; a GPU has no such pages and keeps what it has.
     """
-    if weight.device.type == "cpu":
+    if in_host_memory(weight):
         empty = np.zeros(weight.nbytes, dtype=np.uint8)
         weight.data = torch.from_numpy(empty).view(weight.dtype).view(weight.shape)

@@ -15,8 +15,6 @@ from disttrain_trainer.mesh import World
 from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
 from disttrain_trainer.report import say
 
-# Large enough that a link's speed is seen and not its latency alone: 1 MiB, on GPUs, whose links are faster, 16 MiB.
-_NUMBERS = {"cpu": 2**18, "cuda": 2**22}
 _TRIES = 3
 _GB = 1e9
 _SHOWN = 3
@@ -105,15 +103,20 @@ def _all_to_all(world: World) -> list[Transfer]:
 def _call(operation: Operation, world: World) -> tuple[Call, Tensor]:
     """The operation over the world, and what this rank must then hold."""
     assert dist.group.WORLD is not None
-    numbers = max(_NUMBERS[world.device.kind] // world.size, 1) * world.size
+    numbers = max(_numbers(world) // world.size, 1) * world.size
     must = expected(operation, world.rank, world.size, numbers, torch.float32)
     assert must is not None
     return Call(operation, dist.group.WORLD, numbers, torch.float32, world.device.torch), must
 
 
+def _numbers(world: World) -> int:
+    """Of the largest message."""
+    return world.device.message_bytes // torch.float32.itemsize
+
+
 def _pairs(world: World) -> list[Transfer]:
     """What this rank received from its partner of each round."""
-    numbers = _NUMBERS[world.device.kind]
+    numbers = _numbers(world)
     own = source(world.rank, numbers, torch.float32).to(world.device.torch)
     found = []
     for partners in rounds(world.size):

@@ -16,6 +16,7 @@ from torch import Tensor
 from disttrain_api.parallelism import AllReduce
 from disttrain_trainer.collectives.exchange import all_reduce
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
+from disttrain_trainer.device import gpus_of
 
 Future = torch.futures.Future
 
@@ -76,7 +77,7 @@ class HookedSum(GradientSum, ABC):
             work = dist.all_reduce(values, group=self.group, async_op=True)
             return after(work.get_future(), lambda: values)
         self.bytes += all_reduce(values, SCHEDULES[algorithm](self.ranks), self.group)
-        done: Future[Tensor] = Future(devices=[values.device] if values.is_cuda else None)
+        done: Future[Tensor] = Future(devices=gpus_of(values.device))
         done.set_result(values)
         return done
 

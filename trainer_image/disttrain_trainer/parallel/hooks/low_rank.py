@@ -9,6 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from disttrain_api.parallelism import Compression
 from disttrain_trainer.collectives.schedules import ring_bytes
+from disttrain_trainer.device import gpus_of
 from disttrain_trainer.parallel.hooks.base import Future, HookedSum
 
 DEFAULT_RANK = 4
@@ -38,9 +39,8 @@ class LowRankSum(HookedSum):
                 by_bucket[bucket.index()] = by_bucket[bucket.index()].to(buffer.device)
         before = state.total_numel_after_compression
         self._move(bucket.index(), buffer.device)
-        devices = [buffer.device] if buffer.is_cuda else []
         # It draws its first matrices from the global stream, alike on all ranks; dropout must not go on from there.
-        with torch.random.fork_rng(devices, enabled=bucket.index() not in state.q_memory_dict):
+        with torch.random.fork_rng(gpus_of(buffer.device), enabled=bucket.index() not in state.q_memory_dict):
             future = powerSGD_hook(state, bucket)
         sent = state.total_numel_after_compression - before
         self.bytes += ring_bytes(self.ranks, sent * buffer.itemsize)

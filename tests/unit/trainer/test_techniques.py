@@ -1,0 +1,91 @@
+"""Techniques that change no result do something all the same: what there is to see of a step on two ranks."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.worlds import launch
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+PRODUCTS = {"aten.addmm.default", "aten.mm.default", ATTENTION}
+CHEAP = {"aten.gelu.default", "aten.native_layer_norm.default"}
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("techniques")
+    with launch(folder, None, RANKS, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder)) as world:
+        ended = world.ended()
+        assert [rank.code for rank in ended] == [0] * RANKS, "\n".join(rank.err for rank in ended)
+    return torch.load(folder / "results.pt", weights_only=False)
+
+
+def anew(seen, name):
+    """Operators that a step runs more often than without the technique."""
+    return {operator for operator, _ in seen[name]["operators"] - seen["plain"]["operators"]}
+
+
+def formats(seen, name, *operators):
+    return {number_format for operator, number_format in seen[name]["operators"] if operator in operators}
+
+
+def test_full_recomputation_computes_layers_anew(seen):
+    assert anew(seen, "recomputed") >= {"aten.addmm.default", ATTENTION} | CHEAP
+    # The backward pass itself is the same.
+    assert not [operator for operator in anew(seen, "recomputed") if "backward" in operator]
+
+
+def test_selective_recomputation_computes_all_but_products_anew(seen):
+    assert anew(seen, "recomputed selectively") >= CHEAP
+    assert not anew(seen, "recomputed selectively") & PRODUCTS
+    assert {operator for operator, _ in seen["plain"]["operators"]} >= PRODUCTS
+
+
+def test_offloaded_activations_go_to_the_host_and_come_back(seen):
+    moves = seen["activations offloaded"]["kept"]
+    # Each of the layers keeps some.
+    assert moves["there"] == moves["back"] > 4
+    assert seen["plain"]["kept"] == {}
+
+
+def test_offloaded_parameters_are_so_in_every_unit(seen):
+    assert set(seen["sharded, parameters offloaded"]["policies"]) == {"CPUOffloadPolicy"}
+    assert set(seen["sharded"]["policies"]) == {"OffloadPolicy"}
+    assert len(seen["sharded, parameters offloaded"]["policies"]) == len(seen["sharded"]["policies"]) > 1
+
+
+def test_layers_and_loss_are_compiled(seen):
+    compiled = set().union(*seen["compiled"]["graphs"])
+    assert compiled >= {"embedding", "scaled_dot_product_attention", "layer_norm", "linear", "cross_entropy"}
+    # A layer at a time: embeddings, blocks, which are alike, head, and loss.
+    assert len(seen["compiled"]["graphs"]) >= 4
+    assert seen["plain"]["graphs"] == []
+
+
+def test_bf16_computes_products_in_bf16_and_keeps_fp32(seen):
+    found, plain = seen["BF16"], seen["plain"]
+    assert formats(seen, "BF16", *PRODUCTS) == {torch.bfloat16}
+    assert formats(seen, "plain", *PRODUCTS) == {torch.float32}
+    assert found["parameters"] == found["gradients"] == {torch.float32}
+    assert not torch.equal(found["outputs"].float(), plain["outputs"])
+    torch.testing.assert_close(found["outputs"].float(), plain["outputs"], rtol=0, atol=0.05)
+
+
+def test_shards_are_gathered_in_bf16_and_their_gradients_summed_in_fp32(seen):
+    gather, reduce = "c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"
+    assert formats(seen, "sharded, BF16", gather, *PRODUCTS) == {torch.bfloat16}
+    assert formats(seen, "sharded, BF16", reduce) == {torch.float32}
+    assert seen["sharded, BF16"]["parameters"] == seen["sharded, BF16"]["gradients"] == {torch.float32}
+    assert formats(seen, "sharded", gather, reduce) == {torch.float32}
+
+
+def test_what_lies_between_shared_layers_is_cut_along_the_sequence(seen):
+    """All but the logits: embeddings and blocks give [B, T, D], and each rank has its part of T."""
+    whole = seen["tensor"]["sizes"][:-1]
+    assert seen["tensor, sequence"]["sizes"][:-1] == [(batch, length // RANKS, width) for batch, length, width in whole]
+    assert seen["tensor, sequence"]["sizes"][-1] == seen["tensor"]["sizes"][-1]
+
+
+def test_logits_are_cut_along_the_vocabulary(seen):
+    *whole, (batch, length, vocabulary) = seen["tensor"]["sizes"]
+    assert seen["tensor, vocabulary"]["sizes"] == [*whole, (batch, length, vocabulary // RANKS)]
