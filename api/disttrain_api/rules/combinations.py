@@ -5,7 +5,7 @@ from collections.abc import Callable
 from disttrain_api.rules.layout import PIPELINE, PROCESSES, SHARD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ModelName, Precision
+from disttrain_api.training import LossName, ModelName, Precision
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
 _EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
@@ -133,6 +133,20 @@ COMBINATION_RULES = (
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
+    Rule(
+        id="VocabularyParallelNeedsCrossEntropy",
+        path="spec.parallelism.vocabularyParallel",
+        sentence="`vocabularyParallel` leaves the logits cut, of which MeanSquaredError needs all: use the loss"
+        " CrossEntropy, or remove it",
+        check=lambda spec: when(
+            bool(spec.parallelism.vocabulary_parallel)
+            and spec.training is not None
+            and spec.training.loss.name is LossName.MEAN_SQUARED_ERROR
+        ),
+        cel="!has(self.parallelism.vocabularyParallel) || !self.parallelism.vocabularyParallel || !has(self.training)"
+        " || self.training.loss.name != 'MeanSquaredError'",
+        reads=("spec.parallelism.vocabularyParallel", "spec.training.loss.name"),
+    ),
     _fp16_with("Shards", "dataParallelShardDegree", _shard, SHARD),
     _fp16_with("Tensor", "tensorParallelDegree", _tensor, _TENSOR),
     _fp16_with("Pipeline", "pipelineParallelDegree", _pipeline, PIPELINE),
