@@ -69,6 +69,15 @@ PIPELINE_REFUSALS = (
         "`layersPerStage` says how the layers are split: remove `split`",
         piped(layersPerStage=[1, 2], split="Even"),
     ),
+    Refusal(
+        "TimeNeedsMemory",
+        PIPELINE,
+        "`split` Time measures layers, which `training.model.metaDevice` builds without memory: use Parameters",
+        {
+            "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"split": "Time"}},
+            "training": {"model": {"name": "gpt", "metaDevice": True}, "data": {"name": "text"}},
+        },
+    ),
     *(
         Refusal(
             f"{what}WithSplitBackward",

@@ -54,11 +54,6 @@ def build_pipeline(
     training, parallelism = config.training, config.job.parallelism
 
     def seconds_of(layers: Layers) -> list[float]:
-        if training.model.meta_device:
-            raise InvalidConfiguration(
-                "`parallelism.pipeline.split` Time measures layers, which `training.model.metaDevice` builds without "
-                "memory: use Parameters"
-            )
         return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
 
     split = split_layers(module, parallelism, seconds_of)
