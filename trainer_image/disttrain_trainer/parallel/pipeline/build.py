@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from disttrain_api.cut_sizes import TIED_WITHOUT_FLUSH
+from disttrain_api.cut_sizes import EXPERTS_WITHOUT_FLUSH, TIED_WITHOUT_FLUSH
 from disttrain_api.pipeline import index_of_stage, is_flushless
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
@@ -112,8 +112,8 @@ def _require_plain(module: nn.Module) -> None:
     """Raises InvalidConfiguration for layers with experts."""
     if expert_layers(module):
         raise InvalidConfiguration(
-            f"`parallelism.pipeline.schedule`: {type(module).__name__} has layers with experts: how busy each is is "
-            "counted over a whole step, and stages that are never flushed are in different steps; use another schedule"
+            f"`parallelism.pipeline.schedule`: {type(module).__name__} has layers with experts: "
+            f"{EXPERTS_WITHOUT_FLUSH}; use another schedule"
         )
 
 
