@@ -45,6 +45,16 @@ COMBINATION_REFUSALS = (
         )
         for field in ("sequenceParallel", "vocabularyParallel")
     ),
+    Refusal(
+        "VocabularyParallelNeedsCrossEntropy",
+        f"{PARALLELISM}.vocabularyParallel",
+        "`vocabularyParallel` leaves the logits cut, of which the loss MeanSquaredError needs all: use the loss"
+        " CrossEntropy, or remove it",
+        {
+            "parallelism": {"tensorParallelDegree": 2, "vocabularyParallel": True},
+            "training": {**GPT_ON_TEXT["training"], "loss": {"name": "MeanSquaredError"}},
+        },
+    ),
     *(
         Refusal(
             f"DevicesWith{what}",

@@ -69,6 +69,15 @@ PIPELINE_REFUSALS = (
         "`layersPerStage` says how the layers are split: remove `split`",
         piped(layersPerStage=[1, 2], split="Even"),
     ),
+    Refusal(
+        "TimeNeedsMemory",
+        PIPELINE,
+        "`split` Time measures layers, which `training.model.metaDevice` builds without memory: use Parameters",
+        {
+            "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"split": "Time"}},
+            "training": {"model": {"name": "gpt", "metaDevice": True}, "data": {"name": "text"}},
+        },
+    ),
     *(
         Refusal(
             f"{what}WithSplitBackward",
@@ -201,7 +210,7 @@ PIPELINES_ACCEPTED: dict[str, Mapping[str, Any]] = {
         piped({"microBatchSize": None, "globalBatchSize": 2}, schedule="PipeDream"), {"workers": {"replicas": 4}}
     ),
     "PipeDream-2BW": piped(schedule="PipeDream2BW", microbatches=4),
-    "a pipeline whose layers are given": piped(layersPerStage=[5, 3]),
+    "a pipeline whose layers are given": piped(layersPerStage=[15, 8]),
     "a batch of two microbatches for each stage": piped(
         {"microBatchSize": None, "globalBatchSize": 16}, microbatches=4
     ),

@@ -115,6 +115,13 @@ SERVER_REFUSALS = (
         {**on_servers(), "training": {"maxGradientNorm": 1.0}},
     ),
     Refusal(
+        "ServersWithPreflight",
+        "spec.training.preflight",
+        "`preflight` checks what all ranks send each other, and with `mode` ParameterServer workers talk to servers:"
+        " remove it, or use AllReduce",
+        {**on_servers(), "training": {"preflight": True}},
+    ),
+    Refusal(
         "PowerSgdOnServers",
         f"{DATA_PARALLEL}.compression",
         "compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an all-reduce, and"

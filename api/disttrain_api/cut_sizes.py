@@ -4,40 +4,67 @@ CEL cannot see them: the config of a model has no schema.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
-from disttrain_api.parallelism import DataParallelMode, Parallelism
+from disttrain_api.parallelism import DataParallelMode, DeviceMode, Parallelism
 from disttrain_api.pipeline import is_flushless, stages_of
 from disttrain_api.training import Training
 
 TIED_WITHOUT_FLUSH = "stages of PipeDream and PipeDream2BW update at different times, so they cannot share a parameter"
+EXPERTS_WITHOUT_FLUSH = (
+    "how busy each is is counted over a whole step, and stages that are never flushed are in different ones"
+)
 
 
 def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
-    """What is wrong with a built-in model's sizes for this layout. Paths start with `training.`."""
+    """What is wrong with a built-in model's sizes for this layout."""
     if training.model.name is None or config_problems(training):
         return
     yield from _tensor_problems(training, parallelism)
     yield from _expert_problems(training, parallelism)
-    stages, (name, layers) = stages_of(parallelism), _layers_to_split(training)
-    if stages > layers:
-        message = f"makes {layers} layers that can be split, there are {stages} stages: use fewer, or more layers"
-        yield f"training.model.config.{name}", message
+    yield from _layer_problems(training, parallelism)
     config = model_config(training)
     if is_flushless(parallelism) and isinstance(config, GptConfig) and config.tie_weights:
         yield "training.model.config.tieWeights", f"{TIED_WITHOUT_FLUSH}: set it to false"
 
 
-def _layers_to_split(training: Training) -> tuple[str, int]:
-    """The number of layers with parameters of their own, and the setting that decides it."""
+class _Layers(NamedTuple):
+    """The layers of a model, as the trainer counts them."""
+
+    setting: str
+    """What of `config` decides how many there are."""
+    to_split: int
+    """Those with parameters of their own."""
+    total: int
+
+
+def _layers_of(training: Training) -> _Layers:
     config = model_config(training)
     if isinstance(config, GptConfig):
         # The embeddings stand before the blocks, the head behind them.
-        return "layers", config.layers + 2
+        return _Layers("layers", config.layers + 2, config.layers + 2)
     if isinstance(config, MlpConfig):
-        return "hiddenSizes", len(config.hidden_sizes) + 1
+        # The input is flattened; each hidden layer has an activation and dropout.
+        hidden = len(config.hidden_sizes)
+        return _Layers("hiddenSizes", hidden + 1, 3 * hidden + 2)
     assert isinstance(config, ResnetConfig)
-    return "blocks", sum(config.blocks) + 3
+    # A convolution, its normalisation and activation before the blocks; pooling, flattening and a linear layer behind.
+    return _Layers("blocks", sum(config.blocks) + 3, sum(config.blocks) + 6)
+
+
+def _layer_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
+    layers, stages = _layers_of(training), stages_of(parallelism)
+    path, advice = f"training.model.config.{layers.setting}", "use fewer, or more layers"
+    if stages > layers.to_split:
+        yield path, f"makes {layers.to_split} layers that can be split, there are {stages} stages: {advice}"
+    given = parallelism.pipeline.layers_per_stage if parallelism.pipeline is not None else None
+    if given is not None and sum(given) != layers.total:
+        message = f"the sum is {sum(given)}, but the model has {layers.total} layers, those without parameters included"
+        yield "parallelism.pipeline.layersPerStage", message
+    devices = parallelism.devices_per_process or 1
+    if parallelism.device_mode is DeviceMode.PLACE and devices > layers.total:
+        yield path, f"makes {layers.total} layers, `deviceMode` Place has {devices} devices: {advice}"
 
 
 def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
@@ -64,6 +91,8 @@ def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[P
         yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
     elif parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
         yield path, "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"
+    elif is_flushless(parallelism):
+        yield path, f"experts do not go with PipeDream and PipeDream2BW: {EXPERTS_WITHOUT_FLUSH}; use another schedule"
 
 
 def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[str, int]]:

@@ -3,7 +3,7 @@
 from disttrain_api.rules.layout import PROCESSES
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ModelName
+from disttrain_api.training import Loss, LossName, ModelName
 
 _TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
 _EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
@@ -78,6 +78,11 @@ def _needs_tokens(alias: str, field: str) -> Rule:
     )
 
 
+def _whole_logits(spec: JobSpec) -> Values | None:
+    loss = (spec.training.loss if spec.training is not None else Loss()).name
+    return when(bool(spec.parallelism.vocabulary_parallel) and loss is not LossName.CROSS_ENTROPY, loss=loss.value)
+
+
 COMBINATION_RULES = (
     Rule(
         id="TensorNeedsPlan",
@@ -105,6 +110,17 @@ COMBINATION_RULES = (
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
+    Rule(
+        id="VocabularyParallelNeedsCrossEntropy",
+        path="spec.parallelism.vocabularyParallel",
+        sentence="`vocabularyParallel` leaves the logits cut, of which the loss {loss} needs all: use the loss"
+        " CrossEntropy, or remove it",
+        check=_whole_logits,
+        cel="!has(self.parallelism.vocabularyParallel) || !self.parallelism.vocabularyParallel || !has(self.training)"
+        " || self.training.loss.name == 'CrossEntropy'",
+        values={"loss": "self.training.loss.name"},
+        reads=("spec.parallelism.vocabularyParallel", "spec.training.loss.name"),
+    ),
     _device_rule("Shards", "dataParallelShardDegree", "data_parallel_shard_degree"),
     _device_rule("Tensor", "tensorParallelDegree", "tensor_parallel_degree"),
     _device_rule("Pipeline", "pipelineParallelDegree", "pipeline_parallel_degree"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from disttrain_api.parallelism import PipelineSchedule
+from disttrain_api.parallelism import PipelineSchedule, PipelineSplit
 from disttrain_api.pipeline import (
     ROUND_SCHEDULES,
     SINGLE_STAGE_SCHEDULES,
@@ -24,6 +24,8 @@ _AT_LEAST_STAGES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.DUAL_PIPE_V, 
 _ROUNDS_OF_M = f"(m / {PIPELINE} > 1 ? m / {PIPELINE} : 1)"
 _LAYERS = "self.parallelism.pipeline.layersPerStage"
 _HAS_LAYERS = f"has(self.parallelism.pipeline) && has({_LAYERS})"
+_SPLIT = "self.parallelism.pipeline.split"
+_SPLITS_BY_TIME = f"has(self.parallelism.pipeline) && has({_SPLIT}) && {_SPLIT} == 'Time'"
 _READS = ("spec.parallelism.pipelineParallelDegree", "spec.parallelism.pipeline")
 
 
@@ -96,6 +98,12 @@ def _other_number_of_stages(spec: JobSpec) -> Values | None:
     return {"given": len(given), "stages": stages}
 
 
+def _timed_without_memory(spec: JobSpec) -> Values | None:
+    pipeline = spec.parallelism.pipeline
+    timed = pipeline is not None and pipeline.split is PipelineSplit.TIME
+    return when(timed and spec.training is not None and spec.training.model.meta_device)
+
+
 PIPELINE_RULES = (
     Rule(
         id="PipelineNeedsDegree",
@@ -154,6 +162,15 @@ PIPELINE_RULES = (
         ),
         cel="!has(self.pipeline) || !has(self.pipeline.layersPerStage) || !has(self.pipeline.split)",
         reads=("spec.parallelism.pipeline",),
+    ),
+    Rule(
+        id="TimeNeedsMemory",
+        path="spec.parallelism.pipeline",
+        sentence="`split` Time measures layers, which `training.model.metaDevice` builds without memory: use"
+        " Parameters",
+        check=_timed_without_memory,
+        cel=f"!({_SPLITS_BY_TIME}) || !has(self.training) || !self.training.model.metaDevice",
+        reads=("spec.parallelism.pipeline", "spec.training.model.metaDevice"),
     ),
     _not_with_split_backward(
         "Shards",

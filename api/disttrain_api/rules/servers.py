@@ -211,6 +211,15 @@ SERVER_RULES = (
         reads=(_DATA_PARALLEL, "spec.training.maxGradientNorm"),
     ),
     Rule(
+        id="ServersWithPreflight",
+        path="spec.training.preflight",
+        sentence="`preflight` checks what all ranks send each other, and with `mode` ParameterServer workers talk to"
+        " servers: remove it, or use AllReduce",
+        check=lambda spec: when(_has_mode(spec) and spec.training is not None and spec.training.preflight),
+        cel=f"!({_IS_MODE}) || !has(self.training) || !self.training.preflight",
+        reads=(_MODE, "spec.training.preflight"),
+    ),
+    Rule(
         id="PowerSgdOnServers",
         path=f"{_DATA_PARALLEL}.compression",
         scope=_DATA_PARALLEL,

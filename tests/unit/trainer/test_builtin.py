@@ -3,7 +3,11 @@
 import pytest
 
 from disttrain_api.builtin import config_problems, data_config, model_config
+from disttrain_api.cut_sizes import cut_problems
+from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Training
+from disttrain_trainer.parallel.units import layers_of
+from disttrain_trainer.recipe import build_model
 
 DIGITS = {"name": "digits"}
 TEXT = {"name": "text"}
@@ -78,3 +82,30 @@ def test_sizes_follow_from_the_data():
     assert model_config(training(named("resnet"), IMAGES)).input_channels == 1
     assert model_config(training(named("gpt"), named("text", sequenceLength=33))).sequence_length == 33
     assert data_config(training(MINE, TOKENS).data).vocabulary_size == 256
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (named("mlp", hiddenSizes=[]), DIGITS),
+        (named("mlp", hiddenSizes=[8, 8]), DIGITS),
+        (named("resnet", width=8, blocks=[1, 2]), DIGITS),
+        (named("resnet", width=8, norm="Batch"), DIGITS),
+        (named("gpt", width=8, layers=3), TEXT),
+        (named("gpt", width=8, layers=1, tieWeights=False), TEXT),
+    ],
+)
+def test_layers_are_counted_without_the_model_as_they_are_with_it(model, data):
+    settings = training(model, data)
+    layers = layers_of(build_model(settings))
+    to_split = sum(any(True for _ in layer.parameters()) for layer in layers)
+
+    def problems(**layout):
+        return list(cut_problems(settings, Parallelism.model_validate(layout)))
+
+    assert problems(pipelineParallelDegree=to_split) == []
+    assert problems(pipelineParallelDegree=to_split + 1)
+    assert problems(devicesPerProcess=len(layers), deviceMode="Place") == []
+    assert problems(devicesPerProcess=len(layers) + 1, deviceMode="Place")
+    assert problems(pipeline={"layersPerStage": [len(layers)]}) == []
+    assert problems(pipeline={"layersPerStage": [len(layers), 1]})

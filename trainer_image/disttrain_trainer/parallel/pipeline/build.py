@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from disttrain_api.cut_sizes import TIED_WITHOUT_FLUSH
+from disttrain_api.cut_sizes import EXPERTS_WITHOUT_FLUSH, TIED_WITHOUT_FLUSH
 from disttrain_api.pipeline import index_of_stage, is_flushless
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
@@ -54,11 +54,6 @@ def build_pipeline(
     training, parallelism = config.training, config.job.parallelism
 
     def seconds_of(layers: Layers) -> list[float]:
-        if training.model.meta_device:
-            raise InvalidConfiguration(
-                "`parallelism.pipeline.split` Time measures layers, which `training.model.metaDevice` builds without "
-                "memory: use Parameters"
-            )
         return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
 
     split = split_layers(module, parallelism, seconds_of)
@@ -117,8 +112,8 @@ def _require_plain(module: nn.Module) -> None:
     """Raises InvalidConfiguration for layers with experts."""
     if expert_layers(module):
         raise InvalidConfiguration(
-            f"`parallelism.pipeline.schedule`: {type(module).__name__} has layers with experts: how busy each is is "
-            "counted over a whole step, and stages that are never flushed are in different steps; use another schedule"
+            f"`parallelism.pipeline.schedule`: {type(module).__name__} has layers with experts: "
+            f"{EXPERTS_WITHOUT_FLUSH}; use another schedule"
         )
 
 

@@ -1,0 +1,113 @@
+"""Sizes of built-in models that a layout does not fit are named before anything runs, with the numbers."""
+
+from typing import Any
+
+import pytest
+
+from disttrain_api.validate import problems
+from tests.builders import a_manifest
+
+CONFIG = "spec.training.model.config"
+TENSOR = {"tensorParallelDegree": 2}
+
+
+def trained(name: str, **config: Any) -> dict[str, Any]:
+    """The part of a manifest that trains a built-in model on data that it takes."""
+    data = {"name": "synthetic", "config": {"kind": "Tokens" if name == "gpt" else "Images"}}
+    return {"model": {"name": name, "config": config}, "data": data}
+
+
+def found(training: dict[str, Any], parallelism: dict[str, Any]) -> list[str]:
+    """All that is wrong with the training on four ranks in this layout."""
+    manifest = a_manifest(workers={"replicas": 4}, training=training, parallelism=parallelism)
+    return [str(problem) for problem in problems(manifest)]
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism", "field"),
+    [
+        (trained("gpt", heads=3, width=12), TENSOR, "heads: 3"),
+        (trained("gpt", vocabularySize=257), TENSOR, "vocabularySize: 257"),
+        (trained("gpt", sequenceLength=129), {**TENSOR, "sequenceParallel": True}, "sequenceLength: 129"),
+        (trained("mlp", hiddenSizes=[7]), TENSOR, "hiddenSizes[0]: 7"),
+        (trained("mlp", hiddenSizes=[8, 7, 9]), TENSOR, "hiddenSizes[2]: 9"),
+        (trained("mlp", hiddenSizes=[9, 7]), TENSOR, "hiddenSizes[0]: 9"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_named(
+    training: dict[str, Any], parallelism: dict[str, Any], field: str
+) -> None:
+    said = f"{CONFIG}.{field} must be a multiple of `tensorParallelDegree`, which is 2"
+    assert found(training, parallelism) == [said]
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism"),
+    [
+        (trained("gpt", heads=4, width=12, vocabularySize=258, sequenceLength=129), TENSOR),
+        (trained("gpt", heads=3, width=12, vocabularySize=257), {}),
+        (trained("gpt", sequenceLength=130), {**TENSOR, "sequenceParallel": True}),
+        # The inputs of a layer whose outputs are summed are those of the one before it.
+        (trained("mlp", hiddenSizes=[8, 7, 10]), TENSOR),
+        # A last layer without a partner stays whole.
+        (trained("mlp", hiddenSizes=[8, 7]), TENSOR),
+    ],
+)
+def test_sizes_that_divide_or_are_not_cut_are_right(training: dict[str, Any], parallelism: dict[str, Any]) -> None:
+    assert found(training, parallelism) == []
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (trained("gpt", layers=1), f"{CONFIG}.layers: makes 3 layers"),
+        (trained("mlp", hiddenSizes=[8, 8]), f"{CONFIG}.hiddenSizes: makes 3 layers"),
+    ],
+)
+def test_a_model_with_fewer_layers_than_stages_is_refused(training: dict[str, Any], said: str) -> None:
+    expected = f"{said} that can be split, there are 4 stages: use fewer, or more layers"
+    assert found(training, {"pipelineParallelDegree": 4}) == [expected]
+    looped = {"pipelineParallelDegree": 2, "pipeline": {"schedule": "LoopedBFS", "microbatches": 2}}
+    assert found(training, looped) == [expected]
+    assert found(training, {"pipelineParallelDegree": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("training", "given", "layers"),
+    [
+        (trained("gpt", layers=4), [3, 4], 6),
+        (trained("mlp", hiddenSizes=[8, 8]), [2, 1], 8),
+        (trained("resnet", blocks=[1, 2]), [4, 6], 9),
+    ],
+)
+def test_layers_of_stages_that_are_not_those_of_the_model_are_refused(
+    training: dict[str, Any], given: list[int], layers: int
+) -> None:
+    layout = {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": given}}
+    said = f"the sum is {sum(given)}, but the model has {layers} layers, those without parameters included"
+    assert found(training, layout) == [f"spec.parallelism.pipeline.layersPerStage: {said}"]
+    layout["pipeline"] = {"layersPerStage": [given[0], layers - given[0]]}
+    assert found(training, layout) == []
+
+
+def test_devices_without_a_layer_are_refused() -> None:
+    layout = {"devicesPerProcess": 6, "deviceMode": "Place"}
+    said = f"{CONFIG}.hiddenSizes: makes 5 layers, `deviceMode` Place has 6 devices: use fewer, or more layers"
+    assert found(trained("mlp", hiddenSizes=[8]), layout) == [said]
+    assert found(trained("mlp", hiddenSizes=[8]), {**layout, "devicesPerProcess": 5}) == []
+    assert found(trained("mlp", hiddenSizes=[8]), {"devicesPerProcess": 6}) == []
+
+
+@pytest.mark.parametrize("schedule", ["PipeDream", "PipeDream2BW"])
+def test_experts_in_a_pipeline_that_is_never_flushed_are_refused(schedule: str) -> None:
+    training = trained("gpt", experts=4, tieWeights=False)
+    layout = {"pipelineParallelDegree": 2, "pipeline": {"schedule": schedule}}
+    (said,) = found(training, layout)
+    assert said.startswith(f"{CONFIG}.experts: experts do not go with PipeDream and PipeDream2BW: how busy each is is")
+    assert found(training, {"pipelineParallelDegree": 2}) == []
+    assert found(trained("gpt", tieWeights=False), layout) == []
+
+
+def test_tied_weights_in_a_pipeline_that_is_never_flushed_are_refused() -> None:
+    (said,) = found(trained("gpt"), {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}})
+    assert said.startswith(f"{CONFIG}.tieWeights: stages of PipeDream and PipeDream2BW update at different times")
