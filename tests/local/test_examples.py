@@ -1,5 +1,6 @@
 """Every example is what a user can run as it is: on this machine, to its end, having learned something."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -7,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import Workplace
+from .conftest import Run, Workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Byte values are 0 to 255: this is what knowing nothing costs.
 UNIFORM_BYTES = math.log(256)
 # What those need that are not for any machine.
 ELSEWHERE = ("-gpu", "-cluster")
-# test_training.py and test_collectives.py have them, in more detail.
-RUN_ELSEWHERE = {"ddp", "collectives"}
+# test_training.py, test_collectives.py and the last test here have them, in more detail.
+RUN_ELSEWHERE = {"ddp", "collectives", "observed"}
 
 
 def names() -> list[str]:
@@ -27,7 +28,11 @@ def names() -> list[str]:
 def test_an_example_runs_to_its_end_and_learns(name: str, workplace: Workplace) -> None:
     # The trainer looks for a user's modules from the folder it is started in, as in a checkout.
     shutil.copytree(EXAMPLES, workplace.folder / "examples")
-    run = workplace.run(EXAMPLES / f"{name}.yaml")
+    require_learned(workplace.run(EXAMPLES / f"{name}.yaml"), name)
+
+
+def require_learned(run: Run, name: str) -> None:
+    """Fails where the example's run did not end well, with all its steps, or knows too little."""
     assert run.exit_code == 0, run.stderr
     status = run.status
     assert status["phase"] == "Succeeded"
@@ -40,3 +45,18 @@ def test_an_example_runs_to_its_end_and_learns(name: str, workplace: Workplace) 
         assert figures["loss"] < 0.6 * UNIFORM_BYTES
     else:
         assert figures["accuracy"] >= 0.9
+
+
+def test_the_observed_example_shows_its_network_its_steps_and_its_figures(workplace: Workplace) -> None:
+    run = workplace.run(EXAMPLES / "observed.yaml")
+    require_learned(run, "observed")
+    assert "preflight: data are right between 2 ranks" in run.log(0, attempt=1)
+    metrics = run.home / "metrics"
+    for rank in (0, 1):
+        trace = json.loads((metrics / "profile" / f"rank-{rank}-step-20.json").read_text())
+        names = {event["name"] for event in trace["traceEvents"] if "name" in event}
+        assert len({name for name in names if name.startswith("ProfilerStep#")}) == 3
+        assert "aten::addmm" in names
+    assert list((metrics / "tensorboard").glob("events.*"))
+    steps = [json.loads(line)["step"] for line in (metrics / "metrics.jsonl").read_text().splitlines()]
+    assert set(range(5, 101, 5)) <= set(steps)

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from .conftest import Run, Workplace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.yaml"
+PNG = b"\x89PNG\r\n\x1a\n"
 STORED = {"size": "1Gi"}
 # Long enough to be met in the middle, short enough to wait for.
 LONG = {"steps": 400, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
@@ -62,6 +64,11 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
     assert stored["status"] == status
     assert stored["metadata"]["uid"].startswith(run.home.name.removeprefix("ddp-"))
     assert not (run.home / "pods").exists(), "scratch space dies with the pods"
+    for name in ("loss.png", "throughput.png"):
+        picture = (run.home / "metrics" / name).read_bytes()
+        assert picture.startswith(PNG)
+        width, height = struct.unpack(">II", picture[16:24])
+        assert (width > 400, height > 200, len(picture) > 5000) == (True, True, True), name
 
 
 WITNESS = """

@@ -24,6 +24,10 @@ def digits(**optimizer):
     }
 
 
+def text(**optimizer):
+    return {**TEXT, "optimizer": {"name": "SGD", **optimizer}}
+
+
 MOMENTUM = digits(learningRate=0.05, momentum=0.9)
 TEXT = {
     "model": {"name": "gpt", "config": {"layers": 2, "heads": 4, "width": 32}},
@@ -37,6 +41,8 @@ TEXT = {
 }
 # Training, compression, and how many times fewer bytes are sent after the warm-up, at least.
 DIGITS = {
+    "FP16": (MOMENTUM, {}, 2),
+    "BF16": (MOMENTUM, {}, 2),
     "Int8": (MOMENTUM, {}, 3.9),
     "OneBit": (MOMENTUM, {"warmupSteps": 30}, 28),
     "TopK": (MOMENTUM, {"ratio": 0.01, "warmupSteps": 30}, 49),
@@ -49,6 +55,12 @@ DIGITS = {
     "PowerSGD": (MOMENTUM, {"rank": 2}, 12),
 }
 TEXTS = {
+    "FP16": (TEXT, {}, 2),
+    "BF16": (TEXT, {}, 2),
+    "Int8": (TEXT, {}, 3.9),
+    # What these two keep comes too late for the momentum of a GPT; without any they learn as much as plain DDP with it.
+    "OneBit": (text(learningRate=0.7), {"warmupSteps": 50}, 28),
+    "RandomK": (text(learningRate=1.3), {"ratio": 0.5, "warmupSteps": 50}, 1.9),
     "TopK": (TEXT, {"ratio": 0.1, "warmupSteps": 50}, 4.9),
     "PowerSGD": (TEXT, {"rank": 4}, 5),
 }

@@ -103,7 +103,11 @@ def after(future: Future[object], use: Callable[[], Tensor]) -> Future[Tensor]:
 
 
 class DenseSum(HookedSum):
-    """Every number is sent, in the bucket's format or a shorter one, in which it is then also summed."""
+    """Every number is sent, in the bucket's format or a shorter one, in which it is then also summed.
+
+    torch's fp16_compress_hook and bf16_compress_hook give two ranks the same bits, but know the backend's all-reduce
+    alone, count no bytes, and divide after they have shortened, where a number may have become inf.
+    """
 
     def __init__(
         self, group: dist.ProcessGroup, name: str, algorithm: AllReduce, number_format: torch.dtype | None

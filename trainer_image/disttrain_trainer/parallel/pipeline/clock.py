@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.pipelining.stage import PipelineStage
 
 from disttrain_trainer.device import Device, Mark
+from disttrain_trainer.parallel.pipeline.figures import Measured
 from disttrain_trainer.parallel.pipeline.simulate import Kind
 
 _Spans = list[tuple[Mark, Mark]]
@@ -34,6 +35,14 @@ class StageClock:
             stage.backward_weight_one_chunk, lambda _: (Kind.PARAMETERS, index)
         )
 
+    def prolong_forward(self, stage: int) -> None:
+        """The stage's latest forward pass lasts until now: the loss, which follows at once, is a part of it."""
+        spans = self._actions.get((Kind.FORWARD, stage))
+        # torch computes a loss before the first pass, too, to see its shapes.
+        if spans:
+            begin, _ = spans.pop()
+            spans.append((begin, self._device.mark()))
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """A pass through the pipeline runs inside."""
@@ -41,14 +50,14 @@ class StageClock:
         yield
         self._steps.append((begin, self._device.mark()))
 
-    def take(self) -> tuple[float, dict[tuple[Kind, int], tuple[float, int]]]:
-        """Seconds of all passes, and of each kind of computation with how often it ran; the clock then stands at 0."""
+    def take(self) -> Measured:
+        """What was measured since this was last called."""
         self._device.synchronize()
         total = self._sum(self._steps)
         actions = {key: (self._sum(spans), len(spans)) for key, spans in self._actions.items()}
         self._steps.clear()
         self._actions.clear()
-        return total, actions
+        return Measured(total, actions)
 
     def _sum(self, spans: _Spans) -> float:
         return sum(self._device.seconds(begin, end) for begin, end in spans)

@@ -19,9 +19,9 @@ from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.experts import tell_experts
+from disttrain_trainer.parallel.pipeline.figures import bubbles_of
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
-from disttrain_trainer.parallel.pipeline.simulate import Kind, idle_part
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 
@@ -70,23 +70,8 @@ class Pipeline(PipelinePart):
 
     def figures(self) -> dict[str, float]:
         """The bubble since this was last asked, measured and as the schedule has it; collective, for rank 0 alone."""
-        seconds, actions = self._clock.take()
-        everyone = self.world.gather((seconds, actions))
-        if not self.world.first:
-            return {}
-        longest = max(total for total, _ in everyone)
-        busy = sum(spent for _, found in everyone for spent, _ in found.values())
-        means: dict[tuple[Kind, int], list[float]] = {}
-        for _, found in everyone:
-            for key, (spent, times) in found.items():
-                means.setdefault(key, []).append(spent / times)
-        if not longest:
-            return {}
-        average = {key: sum(values) / len(values) for key, values in means.items()}
-        return {
-            "pipeline/bubble(%)": 100 * (1 - busy / (longest * len(everyone))),
-            "pipeline/bubble_of_schedule(%)": 100 * idle_part(self._table, average),
-        }
+        everyone = self.world.gather(self._clock.take())
+        return bubbles_of(everyone, self._table) if self.world.first else {}
 
     def _build(self) -> Schedule:
         stages = [
@@ -112,7 +97,9 @@ class Pipeline(PipelinePart):
     def _loss_of(self, outputs: Tensor, number: Tensor) -> Tensor:
         batch = self._batches[int(number)]
         with self.precision.autocast():
-            return self.loss.sum(outputs, batch.targets, batch.weights) * self._scale
+            loss = self.loss.sum(outputs, batch.targets, batch.weights) * self._scale
+        self._clock.prolong_forward(len(self._index_of) - 1)
+        return loss
 
 
 def _sum(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

@@ -1,0 +1,35 @@
+"""The bubble of a pipeline, from what its ranks have measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from disttrain_trainer.parallel.pipeline.simulate import Kind, Table, idle_part
+
+
+class Measured(NamedTuple):
+    """Of one rank since it last told."""
+
+    seconds: float
+    """Of all passes through the pipeline."""
+    actions: Mapping[tuple[Kind, int], tuple[float, int]]
+    """Seconds of each kind of computation in each stage, and how often it ran."""
+
+
+def bubbles_of(ranks: Sequence[Measured], table: Table) -> dict[str, float]:
+    """Entries of metrics.jsonl, in percent: the idle part as measured, and what `table` gives for the mean times.
+
+    Empty where no time has passed.
+    """
+    longest = max(rank.seconds for rank in ranks)
+    if not longest:
+        return {}
+    busy = sum(spent for rank in ranks for spent, _ in rank.actions.values())
+    means: dict[tuple[Kind, int], list[float]] = {}
+    for rank in ranks:
+        for key, (spent, times) in rank.actions.items():
+            means.setdefault(key, []).append(spent / times)
+    average = {key: sum(values) / len(values) for key, values in means.items()}
+    return {
+        "pipeline/bubble(%)": 100 * (1 - busy / (longest * len(ranks))),
+        "pipeline/bubble_of_schedule(%)": 100 * idle_part(table, average),
+    }
