@@ -1,10 +1,10 @@
-"""Every layout of the mesh computes what one process computes: parameters, losses, gradient norms, evaluation."""
+"""Every layout of the mesh computes what one process computes: parameters, gradients, losses, evaluation."""
 
 import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, require_same_gradients, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -43,7 +43,21 @@ class TestLayoutsEqualOneProcess:
         assert together[layout]["errors"] == [None]
         require_same(together[layout]["parameters"], alone[training]["parameters"], tolerance_of(training))
 
-    @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"])
+    def test_gradients_of_the_first_step(self, alone, together, layout):
+        _, training, _, _ = LAYOUTS[layout]
+        expected = alone[training]["gradients"]
+        assert expected.keys() == alone[training]["parameters"].keys()
+        require_same_gradients(together[layout]["gradients"], expected, tolerance_of(training))
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "loss_metrics/global_avg_loss",
+            "grad_norm",
+            "validation_metrics/global_avg_loss",
+            "validation_metrics/accuracy",
+        ],
+    )
     def test_metrics_of_every_step(self, alone, together, layout, key):
         _, training, _, _ = LAYOUTS[layout]
         expected = [line[key] for line in alone[training]["metrics"] if key in line]
@@ -63,6 +77,8 @@ ALL_CHANGES = {
     "fsdp4 to dp2 x tp2": ({SHARD: 4}, {REPLICATE: 2, TENSOR: 2}),
     "dp2 x tp2 to fsdp4": ({REPLICATE: 2, TENSOR: 2}, {SHARD: 4}),
     "dp4 to fsdp2 x tp2": ({}, {SHARD: 2, TENSOR: 2}),
+    "dp4 to dp2 x tp2": ({}, {REPLICATE: 2, TENSOR: 2}),
+    "dp2 x tp2 to dp4": ({REPLICATE: 2, TENSOR: 2}, {}),
     "tp4 to dp4": ({TENSOR: 4}, {}),
     "dp4 to pp2 x tp2": ({}, {PIPELINE: 2, TENSOR: 2}),
     "pp2 x fsdp2 to dp4": ({PIPELINE: 2, SHARD: 2}, {}),

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.soak import SOAK
+from tests.unit.trainer.layouts import PIPELINE, REPLICATE, SHARD, TENSOR
 from tests.unit.trainer.worlds import require_same, run_cases, small
 
 TOLERANCE = 1e-10
@@ -44,6 +46,10 @@ class Net(nn.Sequential):
             **{f"{name}.contract": RowwiseParallel() for name in blocks},
         }
 
+    def initialise_layer(self, layer):
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
+
 
 def net(width, depth):
     return Net(nn.Linear(6, width), *(Block(width) for _ in range(depth)), nn.Linear(width, 5)).double()
@@ -71,23 +77,80 @@ TRAINING = small(
     logging={"interval": 1},
     maxGradientNorm=0.3,
 )
+META = {"model": {**TRAINING["model"], "metaDevice": True}}
+
+
+def in_pipeline(schedule: str, **others: Any) -> dict[str, Any]:
+    """Two ranks of a pipeline."""
+    return {PIPELINE: 2, "pipeline": {"schedule": schedule}, **others}
+
+
 # ranks, parallelism, changes of the training
-LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+ALL_LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "two devices that share the batch": (1, {"devicesPerProcess": 2}, {}),
     "layers on three devices": (1, {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
     "dp2": (2, {}, {}),
     "dp2, accumulated": (2, {}, {"gradientAccumulationSteps": 4}),
     "dp2, two devices each": (2, {"devicesPerProcess": 2}, {}),
     "dp2, placed layers": (2, {"devicesPerProcess": 2, "deviceMode": "Place"}, {}),
-    "fsdp2": (2, {"dataParallelShardDegree": 2}, {}),
+    "fsdp2": (2, {SHARD: 2}, {}),
     "fsdp2, recomputed, offloaded": (
         2,
-        {"dataParallelShardDegree": 2},
+        {SHARD: 2},
         {"activationCheckpointing": "Full", "offload": {"parameters": True}},
     ),
-    "tp2": (2, {"tensorParallelDegree": 2}, {}),
-    "tp2, recomputed": (2, {"tensorParallelDegree": 2}, {"activationCheckpointing": "Selective"}),
+    "tp2": (2, {TENSOR: 2}, {}),
+    "tp2, recomputed": (2, {TENSOR: 2}, {"activationCheckpointing": "Selective"}),
+    **{
+        f"pp2, {schedule}": (2, in_pipeline(schedule), {})
+        for schedule in (
+            "GPipe",
+            "1F1B",
+            "Interleaved1F1B",
+            "LoopedBFS",
+            "InterleavedZeroBubble",
+            "ZBVZeroBubble",
+            "DualPipeV",
+        )
+    },
+    "pp2, accumulated, recomputed": (
+        2,
+        in_pipeline("1F1B"),
+        {"gradientAccumulationSteps": 3, "activationCheckpointing": "Full"},
+    ),
+    "fsdp2, without memory": (2, {SHARD: 2}, META),
+    "tp2, without memory": (2, {TENSOR: 2}, META),
+    "pp2, without memory": (2, in_pipeline("Interleaved1F1B"), META),
+    "dp2 x fsdp2": (4, {REPLICATE: 2, SHARD: 2}, {"gradientAccumulationSteps": 2}),
+    "dp2 x tp2": (4, {REPLICATE: 2, TENSOR: 2}, {}),
+    "fsdp2 x tp2": (4, {SHARD: 2, TENSOR: 2}, {}),
+    "pp2 x dp2": (4, in_pipeline("ZBVZeroBubble", **{REPLICATE: 2}), {}),
+    "pp2 x fsdp2": (4, in_pipeline("1F1B", **{SHARD: 2}), {}),
+    "pp2 x tp2": (4, in_pipeline("Interleaved1F1B", **{TENSOR: 2}), {}),
+    "pp2 x fsdp2, without memory": (4, in_pipeline("1F1B", **{SHARD: 2}), META),
+    "fsdp2 x tp2, without memory": (4, {SHARD: 2, TENSOR: 2}, META),
 }
+# Of these every part is in another layout, too.
+_LONG = {
+    "pp2, GPipe",
+    "pp2, Interleaved1F1B",
+    "pp2, LoopedBFS",
+    "pp2, InterleavedZeroBubble",
+    "pp2, DualPipeV",
+    "pp2, accumulated, recomputed",
+    "tp2, without memory",
+    "pp2, without memory",
+    "dp2 x tp2",
+    "pp2 x dp2",
+    "pp2 x fsdp2, without memory",
+    "fsdp2 x tp2, without memory",
+}
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}
+
+
+def reference_of(changes: dict[str, Any]) -> str:
+    """The case in one process: a model without memory gets other values at the start."""
+    return "alone, without memory" if changes is META else "alone"
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +162,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         file.write_text(text)
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(place)])
     found: dict[str, dict[str, Any]] = {}
-    for world in (1, 2):
+    alone = {reference_of(changes): (1, {}, changes) for changes in ({}, META)}
+    for world in (1, 2, 4):
         cases = {
             name: [{"training": {**TRAINING, **changes}, "parallelism": parallelism}]
-            for name, (ranks, parallelism, changes) in {"alone": (1, {}, {}), **LAYOUTS}.items()
+            for name, (ranks, parallelism, changes) in {**alone, **LAYOUTS}.items()
             if ranks == world
         }
         # Fresh, for a forked one has read PYTHONPATH long ago.
@@ -112,10 +176,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_users_package_is_trained_as_in_one_process(results: dict[str, dict[str, Any]], layout: str) -> None:
-    expected, found = results["alone"], results[layout]
+    expected, found = results[reference_of(LAYOUTS[layout][2])], results[layout]
     assert found["errors"] == [None]
     require_same(found["parameters"], expected["parameters"], TOLERANCE)
-    for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"):
+    for key in (
+        "loss_metrics/global_avg_loss",
+        "grad_norm",
+        "validation_metrics/global_avg_loss",
+        "validation_metrics/accuracy",
+    ):
         figures = [[line[key] for line in one["metrics"] if key in line] for one in (found, expected)]
         assert len(figures[0]) == (1 if key.startswith("validation") else TRAINING["steps"])
         assert figures[0] == pytest.approx(figures[1], rel=TOLERANCE)

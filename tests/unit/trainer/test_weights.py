@@ -6,11 +6,11 @@ from safetensors.torch import load_file
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
+from tests.soak import SOAK
+from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.test_checkpoint import run
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
-SHARDED = {"dataParallelShardDegree": 2}
-TENSOR = {"tensorParallelDegree": 2}
 TRAINING = small(
     steps=3,
     model=user("double_gpt"),
@@ -18,6 +18,22 @@ TRAINING = small(
     optimizer={"name": "AdamW", "learningRate": 0.01},
     logging={"interval": 1},
 )
+MODELS = {"gpt": user("double_gpt"), "experts": user("double_moe_gpt")}
+# ranks, model, parallelism
+ALL_LAYOUTS = {
+    "dp2": (2, "gpt", {}),
+    "fsdp2": (2, "gpt", {SHARD: 2}),
+    "tp2": (2, "gpt", {TENSOR: 2}),
+    "pp2": (2, "gpt", {PIPELINE: 2}),
+    "fsdp2 + ep2": (2, "experts", {SHARD: 2, "expertParallelDegree": 2}),
+    "fsdp2 x tp2": (4, "gpt", {SHARD: 2, TENSOR: 2}),
+    "pp2 x tp2": (4, "gpt", {PIPELINE: 2, TENSOR: 2}),
+    "pp2 x fsdp2": (4, "gpt", {PIPELINE: 2, SHARD: 2}),
+    "fsdp2 x tp2 + ep4": (4, "experts", {SHARD: 2, TENSOR: 2, "expertParallelDegree": 4}),
+}
+# Of these every part is in another layout, too.
+_LONG = {"fsdp2 x tp2", "pp2 x fsdp2", "fsdp2 x tp2 + ep4"}
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}
 
 
 def beginning_from(path, **changes):
@@ -31,22 +47,31 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def seed(folder):
-    """One process's checkpoint of step 3, and the file it was exported to."""
-    (rank,) = run(folder / "run", TRAINING, folder)
-    assert rank.code == ExitCode.DONE
-    assert main(["export", str(folder / "test"), str(folder / "seed.safetensors")]) == 0
-    return folder / "test" / "step-3", folder / "seed.safetensors"
+def seeds(folder):
+    """One process's checkpoint of step 3 of each model, and the file it was exported to."""
+    cases = {name: [{"training": {**TRAINING, "model": model}}] for name, model in MODELS.items()}
+    assert [result["errors"] for result in run_cases(folder / "seeds", 1, cases).values()] == [[None]] * len(cases)
+    found = {name: (folder / "seeds" / name / "test" / "step-3", folder / f"{name}.safetensors") for name in MODELS}
+    for checkpoint, file in found.values():
+        assert main(["export", str(checkpoint.parent), str(file)]) == 0
+    return found
 
 
 @pytest.fixture(scope="module")
-def alone(folder, seed):
+def seed(seeds):
+    """That of the model without experts."""
+    return seeds["gpt"]
+
+
+@pytest.fixture(scope="module")
+def alone(folder, seeds):
     """What one process makes of the seed."""
-    checkpoint, file = seed
+    checkpoint, file = seeds["gpt"]
     (first,) = run(folder / "first", {**TRAINING, "seed": 9}, folder / "fresh")
     assert first.code == ExitCode.DONE
     cases = {
         "file": [{"training": beginning_from(file)}],
+        "file of experts": [{"training": beginning_from(seeds["experts"][1], model=MODELS["experts"])}],
         "checkpoint": [{"training": beginning_from(checkpoint)}],
         "latest": [{"training": beginning_from(checkpoint.parent)}],
         "without": [{"training": {**TRAINING, "seed": 9}}],
@@ -60,18 +85,22 @@ def alone(folder, seed):
 
 
 @pytest.fixture(scope="module")
-def together(folder, seed):
-    """What two ranks make of it, in several layouts."""
-    checkpoint, file = seed
-    layouts = {"dp2": {}, "fsdp2": SHARDED, "tp2": TENSOR}
-    cases = {
-        f"{name} from {what.name}": [{"training": beginning_from(what), "parallelism": parallelism}]
-        for name, parallelism in layouts.items()
-        for what in (checkpoint, file)
-    }
-    results = run_cases(folder / "together", 2, cases)
-    assert [result["errors"] for result in results.values()] == [[None]] * len(cases)
-    return results
+def together(folder, seeds):
+    """What several ranks make of it, in several layouts; and where their checkpoints are."""
+    found = {}
+    for world in (2, 4):
+        cases = {
+            f"{name} from {source}": [
+                {"training": beginning_from(path, model=MODELS[model]), "parallelism": parallelism}
+            ]
+            for name, (ranks, model, parallelism) in LAYOUTS.items()
+            if ranks == world
+            for source, path in zip(("checkpoint", "file"), seeds[model], strict=True)
+        }
+        results = run_cases(folder / f"world-of-{world}", world, cases)
+        found |= {name: {**result, "folder": folder / f"world-of-{world}" / name} for name, result in results.items()}
+    assert {name: result["errors"] for name, result in found.items() if result["errors"] != [None]} == {}
+    return found
 
 
 def losses(result):
@@ -83,13 +112,13 @@ def same(ours, theirs):
 
 
 class TestSeed:
-    @pytest.mark.parametrize("name", ["dp2", "fsdp2", "tp2"])
-    @pytest.mark.parametrize("source", ["step-3", "seed.safetensors"])
+    @pytest.mark.parametrize("name", LAYOUTS)
+    @pytest.mark.parametrize("source", ["checkpoint", "file"])
     def test_every_layout_equals_one_process(self, alone, together, name, source):
-        found, expected = together[f"{name} from {source}"], alone["file"]
+        found = together[f"{name} from {source}"]
+        expected = alone["file of experts" if LAYOUTS[name][1] == "experts" else "file"]
         assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
-        for parameter, value in expected["parameters"].items():
-            torch.testing.assert_close(found["parameters"][parameter], value, rtol=1e-10, atol=1e-12)
+        require_same(found["parameters"], expected["parameters"], 1e-10)
 
     @pytest.mark.parametrize("name", ["checkpoint", "latest"])
     def test_file_and_checkpoint_are_alike(self, alone, name):
@@ -105,7 +134,7 @@ class TestSeed:
     @pytest.mark.parametrize(
         ("name", "parts"),
         [
-            ("wider", ["CheckpointMismatch", "seed.safetensors", "has shape", "initialFrom"]),
+            ("wider", ["CheckpointMismatch", "gpt.safetensors", "has shape", "initialFrom"]),
             ("deeper", ["CheckpointMismatch", "step-3", "has no parameter `blocks.2."]),
             ("shallower", ["CheckpointMismatch", "`blocks.1.", "is unknown here"]),
             ("nothing", ["InvalidConfiguration", "no/such/place is neither"]),
@@ -136,12 +165,12 @@ class TestRelative:
 
 
 class TestExport:
-    @pytest.mark.parametrize("name", ["dp2", "fsdp2", "tp2"])
-    def test_any_layout_becomes_the_whole_model(self, folder, together, tmp_path, name, capsys):
-        case = f"{name} from step-3"
+    @pytest.mark.parametrize("name", LAYOUTS)
+    def test_any_layout_becomes_the_whole_model(self, together, tmp_path, name, capsys):
+        result = together[f"{name} from checkpoint"]
         target = tmp_path / "out.safetensors"
-        assert main(["export", str(folder / "together" / case / "test" / "step-3"), str(target)]) == 0
-        assert same(load_file(target), together[case]["parameters"])
+        assert main(["export", str(result["folder"] / "test" / "step-3"), str(target)]) == 0
+        assert same(load_file(target), result["parameters"])
         assert capsys.readouterr().out == f"{target}: {target.stat().st_size} bytes\n"
 
     def test_mistakes_end_with_a_sentence(self, seed, tmp_path, capsys):
