@@ -186,7 +186,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     for bound, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if bound in node:
             schema |= {plain: node[bound], bound: True}
-    if node.get("default") is not None and node["default"] != []:
+    if node.get("default") is not None:
         # In full, although the fields have the same ones: the API server holds this one against the rules as it stands.
         schema["default"] = _without_empty(node["default"])
     return schema | _inner(node, definitions, path)
