@@ -2,12 +2,16 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
@@ -66,6 +70,30 @@ def whole(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor().cpu() if isinstance(value, DTensor) else value.cpu().clone()
 
 
+@contextmanager
+def first_gradients() -> Iterator[dict[nn.Parameter, torch.Tensor]]:
+    """Of each parameter the gradient that the optimizer is given first: summed over the ranks, and clipped."""
+    found: dict[nn.Parameter, torch.Tensor] = {}
+
+    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in found:
+                    found[parameter] = parameter.grad.detach().clone()
+
+    handle = register_optimizer_step_pre_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def of_the_whole_model(own: dict[str, torch.Tensor], config: Config, world: World) -> dict[str, torch.Tensor]:
+    """By parameter name; the ranks of a pipeline hold different ones."""
+    parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def place_of(value: torch.Tensor) -> str:
     """The kind of device that holds a parameter, or "pinned"."""
     own = value.to_local() if isinstance(value, DTensor) else value
@@ -75,28 +103,32 @@ def place_of(value: torch.Tensor) -> str:
 def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
     errors: list[str | None] = []
     parameters: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
     figures: dict[str, Any] = {}
     for attempt, run in enumerate(runs, start=1):
         stop = StopAfter(run.get("stop_after"))
         reporter = Reporter(world.rank, None)
         try:
             config = config_of(folder, run, attempt)
-            state = train(config, in_layout(world, config), reporter, stop)
+            with first_gradients() as first:
+                state = train(config, in_layout(world, config), reporter, stop)
         except TrainerError as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
             own = {name: whole(value) for name, value in state.module.state_dict().items()}
-            # Ranks of a pipeline hold different ones.
-            parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
-            parameters = {name: value for part in parts for name, value in part.items()}
+            parameters = of_the_whole_model(own, config, world)
+            named = state.module.named_parameters(remove_duplicate=False)
+            own = {name: whole(first[parameter]) for name, parameter in named if parameter in first}
+            gradients = of_the_whole_model(own, config, world)
             figures = {
                 "scale": state.precision.scaler.get_scale(),
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
             }
     if world.first:
         folder.mkdir(exist_ok=True)
-        result = {"errors": errors, "parameters": parameters, "report": reporter.report, **figures}
+        held = {"parameters": parameters, "gradients": gradients}
+        result = {"errors": errors, **held, "report": reporter.report, **figures}
         torch.save(result, folder / "result.pt")
 
 

@@ -1,10 +1,10 @@
-"""Every layout of the mesh computes what one process computes: parameters, losses, gradient norms, evaluation."""
+"""Every layout of the mesh computes what one process computes: parameters, gradients, losses, evaluation."""
 
 import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, require_same_gradients, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -42,6 +42,12 @@ class TestLayoutsEqualOneProcess:
         _, training, _, _ = LAYOUTS[layout]
         assert together[layout]["errors"] == [None]
         require_same(together[layout]["parameters"], alone[training]["parameters"], tolerance_of(training))
+
+    def test_gradients_of_the_first_step(self, alone, together, layout):
+        _, training, _, _ = LAYOUTS[layout]
+        expected = alone[training]["gradients"]
+        assert expected.keys() == alone[training]["parameters"].keys()
+        require_same_gradients(together[layout]["gradients"], expected, tolerance_of(training))
 
     @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"])
     def test_metrics_of_every_step(self, alone, together, layout, key):

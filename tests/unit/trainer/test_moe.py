@@ -1,11 +1,18 @@
-"""Experts compute in every layout what they compute in one process: parameters, losses, gradient norms, evaluation."""
+"""Experts compute in every layout what they compute in one process: parameters, gradients, losses, evaluation."""
 
 from typing import Any
 
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import (
+    WORLDS_WITHIN_SECONDS,
+    require_same,
+    require_same_gradients,
+    run_cases,
+    small,
+    user,
+)
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -210,6 +217,12 @@ class TestLayoutsEqualOneProcess:
         _, training, _, _ = LAYOUTS[layout]
         assert results[layout]["errors"] == [None]
         require_same(results[layout]["parameters"], results[training]["parameters"])
+
+    def test_gradients_of_the_first_step(self, results, layout):
+        _, training, _, _ = LAYOUTS[layout]
+        expected = results[training]["gradients"]
+        assert expected.keys() == results[training]["parameters"].keys()
+        require_same_gradients(results[layout]["gradients"], expected)
 
     @pytest.mark.parametrize(
         "key",
