@@ -135,7 +135,8 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
 def main() -> None:
     folder = Path(os.environ["CASES"])
     cases = json.loads((folder / "cases.json").read_text())
-    first = config_of(folder, {"training": small()}, 1)
+    # Of this the ranks alone count, of which there may be any number.
+    first = config_of(folder, {"training": small(globalBatchSize=int(os.environ["WORLD_SIZE"]))}, 1)
     world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     for name, runs in cases.items():
         run_case(folder / name, runs, world)

@@ -8,6 +8,11 @@ SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
 COMMON = {"steps": 4, "logging": {"interval": 1}, "maxGradientNorm": 0.3}
 TOKENS = user("double_tokens")
 GPT = {"model": user("double_gpt"), "data": TOKENS}
+# The built-in resnet with group normalisation.
+IMAGES = {
+    "model": {"entrypoint": "tests.unit.trainer.norm_code:double_resnet", "config": {"norm": "Group"}},
+    "data": {"entrypoint": "tests.unit.trainer.norm_code:double_images"},
+}
 
 # 50 samples in batches of 24: the third batch is one of 2, so most ranks have nothing but padding in it.
 TRAININGS = {
@@ -22,6 +27,10 @@ TRAININGS = {
     "deep gpt, AdamW": small(**COMMON, data=TOKENS, model=user("double_gpt", layers=6), optimizer=ADAMW),
     "mlp, deep": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp", depth=5)),
     "mlp, SGD": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp")),
+    "resnet, SGD": small(**COMMON, **IMAGES, optimizer=SGD),
+    "resnet, AdamW": small(**COMMON, **IMAGES, optimizer=ADAMW),
+    "gpt, SGD, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=SGD),
+    "gpt, AdamW, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=ADAMW),
 }
 SHARD = "dataParallelShardDegree"
 TENSOR = "tensorParallelDegree"
@@ -32,6 +41,18 @@ SELECTIVE = {"activationCheckpointing": "Selective"}
 OFFLOAD = {"offload": {"parameters": True, "activations": True}}
 ACCUMULATE = {"gradientAccumulationSteps": 4}
 ACCUMULATE_2 = {"gradientAccumulationSteps": 2}
+
+# Each with changes of the training.
+SCHEDULES = {
+    "GPipe": {},
+    "1F1B": ACCUMULATE | SELECTIVE,
+    "Interleaved1F1B": FULL | {"offload": {"activations": True}},
+    "LoopedBFS": {"gradientAccumulationSteps": 3},
+    "InterleavedZeroBubble": FULL,
+    "ZBVZeroBubble": {},
+    "DualPipeV": {"gradientAccumulationSteps": 2},
+}
+HALVES = {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}
 
 # ranks, training, parallelism, changes of the training
 ALL_LAYOUTS = {
@@ -66,20 +87,42 @@ ALL_LAYOUTS = {
     ),
     **{
         f"pp2, {schedule}": (2, "gpt, AdamW", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, changes)
-        for schedule, changes in {
-            "GPipe": {},
-            "1F1B": ACCUMULATE | SELECTIVE,
-            "Interleaved1F1B": FULL | {"offload": {"activations": True}},
-            "LoopedBFS": {"gradientAccumulationSteps": 3},
-            "InterleavedZeroBubble": FULL,
-            "ZBVZeroBubble": {},
-            "DualPipeV": {"gradientAccumulationSteps": 2},
-        }.items()
+        for schedule, changes in SCHEDULES.items()
     },
     **{
-        f"{name}, FP32, 20 steps": (2, "gpt, FP32, 20 steps", parallelism, {})
-        for name, parallelism in {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}.items()
+        f"pp2, {schedule}, SGD": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, {})
+        for schedule in SCHEDULES
     },
+    "pp2, three stages per rank": (
+        2,
+        "deep gpt, AdamW",
+        {PIPELINE: 2, "pipeline": {"schedule": "Interleaved1F1B", "stagesPerRank": 3}},
+        {},
+    ),
+    **{f"{name}, FP32, 20 steps": (2, "gpt, FP32, 20 steps", parallelism, {}) for name, parallelism in HALVES.items()},
+    **{
+        f"{name}, {optimizer}, 20 steps, {passes} passes": (
+            2,
+            f"gpt, {optimizer}, 20 steps",
+            parallelism,
+            {"gradientAccumulationSteps": passes},
+        )
+        for name, parallelism in HALVES.items()
+        for optimizer in ("SGD", "AdamW")
+        for passes in (1, 4)
+    },
+    "two devices, resnet": (1, "resnet, SGD", {"devicesPerProcess": 2}, {}),
+    "placed layers, resnet": (1, "resnet, AdamW", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
+    **{
+        f"{name}, resnet": (2, "resnet, SGD", parallelism, changes)
+        for name, parallelism, changes in (
+            ("dp2", {}, ACCUMULATE),
+            ("fsdp2", {SHARD: 2}, {}),
+            ("pp2", {PIPELINE: 2}, ACCUMULATE_2),
+        )
+    },
+    "pp2 x fsdp2, resnet": (4, "resnet, AdamW", {PIPELINE: 2, SHARD: 2}, FULL),
+    "dp2 x fsdp2, resnet": (4, "resnet, AdamW", {REPLICATE: 2, SHARD: 2}, ACCUMULATE_2),
     "pp2, split by time": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"split": "Time", "microbatches": 4}}, {}),
     "pp2 of an mlp, GPipe with one microbatch": (
         2,
@@ -135,6 +178,9 @@ ALL_LAYOUTS = {
         {PIPELINE: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True},
         ACCUMULATE_2,
     ),
+    "dp2 x fsdp2 x tp2": (8, "gpt, SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2}, ACCUMULATE_2),
+    "pp2 x dp2 x fsdp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2}, {}),
+    "pp2 x dp2 x fsdp2 x tp2": (16, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2, TENSOR: 2}, {}),
     "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
     "fsdp4": (4, "gpt, untied, smoothed", {SHARD: 4}, {}),
 }
@@ -159,6 +205,15 @@ _LONG = {
     "pp4, InterleavedZeroBubble",
     "pp4, ZBVZeroBubble",
     "pp2 x dp2 x tp2",
+    "pp2 x dp2 x fsdp2",
+    "pp2 x dp2 x fsdp2 x tp2",
     "fsdp4",
+    "two devices, resnet",
+    "placed layers, resnet",
+    "dp2, resnet",
+    "pp2 x fsdp2, resnet",
+    "dp2 x fsdp2, resnet",
+    *(name for name in ALL_LAYOUTS if "20 steps, " in name and name != "fsdp2, AdamW, 20 steps, 4 passes"),
+    *(f"pp2, {schedule}, SGD" for schedule in SCHEDULES),
 }
 LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}

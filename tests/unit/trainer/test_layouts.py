@@ -49,7 +49,15 @@ class TestLayoutsEqualOneProcess:
         assert expected.keys() == alone[training]["parameters"].keys()
         require_same_gradients(together[layout]["gradients"], expected, tolerance_of(training))
 
-    @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/accuracy"])
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "loss_metrics/global_avg_loss",
+            "grad_norm",
+            "validation_metrics/global_avg_loss",
+            "validation_metrics/accuracy",
+        ],
+    )
     def test_metrics_of_every_step(self, alone, together, layout, key):
         _, training, _, _ = LAYOUTS[layout]
         expected = [line[key] for line in alone[training]["metrics"] if key in line]

@@ -111,6 +111,13 @@ ALL_LAYOUTS = {
     "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
     "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
     "fsdp2 x tp2 + ep2, sequence": (4, "SGD", {SHARD: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True}, {}),
+    "dp2 x fsdp2 x tp2 + ep4": (8, "SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
+    "pp2 x fsdp2 x tp2 + ep4": (
+        8,
+        "four microbatches",
+        in_pipeline("1F1B", **{SHARD: 2, TENSOR: 2, EXPERT: 4}),
+        ONE_PASS,
+    ),
     "dp2 x tp2 + ep2": (4, "SGD", {REPLICATE: 2, TENSOR: 2, EXPERT: 2}, {}),
 }
 
@@ -132,6 +139,8 @@ LONG = {
     "pp2, DualPipeV",
     "pp2, 1F1B, two passes",
     "pp2 x dp2",
+    "dp2 x fsdp2 x tp2 + ep4",
+    "pp2 x fsdp2 x tp2 + ep4",
 }
 LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in LONG}
 
@@ -200,7 +209,7 @@ def results(tmp_path_factory):
         runs = [{"parallelism": first, "stop_after": 2}, {"parallelism": second}]
         cases[name] = (4, [{"training": TRAININGS[training], **run} for run in runs])
     found = {}
-    for world in (1, 2, 4):
+    for world in sorted({ranks for ranks, _ in cases.values()}):
         own_cases = {name: runs for name, (ranks, runs) in cases.items() if ranks == world}
         found |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, own_cases)
     return found
