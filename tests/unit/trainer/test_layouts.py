@@ -77,6 +77,8 @@ ALL_CHANGES = {
     "fsdp4 to dp2 x tp2": ({SHARD: 4}, {REPLICATE: 2, TENSOR: 2}),
     "dp2 x tp2 to fsdp4": ({REPLICATE: 2, TENSOR: 2}, {SHARD: 4}),
     "dp4 to fsdp2 x tp2": ({}, {SHARD: 2, TENSOR: 2}),
+    "dp4 to dp2 x tp2": ({}, {REPLICATE: 2, TENSOR: 2}),
+    "dp2 x tp2 to dp4": ({REPLICATE: 2, TENSOR: 2}, {}),
     "tp4 to dp4": ({TENSOR: 4}, {}),
     "dp4 to pp2 x tp2": ({}, {PIPELINE: 2, TENSOR: 2}),
     "pp2 x fsdp2 to dp4": ({PIPELINE: 2, SHARD: 2}, {}),
