@@ -3,32 +3,59 @@
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.layouts import GPT, PIPELINE, SHARD, TENSOR
+from tests.unit.trainer.layouts import GPT, OFFLOAD, PIPELINE, REPLICATE, SHARD, TENSOR
 from tests.unit.trainer.worlds import job, launch, small, user
 
 RUNS = 20 if SOAK else 1
 MOE = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
-KINDS = {
-    "replicas": ({}, GPT),
-    "shards": ({SHARD: 2}, GPT),
-    "tensor": ({TENSOR: 2}, GPT),
-    "pipeline": ({PIPELINE: 2}, GPT),
-    "zero bubble": ({PIPELINE: 2, "pipeline": {"schedule": "ZBVZeroBubble"}}, GPT),
-    "experts": ({SHARD: 2, "expertParallelDegree": 2}, MOE),
-    "ring": ({"dataParallel": {"allReduce": "Ring"}}, GPT),
-    "compressed": ({"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1}}}, GPT),
+
+
+def compressed(name, **settings):
+    return {"dataParallel": {"compression": {"name": name, **settings}}}
+
+
+# ranks, parallelism, what is trained
+ALL_KINDS = {
+    "replicas": (2, {}, GPT),
+    "shards": (2, {SHARD: 2}, GPT),
+    "tensor": (2, {TENSOR: 2}, GPT),
+    "pipeline": (2, {PIPELINE: 2}, GPT),
+    "zero bubble": (2, {PIPELINE: 2, "pipeline": {"schedule": "ZBVZeroBubble"}}, GPT),
+    "experts": (2, {SHARD: 2, "expertParallelDegree": 2}, MOE),
+    "ring": (2, {"dataParallel": {"allReduce": "Ring"}}, GPT),
+    "compressed": (2, compressed("TopK", ratio=0.1), GPT),
+    "PowerSGD": (2, compressed("PowerSGD"), GPT),
+    "Int8": (2, compressed("Int8"), GPT),
+    "OneBit": (2, compressed("OneBit"), GPT),
+    "devices": (2, {"devicesPerProcess": 2}, GPT),
+    "placed layers": (2, {"devicesPerProcess": 2, "deviceMode": "Place"}, GPT),
+    "offloaded": (2, {SHARD: 2}, GPT | OFFLOAD),
+    "hybrid shards": (4, {REPLICATE: 2, SHARD: 2}, GPT),
+    "shards of tensor groups": (4, {SHARD: 2, TENSOR: 2}, GPT),
+    "pipeline of tensor groups": (4, {PIPELINE: 2, TENSOR: 2}, GPT),
 }
+_LONG = {
+    "PowerSGD",
+    "Int8",
+    "OneBit",
+    "devices",
+    "placed layers",
+    "offloaded",
+    "hybrid shards",
+    "shards of tensor groups",
+    "pipeline of tensor groups",
+}
+KINDS = {name: kind for name, kind in ALL_KINDS.items() if SOAK or name not in _LONG}
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_run_ends_well(tmp_path, kind):
-    parallelism, what = KINDS[kind]
+    size, parallelism, what = KINDS[kind]
     for run in range(RUNS):
         training = small(steps=3, **what, checkpoint={"interval": 1})
-        with launch(
-            tmp_path / f"{run}", job(training, parallelism=parallelism), 2, storage=tmp_path / f"{run}"
-        ) as world:
+        folder = tmp_path / f"{run}"
+        with launch(folder, job(training, parallelism=parallelism), size, storage=folder) as world:
             ranks = world.ended()
-        assert [rank.code for rank in ranks] == [0, 0], f"run {run}: {ranks[0].err}\n{ranks[1].err}"
+        assert [rank.code for rank in ranks] == [0] * size, f"run {run}: " + "\n".join(rank.err for rank in ranks)
         assert all(rank.report.done for rank in ranks)

@@ -1,8 +1,10 @@
 """A run that was stopped and resumed equals, bit for bit, one that never was."""
 
+import numpy as np
 import pytest
 import torch
 
+from disttrain_trainer.data.sampler import permute
 from tests.unit.trainer.worlds import run_cases, small, user
 
 LONG = small(
@@ -80,3 +82,30 @@ class TestResumedEqualsUninterrupted:
             "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
             None,
         ]
+
+
+# Ranks, samples per step, steps: an epoch of 50 samples.
+PARTS = [(2, 8, 3), (3, 12, 1), (1, 7, 2)]
+RATE = 0.5
+
+
+def test_an_epoch_goes_on_with_other_ranks_and_another_batch(tmp_path):
+    """Each sample changes a row of its own, once, by what its share of the batch is: none is repeated, none skipped."""
+    training = small(
+        steps=sum(steps for _, _, steps in PARTS),
+        model=user("table_of_samples", size=50),
+        data=user("numbered_samples", size=50),
+        optimizer={"name": "SGD", "learningRate": RATE},
+        seed=3,
+    )
+    for ranks, batch, steps in PARTS:
+        run = {"training": {**training, "globalBatchSize": batch}}
+        last = (ranks, batch, steps) == PARTS[-1]
+        result = run_cases(tmp_path, ranks, {"epoch": [run if last else {**run, "stop_after": steps}]})["epoch"]
+    sizes = np.repeat([batch for _, batch, _ in PARTS], [batch * steps for _, batch, steps in PARTS])
+    expected = torch.empty(50, 5, dtype=torch.float64)
+    for sample, batch in zip(permute(np.arange(50), 50, 3, 0), sizes, strict=True):
+        # From zeros all classes are as likely.
+        expected[sample] = RATE / batch * (torch.eye(5, dtype=torch.float64)[sample % 5] - 0.2)
+    assert result["errors"] == [None]
+    torch.testing.assert_close(result["parameters"]["weight"], expected, rtol=1e-10, atol=0)

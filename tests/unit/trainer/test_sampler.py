@@ -1,6 +1,6 @@
 """The data order: a pure function of (seed, epoch, position), whatever the layout."""
 
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -59,6 +59,18 @@ def test_a_position_does_not_depend_on_which_others_are_asked_for(size, seed, ep
 @given(sizes, seeds, epochs, layouts)
 def test_an_epoch_uses_each_sample_once_in_every_layout(size, seed, epoch, layout):
     assert epoch_of(sampler(size, seed, layout), epoch) == list(permute(np.arange(size), size, seed, epoch))
+
+
+@untimed
+@given(sizes, seeds, epochs, layouts, layouts, st.integers(0, 10))
+def test_another_layout_and_batch_go_on_in_the_midst_of_an_epoch(size, seed, epoch, first, second, steps):
+    orders = chain(repeat(sampler(size, seed, first), steps), repeat(sampler(size, seed, second)))
+    cursor, seen = Cursor(epoch), []
+    while cursor.epoch == epoch:
+        order = next(orders)
+        seen += global_batch(order, cursor)
+        cursor = order.advance(cursor)
+    assert seen == list(permute(np.arange(size), size, seed, epoch))
 
 
 @untimed

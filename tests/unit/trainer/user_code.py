@@ -370,6 +370,19 @@ def tagging_layers() -> nn.Module:
     return nn.Sequential(nn.Embedding(7, 12), nn.Linear(12, 7))
 
 
+def table_of_samples(size: int) -> nn.Module:
+    """Number of a sample -> 5 classes: a row for each sample, which nothing but that sample changes."""
+    table = nn.Embedding(size, 5).double()
+    nn.init.zeros_(table.weight)
+    return table
+
+
+def numbered_samples(size: int) -> tuple[Dataset, None]:
+    """Samples that are their own number."""
+    numbers = torch.arange(size)
+    return TensorDataset(numbers, numbers % 5), None
+
+
 def growing_tokens(size: int = 20) -> tuple[Dataset, None]:
     """Sequences of two lengths."""
 
