@@ -31,6 +31,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
+from disttrain_trainer.cut_errors import explaining_cuts
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device, gpus_of
@@ -72,7 +73,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     if has_buckets_to_form(state.model) and state.step < training.steps:
         form_buckets(state, world)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
-    with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler:
+    cuts = explaining_cuts(config, world, state)
+    with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler, cuts:
         while flow and state.step < training.steps:
             # Not above: it is made of this module's steps.
             from disttrain_trainer.stretch import run_stretch

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.soak import SOAK
+from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TENSOR = {"tensorParallelDegree": 2}
 PIPELINE = {"pipelineParallelDegree": 2}
@@ -33,6 +34,11 @@ CASES = {
         small(model=user("double_gpt"), data=user("ragged_tokens")),
         TENSOR | {"sequenceParallel": True},
         "the training sequences of `training.data` are 9 long, which must be a multiple of `tensorParallelDegree`",
+    ),
+    "heads of a user's model that do not divide": (
+        small(model=user("double_gpt", heads=3, width=12), **GPT),
+        TENSOR,
+        "Gpt fails in `blocks.0.attention` (Attention) with its layers cut, and not with whole ones (unflatten: ",
     ),
     "a pipeline of a model that does not say what its layers are": (
         small(model=user("wide_mlp"), data=user("float_samples")),
@@ -66,3 +72,31 @@ def test_what_does_not_fit_is_refused_by_name(refused, case):
     assert error is not None
     assert error.startswith("InvalidConfiguration: ")
     assert CASES[case][2] in error
+
+
+def test_what_fails_with_whole_layers_too_leaves_a_traceback(tmp_path):
+    training = small(model=user("planned_mlp", plan="plain", inputs=7))
+    with launch(tmp_path, job(training, parallelism=TENSOR), 2) as world:
+        ended = world.ended()
+    for rank in ended:
+        assert rank.code == 1, rank.err
+        assert "Traceback" in rank.err
+        assert "disttrain: RankFailed: RuntimeError: " in rank.err
+
+
+@pytest.mark.skipif(not SOAK, reason="tensor groups alone show it; `make soak` shows it for their combinations, too")
+@pytest.mark.parametrize(
+    ("layout", "changes", "codes", "where"),
+    [
+        (PIPELINE, {}, [80, 80, 91, 91], "Gpt fails in `blocks.0.attention` (Attention)"),
+        ({"dataParallelShardDegree": 2}, {"precision": "BF16"}, [80] * 4, "Gpt fails in `blocks.0.attention` ("),
+        ({}, {"activationCheckpointing": "Full"}, [80] * 4, "Gpt fails in `blocks.0.attention` (Attention)"),
+        ({}, {"compile": True}, [80] * 4, "Gpt fails in its forward pass"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused_in_combinations(tmp_path, layout, changes, codes, where):
+    training = small(model=user("double_gpt", double=False, heads=3, width=12), **GPT, **changes)
+    with launch(tmp_path, job(training, parallelism=TENSOR | layout), 4) as world:
+        ended = world.ended()
+    assert [rank.code for rank in ended] == codes, ended[0].err
+    assert f"disttrain: InvalidConfiguration: `parallelism.tensorParallelDegree`: {where}" in ended[0].err

@@ -96,7 +96,9 @@ def two_groups(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def group_of_two(tmp_path_factory):
-    return in_groups(tmp_path_factory.mktemp("two"), 2, 2, GROUP_OF_TWO)
+    uneven = small(**STEPS, **GPT | {"model": user("double_gpt", heads=3, width=12)})
+    refused = [{"training": uneven, "parallelism": {TENSOR: 2}, "settings": {"synchronization": "Async"}}]
+    return in_groups(tmp_path_factory.mktemp("two"), 2, 2, GROUP_OF_TWO, refused=refused)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,11 @@ def test_two_groups_in_step_are_one_process(one_process, two_groups, layout):
 @pytest.mark.parametrize("layout", GROUP_OF_TWO)
 def test_a_group_alone_is_one_process(one_process, group_of_two, layout):
     agrees(group_of_two[layout], one_process[GROUP_OF_TWO[layout][0]], ranks=2)
+
+
+def test_heads_that_do_not_divide_are_refused_by_name(group_of_two):
+    for (error,) in group_of_two["refused"]["errors"]:
+        assert error.startswith("InvalidConfiguration: `parallelism.tensorParallelDegree`: Gpt fails in `blocks.0.att")
 
 
 @pytest.mark.parametrize("layout", GROUP_OF_FOUR)

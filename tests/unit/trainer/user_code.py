@@ -275,8 +275,8 @@ def waiting_samples(folder: str) -> None:
 class PlannedMlp(nn.Sequential):
     """6 numbers -> 5 classes in float64, with a tensor plan of its own."""
 
-    def __init__(self, plan: str, hidden: int) -> None:
-        super().__init__(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 5))
+    def __init__(self, plan: str, hidden: int, inputs: int) -> None:
+        super().__init__(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 5))
         self.double()
         self.plan = plan
 
@@ -287,8 +287,9 @@ class PlannedMlp(nn.Sequential):
         return found | {"3.missing": ColwiseParallel()} if self.plan == "nowhere" else found
 
 
-def planned_mlp(plan: str, hidden: int = 8) -> nn.Module:
-    return PlannedMlp(plan, hidden)
+def planned_mlp(plan: str, hidden: int = 8, inputs: int = 6) -> nn.Module:
+    """With other `inputs` than 6 it fits no data, whole or cut."""
+    return PlannedMlp(plan, hidden, inputs)
 
 
 def double_gpt(double: bool = True, **config: Any) -> nn.Module:

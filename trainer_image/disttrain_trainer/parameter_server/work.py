@@ -24,6 +24,7 @@ from disttrain_api.parallelism import Pushed
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
+from disttrain_trainer.cut_errors import explaining_cuts
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.mesh import World
@@ -346,7 +347,8 @@ def run(worker: Worker, role: Leader | Follower) -> None:
     leader = role if isinstance(role, Leader) else None
     servers, state, training = worker.servers, worker.state, worker.config.training
     done, hold_at = None, None
-    with profiling(training.profiling, worker.among, worker.config.metrics_folder, state.step) as profiler:
+    profiled = profiling(training.profiling, worker.among, worker.config.metrics_folder, state.step)
+    with profiled as profiler, explaining_cuts(worker.config, worker.world, state):
         while True:
             answer = servers.next(done, hold_at)
             done = hold_at = None
