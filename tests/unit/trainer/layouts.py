@@ -111,8 +111,8 @@ ALL_LAYOUTS = {
         for optimizer in ("SGD", "AdamW")
         for passes in (1, 4)
     },
-    "two devices, resnet": (1, "resnet, SGD", {"devicesPerProcess": 2}, {}),
-    "placed layers, resnet": (1, "resnet, AdamW", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
+    "one process, two devices, resnet": (1, "resnet, SGD", {"devicesPerProcess": 2}, {}),
+    "one process, placed layers, resnet": (1, "resnet, AdamW", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
     **{
         f"{name}, resnet": (2, "resnet, SGD", parallelism, changes)
         for name, parallelism, changes in (
@@ -208,8 +208,8 @@ _LONG = {
     "pp2 x dp2 x fsdp2",
     "pp2 x dp2 x fsdp2 x tp2",
     "fsdp4",
-    "two devices, resnet",
-    "placed layers, resnet",
+    "one process, two devices, resnet",
+    "one process, placed layers, resnet",
     "dp2, resnet",
     "pp2 x fsdp2, resnet",
     "dp2 x fsdp2, resnet",
