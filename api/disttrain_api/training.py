@@ -200,14 +200,16 @@ class Logging(ApiModel):
     interval: Count = 10
     """Steps between two lines."""
     tensor_board: bool | None = None
-    """Event files for TensorBoard beside metrics.jsonl. Absent: where the package `tensorboard` is installed."""
+    """Event files for TensorBoard beside metrics.jsonl, so on a cluster only with a volume in `storage`. Absent: where
+    the package `tensorboard` is installed."""
     sinks: Annotated[list[SinkName], Field(max_length=2)] = []
     """Services that get the figures, too: MLflow (address: MLFLOW_TRACKING_URI), WandB (key: WANDB_API_KEY). Their
     packages must be in the image."""
 
 
 class Profiling(ApiModel):
-    """Traces of torch.profiler, for Perfetto or chrome://tracing, and memory snapshots, beside metrics.jsonl."""
+    """Traces of torch.profiler, for Perfetto or chrome://tracing, and memory snapshots, beside metrics.jsonl, so on a
+    cluster only with a volume in `storage`."""
 
     first_step: Annotated[int, Field(ge=2, le=1_000_000_000)] = 10
     """First step that is traced; the one before is traced, too, and thrown away."""
@@ -264,7 +266,7 @@ class Training(ApiModel):
     logging: Logging = Logging()
     """What the ranks print and write."""
     profiling: Profiling | None = None
-    """Absent: nothing is profiled."""
+    """On a cluster it needs a volume in `storage`. Absent: nothing is profiled."""
     preflight: bool = False
     """Before the model is built, the ranks check and time their network. Wrong data end the attempt, slow nodes are
-    logged."""
+    logged. Not with ParameterServer."""
