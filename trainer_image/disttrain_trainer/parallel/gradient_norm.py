@@ -25,13 +25,15 @@ def total_norm(
         return torch.nn.utils.get_total_norm(gradients)
     device = world.device.torch
     total = torch.zeros((), dtype=_widest(gradients), device=device)
+    parts: dict[float, list[Tensor]] = {}
     for parameter, gradient in held:
-        own = _local(gradient)
-        if own.numel():
-            square = torch.linalg.vector_norm(own, dtype=total.dtype).square()
-            # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
-            holders = world.size / pipeline / _parts(gradient) * (copies or {}).get(parameter, 1)
-            total += square.to(device) / holders
+        # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
+        holders = world.size / pipeline / _parts(gradient) * (copies or {}).get(parameter, 1)
+        parts.setdefault(holders, []).append(_local(gradient))
+    for holders, pieces in parts.items():
+        # At once: an operation for each of hundreds of pieces would take longer than the norms.
+        norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
+        total += torch.stack([norm.to(device) for norm in norms]).square().sum() / holders
     # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
     dist.all_reduce(total)
     return total.sqrt()
