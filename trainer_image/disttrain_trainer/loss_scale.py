@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from disttrain_trainer.parallel.gradient_norm import local_part
 
 _BACKOFF, _GROWTH = 0.5, 2.0
 _INTERVAL = 2000
@@ -28,10 +29,10 @@ class LossScaler:
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give the gradients their true size."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-                own.mul_(1 / self.scale)
+        held = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        # A stage that is not trained has none.
+        if held:
+            torch._foreach_mul_(held, 1 / self.scale)
 
     def step(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
         """Step the optimizer, but where the gradient's norm says that it overflowed; then the scale falls instead."""

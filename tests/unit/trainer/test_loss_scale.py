@@ -21,7 +21,9 @@ def optimizer(weight):
 def test_gradients_get_their_true_size(weight, optimizer):
     scaler = LossScaler()
     (weight.sum() * scaler.scale).backward()
-    scaler.unscale([weight, torch.nn.Parameter(torch.ones(1))])
+    without = torch.nn.Parameter(torch.ones(1))
+    scaler.unscale([without])
+    scaler.unscale([weight, without])
     assert weight.grad.tolist() == [1, 1, 1]
     scaler.step(optimizer, 3**0.5)
     assert weight.tolist() == [0, 0, 0]

@@ -29,7 +29,7 @@ def total_norm(
     for parameter, gradient in held:
         # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
         holders = world.size / pipeline / _parts(gradient) * (copies or {}).get(parameter, 1)
-        parts.setdefault(holders, []).append(_local(gradient))
+        parts.setdefault(holders, []).append(local_part(gradient))
     for holders, pieces in parts.items():
         # At once: an operation for each of hundreds of pieces would take longer than the norms.
         norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
@@ -44,11 +44,12 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> No
     factor = torch.clamp(maximum / (norm + 1e-6), max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            own = _local(parameter.grad)
+            own = local_part(parameter.grad)
             own.mul_(factor.to(own.device, own.dtype))
 
 
-def _local(gradient: Tensor) -> Tensor:
+def local_part(gradient: Tensor) -> Tensor:
+    """What this rank has of it."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
