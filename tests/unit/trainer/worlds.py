@@ -30,12 +30,13 @@ import torch
 from disttrain_api.manifest import load
 from disttrain_api.report import RankReport
 from tests.cluster.ports import free_port
+from tests.soak import SOAK
 
 ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = 120.0
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
-CASES_WITHIN_SECONDS = 580.0
-WORLDS_WITHIN_SECONDS = 2000
+CASES_WITHIN_SECONDS = 3000.0 if SOAK else 580.0
+WORLDS_WITHIN_SECONDS = 6000 if SOAK else 2000
 """Limit of a test whose fixture runs cases in several worlds, one after the other."""
 
 
