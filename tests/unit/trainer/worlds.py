@@ -130,6 +130,9 @@ def forked_main(environment: dict[str, str], folder: Path, file_size_limit: int 
     """What a forked rank does: become what a fresh one is, then run its module."""
     os.environ.clear()
     os.environ.update(environment)
+    # An interpreter reads it when it starts: here that was before the environment was known.
+    given = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = [folder for folder in given if folder not in sys.path]
     os.chdir(ROOT)
     for descriptor, stream in ((1, "out"), (2, "err")):
         with (folder / f"rank-{environment['RANK']}.{stream}").open("wb") as file:
