@@ -131,8 +131,8 @@ def forked_main(environment: dict[str, str], folder: Path, file_size_limit: int 
     os.environ.clear()
     os.environ.update(environment)
     # An interpreter reads it when it starts: here that was before the environment was known.
-    given = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:0] = [folder for folder in given if folder not in sys.path]
+    given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [path for path in given if path not in sys.path]
     os.chdir(ROOT)
     for descriptor, stream in ((1, "out"), (2, "err")):
         with (folder / f"rank-{environment['RANK']}.{stream}").open("wb") as file:
