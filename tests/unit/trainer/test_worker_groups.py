@@ -13,7 +13,10 @@ from disttrain_trainer.parameter_server.group import in_group, worker_of, worker
 from tests.unit.trainer.layouts import COMMON, GPT, PIPELINE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.test_parameter_server import TOLERANCE
-from tests.unit.trainer.worlds import job, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, require_same, run_cases, small, user
+
+# Longer than a world may take: that limit shows where each rank stands, pytest's own shows only that one waits.
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 EVALUATED = {"evaluation": {"interval": 2}}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
