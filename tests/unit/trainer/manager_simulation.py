@@ -67,6 +67,11 @@ class Worker:
         self.memory = Memory(rank, f"{rank}-{life}")
         self.number = 0
         self.asked = None
+        self.asked_of = None
+        """Epoch of the manager that the question was sent to; None: it is to be sent, perhaps once more."""
+        self.asleep_until = 0.0
+        self.inbox = []
+        """Answers that come while it is asleep, with the epochs that they are from."""
         self.lease = None
         self.floor = 0
         self.epoch = 0
@@ -77,6 +82,7 @@ class Worker:
         self.number += 1
         sender = (f"{self.rank}-{self.life}".encode(), b"%d" % self.number)
         self.asked = (sender, Message(kind, {"worker": self.rank, "life": self.memory._fields["life"], **fields}))
+        self.asked_of = None
 
 
 class Simulation:
@@ -103,13 +109,16 @@ class Simulation:
         self.deaths = 0
         self.reported = {}
         self.counted = 0
+        self.most_deaths = self.chance.choice([0, 12])
+        """Of servers. Each makes workers ask once more, and so hides questions that were forgotten."""
         self.workers_die = self.chance.random() < 0.5
+        self.somebody_sleeps = self.chance.random() < 0.5
         self.hold_at = steps if self.chance.random() < 0.5 else self.chance.randint(1, steps)
         for member in self.members:
             member.question("hello", samples=SAMPLES)
 
     def run(self):
-        for _ in range(6000):
+        for _ in range(8000):
             if all(member.over for member in self.members):
                 return
             self.act()
@@ -121,19 +130,26 @@ class Simulation:
         self.deliver(manager.tick(self.now), self.epoch)
         self.deliver(manager.answers(self.now), self.epoch)
         fate = self.chance.random()
-        if fate < 0.02 and self.deaths < 12:
+        if fate < 0.02 and self.deaths < self.most_deaths:
             self.kill_manager()
-        elif fate < 0.03 and self.deaths < 12:
+        elif fate < 0.03 and self.deaths < self.most_deaths:
             holder = self.chance.choice(self.holders[1:] or self.holders)
             if holder is not self.holders[0]:
                 self.deaths += 1
                 self.lost += holder.die()
         elif fate < 0.05 and self.workers_die:
             self.kill_worker()
-        for member in self.members:
-            if member.rank not in self.dead and self.chance.random() < 0.7:
+        elif fate < 0.07 and self.somebody_sleeps:
+            self.sleep()
+        awake = [member for member in self.members if member.rank not in self.dead and self.now >= member.asleep_until]
+        for member in awake:
+            answers, member.inbox = member.inbox, []
+            for answer, epoch in answers:
+                self.deliver([answer], epoch)
+            if self.chance.random() < 0.7:
                 self.beat(member)
-        self.work(self.chance.choice(self.members))
+        if awake:
+            self.work(self.chance.choice(awake))
         for index, holder in enumerate(self.holders):
             if len(holder.applied) - len(holder.kept) >= INTERVAL:
                 holder.save(manager.table() if index == 0 else None)
@@ -163,6 +179,14 @@ class Simulation:
         elif not self.members[rank].over:
             self.dead.add(rank)
 
+    def sleep(self):
+        """Nobody dies: a worker stands still, or the machine with the manager and all workers."""
+        seconds = SILENCE * 3 * self.chance.random()
+        if self.chance.random() < 0.5:
+            self.now += seconds
+        else:
+            self.chance.choice(self.members).asleep_until = self.now + seconds
+
     def beat(self, member):
         # A worker that has heard of a newer manager talks to no other.
         epoch = self.epoch if member.epoch == self.epoch or self.chance.random() < 0.7 else max(1, member.epoch)
@@ -177,13 +201,14 @@ class Simulation:
         """False where the answer is that of a manager that was replaced."""
         if epoch < member.epoch:
             return False
-        if epoch > member.epoch > 0 and member.asked is not None:
+        if member.asked is not None and member.asked_of is not None and epoch > member.asked_of:
             self.send(member, epoch)
         member.epoch = epoch
         return True
 
     def send(self, member, epoch):
         sender, message = member.asked
+        member.asked_of = epoch
         manager = self.managers[epoch]
         try:
             self.deliver(manager.handlers[message.kind](sender, message, self.now), epoch)
@@ -196,19 +221,25 @@ class Simulation:
             current = member.asked is not None and member.asked[0] == (who, number)
             if not current or member.rank in self.dead or epoch < member.epoch:
                 continue
+            if self.now < member.asleep_until:
+                member.inbox.append((((who, number), answer), epoch))
+                continue
             if self.chance.random() < 0.05:
-                continue  # Lost; it will be asked again.
+                # Lost with its connection, of which the worker knows.
+                member.asked_of = None
+                continue
             member.epoch = epoch
             member.asked = None
             self.answered(member, answer)
 
     def work(self, member):
-        if member.rank in self.dead or member.over:
+        if member.over:
             return
         if member.asked is not None:
-            # Asked for the first time, or again because no answer came.
+            if member.asked_of is not None:
+                return
             epoch = self.epoch if self.chance.random() < 0.8 else max(1, member.epoch)
-            if self.heard(member, epoch) and member.asked is not None:
+            if self.heard(member, epoch):
                 self.send(member, epoch)
         elif member.lease is not None and self.chance.random() < 0.6:
             task, floor = member.lease

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from itertools import count
 
 import pytest
 import torch
@@ -171,6 +172,58 @@ def configured(index, epoch=1):
     training = Training.model_validate({**TRAINING, "steps": 5})
     asynchronous = ParameterServer(synchronization=Synchronization.ASYNC, snapshot_interval=1)
     return ServerConfig(index, 2, training, Batch(2, 1, 4), asynchronous, silence=1.0, snapshots=True, epoch=epoch)
+
+
+class Asked:
+    """A manager of two workers, of whom worker 1 has done its part of the first step and waits for the leader's."""
+
+    def __init__(self):
+        self.sentences = []
+        self.numbers = count()
+        self.manager = Manager(configured(0), self.sentences.append)
+        for worker in (0, 1):
+            self.say(worker, "hello", samples=50)
+        self.say(0, "start", step=0, epoch=0, position=0, hold_at=1)
+        for worker in (0, 1):
+            self.say(worker, "next")
+        self.manager.answers(0.0)
+        self.done(1, [0, 1])
+        assert self.manager.answers(0.0) == []
+
+    def say(self, worker, kind, now=0.0, **fields):
+        sender = (b"%d" % worker, b"%d" % next(self.numbers))
+        return self.manager.handlers[kind](sender, Message(kind, {"worker": worker, "life": "a", **fields}), now)
+
+    def done(self, worker, task, **fields):
+        self.say(worker, "next", done=task, clock=1, loss=1.0, weight=1.0, samples=1.0, **fields)
+
+    def answered(self, now):
+        return {int(sender[0]): message.kind for sender, message in self.manager.answers(now)}
+
+
+class TestWhoIsSilent:
+    def test_a_question_of_a_worker_that_was_taken_for_dead_is_answered_when_it_is_heard_again(self):
+        asked = Asked()
+        for half_seconds in range(4):
+            asked.say(0, "alive", half_seconds / 2)
+            asked.manager.tick(half_seconds / 2)
+        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are lent to others"]
+        asked.done(0, [0, 0])
+        assert asked.answered(2.0) == {0: "hold"}
+        asked.say(0, "next", hold_at=5)
+        assert asked.answered(2.0) == {0: "task"}
+        asked.say(1, "alive", 2.0)
+        assert asked.answered(2.0) == {1: "task"}
+
+    def test_a_machine_that_stands_still_takes_nobody_for_dead(self):
+        asked = Asked()
+        asked.manager.tick(0.0)
+        asked.manager.tick(60.0)
+        asked.manager.tick(60.5)
+        assert asked.sentences == []
+        for half_seconds in range(4):
+            asked.manager.tick(61.0 + half_seconds / 2)
+        assert len(asked.sentences) == 2, "after that, silence counts"
 
 
 class Serving:

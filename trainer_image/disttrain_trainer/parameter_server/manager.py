@@ -21,6 +21,8 @@ from disttrain_trainer.parameter_server.tasks import LEADER, Lease, StepResult, 
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_STALENESS = 4
+_ABSENT_SECONDS = 2.0
+"""Between two ticks, which come twice a second: the manager's own machine stood still, or it took a large push in."""
 
 Handler = Callable[[Sender, Message, float], Answers]
 
@@ -37,6 +39,7 @@ class Manager:
         self._answered: dict[int, tuple[bytes, Message]] = {}
         """Number of the last question of each worker for work, and the answer: asked twice, it is given twice."""
         self._lent_at: dict[int, float] = {}
+        self._ticked: float | None = None
         self._recovery: Recovery | None = None
         self._deferred: dict[int, tuple[Handler, Sender, Message]] = {}
         """What is answered once the recovery is over."""
@@ -74,9 +77,14 @@ class Manager:
 
     def tick(self, now: float) -> Answers:
         """Time has passed."""
+        absent = 0.0 if self._ticked is None else now - self._ticked
+        self._ticked = now
+        if absent > _ABSENT_SECONDS:
+            self._tasks.excuse(absent, now)
         for worker in self._tasks.expire(now):
             self._say(f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are lent to others")
-            self._forget(worker)
+            # What it asks for is not forgotten: should it live, it waits for the answer and does not ask again.
+            self._forget_answer(worker)
         if self._recovery is not None and self._recovery.over(now):
             return self._resume(self._recovery, now)
         return []
@@ -189,7 +197,7 @@ class Manager:
         worker = worker_of(message, self._config.workers)
         # A heartbeat of a former life of this worker says nothing about the present one.
         if self._lives.get(worker) == message.fields.get("life"):
-            self._tasks.saw(worker, now)
+            self._saw(worker, now)
         if message.fields.get("stopping") is True:
             self._tasks.stop(worker)
         return [(sender, Message("alive", {"report": worker in self._unheard}))]
@@ -213,9 +221,16 @@ class Manager:
     def _hear_late(self, worker: int, known: Known | None, lent: Task | None, now: float) -> None:
         if known is not None:
             self._tasks.hear(known)
-        self._tasks.saw(worker, now)
+        self._saw(worker, now)
         if lent is not None:
             self._tasks.lend_again(worker, lent)
+
+    def _saw(self, worker: int, now: float) -> None:
+        """A sign of life, perhaps of one that was taken for dead while it waited."""
+        if worker in self._waiting:
+            self._tasks.ask(worker, now)
+        else:
+            self._tasks.saw(worker, now)
 
     def _sampler(self) -> Sampler:
         assert self._samples is not None
@@ -224,6 +239,10 @@ class Manager:
     def _forget(self, worker: int) -> None:
         """What the worker has asked; it is gone, or begins anew."""
         self._waiting.pop(worker, None)
+        self._forget_answer(worker)
+
+    def _forget_answer(self, worker: int) -> None:
+        """What the worker was lent last: it is lent to others."""
         self._answered.pop(worker, None)
         self._lent_at.pop(worker, None)
         self.stragglers.forget(worker)

@@ -212,6 +212,10 @@ class Tasks:
                 del step.lent[part]
                 step.waiting = sorted([*step.waiting, part])
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """For so long until now nobody could be seen: that silence was not the workers'."""
+        self._seen = {worker: min(seen + seconds, now) for worker, seen in self._seen.items()}
+
     def expire(self, now: float) -> list[int]:
         """The workers that have been silent for too long; they count as gone from now on."""
         silent = [worker for worker, seen in self._seen.items() if now - seen > self._silence]
