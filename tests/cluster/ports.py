@@ -1,7 +1,8 @@
-"""Free ports on loopback, below the range from which the kernel takes ports for outgoing connections.
+"""Free ports on loopback, which no other process that asks here is given, however many runs of tests there are.
 
-A server that is killed and started again on the same port would otherwise find, now and then, that a client's
-connection took it in between.
+They lie below the range from which the kernel takes ports for outgoing connections: a server that is killed and started
+again on the same port would otherwise find, now and then, that a client's connection took it in between. And beside
+those of `disttrain run`, which may run at the same time.
 """
 
 from __future__ import annotations
@@ -9,20 +10,38 @@ from __future__ import annotations
 import random
 import socket
 from collections import deque
+from functools import cache
 
-_FIRST, _LAST = 20000, 29999
-_given: deque[int] = deque(maxlen=1000)
+_BLOCKS = [range(first, first + 200) for first in range(12_000, 20_000, 200)]
+_given: deque[int] = deque(maxlen=100)
 """The latest ones: a port is free until who asked for it listens."""
 
 
 def free_port() -> int:
-    while True:
-        port = random.SystemRandom().randint(_FIRST, _LAST)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            if port not in _given:
-                _given.append(port)
-                return port
+    """Raises RuntimeError where there is none."""
+    _, block = _own_block()
+    for port in random.SystemRandom().sample(block[1:], len(block) - 1):
+        if port not in _given and (probe := _bound(port)) is not None:
+            probe.close()
+            _given.append(port)
+            return port
+    raise RuntimeError(f"no port of {block[0]} to {block[-1]} on 127.0.0.1 is free")
+
+
+@cache
+def _own_block() -> tuple[socket.socket, range]:
+    """Ports of this process, which holds the first one as long as it lives."""
+    for block in random.SystemRandom().sample(_BLOCKS, len(_BLOCKS)):
+        if (claim := _bound(block[0])) is not None:
+            return claim, block
+    raise RuntimeError(f"{len(_BLOCKS)} processes have taken all ports from {_BLOCKS[0][0]} to {_BLOCKS[-1][-1]}")
+
+
+def _bound(port: int) -> socket.socket | None:
+    found = socket.socket()
+    try:
+        found.bind(("127.0.0.1", port))
+    except OSError:
+        found.close()
+        return None
+    return found

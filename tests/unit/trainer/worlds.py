@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pytest
 import torch
@@ -194,21 +194,28 @@ class World:
         return (self.folder / f"rank-{rank}.{stream}").read_text()
 
     def ended(self, within: float = WITHIN_SECONDS) -> list[Ended]:
-        """Wait for all ranks."""
-        return [self._end_of(rank, process, within) for rank, process in enumerate(self.processes)]
+        """Wait for all ranks: so many seconds, or fewer once one has failed, for which others may wait for ever."""
+        deadline, failed = time.monotonic() + within, False
+        while running := [process for process in self.processes if process.poll() is None]:
+            if not failed and any(process.poll() for process in self.processes):
+                deadline, failed = min(deadline, time.monotonic() + WITHIN_SECONDS), True
+            if time.monotonic() > deadline:
+                self._fail_with_stacks()
+            running[0].wait(1.0)
+        return [
+            Ended(process.poll(), self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
+            for rank, process in enumerate(self.processes)
+        ]
 
-    def _end_of(self, rank: int, process: Rank, within: float) -> Ended:
-        code = process.wait(within)
-        if code is None:
-            codes = [other.poll() for other in self.processes]
-            # faulthandler prints every thread's stack. All at once: a rank whose peer is gone says nothing of its wait.
-            for other in self.processes:
-                other.send_signal(signal.SIGABRT)
-            for other in self.processes:
-                other.wait(WITHIN_SECONDS)
-            said = "\n".join(f"rank {other}:\n{self.text(other, 'err')}" for other in range(len(self.processes)))
-            pytest.fail(f"rank {rank} did not end within {within} s ({codes}):\n{said}")
-        return Ended(code, self.text(rank, "out"), self.text(rank, "err"), self.report(rank))
+    def _fail_with_stacks(self) -> NoReturn:
+        codes = [process.poll() for process in self.processes]
+        # faulthandler prints every thread's stack. All at once: a rank whose peer is gone says nothing of its wait.
+        for process in self.processes:
+            process.send_signal(signal.SIGABRT)
+        for process in self.processes:
+            process.wait(WITHIN_SECONDS)
+        said = "\n".join(f"rank {rank}:\n{self.text(rank, 'err')}" for rank in range(len(self.processes)))
+        pytest.fail(f"not all ranks ended in time ({codes}):\n{said}")
 
     def kill(self) -> None:
         for process in self.processes:

@@ -1,0 +1,40 @@
+"""Ports for tests: free, and no other process's, which may not listen yet."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from disttrain.local.ports import _CANDIDATES
+from tests.cluster import ports
+from tests.cluster.ports import free_port
+from tests.unit.trainer.worlds import ROOT
+
+ASK = "from tests.cluster.ports import free_port; print(*(free_port() for _ in range(50)), flush=True); input()"
+
+
+def test_processes_that_run_at_the_same_time_are_given_different_ones():
+    asked = [
+        subprocess.Popen([sys.executable, "-c", ASK], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(5)
+    ]
+    try:
+        given = [int(port) for one in asked for port in one.stdout.readline().split()]
+    finally:
+        for one in asked:
+            one.communicate(b"\n", timeout=60)
+    assert len(given) == 250
+    assert len(set(given)) == 250
+    assert not set(given) & set(_CANDIDATES), "`disttrain run` may take these"
+
+
+def test_one_that_is_taken_is_left_out(monkeypatch):
+    _, block = ports._own_block()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", block[1]))
+        monkeypatch.setattr(ports, "_given", [])
+        monkeypatch.setattr(ports, "_own_block", lambda: (None, block[:3]))
+        assert free_port() == block[2]
+        with pytest.raises(RuntimeError, match=r"no port of \d+ to \d+ on 127\.0\.0\.1 is free"):
+            free_port()
