@@ -1,5 +1,6 @@
 """What is told of each server and each worker: counted by real servers, turned into figures by the first worker."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -21,11 +22,12 @@ class Scene:
     def __init__(self):
         self.servers = [loaded(a_server()), loaded(a_server())]
         self.now, self.lost, self.pulled_bytes = 0.0, [0, 0], 0
+        self.numbers = count()
         self.rates = Rates(self, lambda: self.now)
 
     def ask(self, server, worker, kind, tensors=(), **fields):
         message = Message(kind, {"worker": worker, **fields}, tensors)
-        [(_, answer)] = self.servers[server].receive((b"w", b"1"), message, self.now)
+        [(_, answer)] = self.servers[server].receive((b"w", b"%d" % next(self.numbers)), message, self.now)
         return answer
 
     def pull(self, server, worker):

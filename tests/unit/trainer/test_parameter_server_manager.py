@@ -2,6 +2,9 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -26,9 +29,11 @@ from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.stragglers import Stragglers
+from disttrain_trainer.parameter_server.tasks import Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of, key_with
 from tests.builders import TRAINING
 from tests.cluster.ports import free_port
+from tests.integration.proxy import TcpProxy
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
 
 KEY = key_of("token", "uid", 1)
@@ -253,6 +258,13 @@ class Serving:
         self.thread.join(30.0)
 
 
+def wait_for(condition):
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 class TestFencing:
     def test_a_manager_that_was_replaced_ends_and_its_successor_knows_what_was_done(self):
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
@@ -284,6 +296,55 @@ class TestFencing:
             other.end()
         successor.end()
         assert (successor.error, other.error) == (None, None)
+
+    def test_what_was_lost_with_a_connection_is_asked_for_again_and_taken_in_once(self):
+        config = replace(configured(0), silence=600.0)
+        address = f"127.0.0.1:{free_port()}"
+        serving = Serving(config, address)
+        parameters = {"only": torch.nn.Parameter(torch.ones(4))}
+        parameters["only"].grad = torch.ones(4)
+        with TcpProxy("127.0.0.1", int(address.rpartition(":")[2])) as proxy, ThreadPoolExecutor(1) as background:
+            leader = Servers([address], KEY, 0, parameters, lambda: False, 60.0, replaceable=True)
+            other = Servers([f"127.0.0.1:{proxy.port}"], KEY, 1, parameters, lambda: False, 60.0, replaceable=True)
+            content = Gradients(leader.placement, parameters, Plain())
+
+            def push(servers, answer):
+                return servers.push(answer.task, 1.0, servers.pull(answer.complete), answer.floor, content)
+
+            try:
+                for servers in (leader, other):
+                    servers.hello(50)
+                leader.load({})
+                leader.start(0, Cursor(), 1)
+                answers = [servers.next() for servers in (leader, other)]
+                push(other, answers[1])
+                waits = background.submit(other.next, (answers[1].task, 1.0, 1.0, 1.0))
+                wait_for(lambda: serving.server._manager._waiting)
+                # Of the questions, of the heartbeat.
+                proxy.reset()
+                push(leader, answers[0])
+                assert leader.next((answers[0].task, 1.0, 1.0, 1.0)).verdict is Verdict.HOLD
+                leader.next(hold_at=5)
+                assert waits.result(120).task.step == 1
+                figures = leader.figures()[0].fields
+                assert (figures["version"], figures["late"]) == (2, 0)
+            finally:
+                for servers in (leader, other):
+                    servers.close()
+                serving.end()
+
+    def test_a_push_that_is_sent_once_more_is_answered_as_the_first_time(self):
+        server = Server(configured(0))
+        server.receive((b"a", b"1"), Message("load", {"worker": 0, "states": [[]]}, [torch.ones(4)]), 0.0)
+        fields = {"worker": 0, "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, "ranges": [0], "counts": [1]}
+
+        def pushed(connection, number, life):
+            message = Message("push", {**fields, "life": life}, [torch.ones(4)])
+            [(_, answer)] = server.receive((connection, number), message, 0.0)
+            return answer.fields["fresh"]
+
+        assert [pushed(b"a", b"2", "first"), pushed(b"b", b"2", "first")] == [True, True]
+        assert [pushed(b"b", b"3", "first"), pushed(b"c", b"2", "second")] == [False, False]
 
     def test_a_server_does_not_listen_to_what_is_meant_for_another_one(self):
         """Pods change addresses, and a name may still lead to where another server is by now."""

@@ -25,6 +25,7 @@ from tests.unit.trainer.worlds import job
 
 KEY = key_of("token", "uid", 1)
 ASKER = (b"worker", b"1")
+NUMBERS = itertools.count(2)
 SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
 
 
@@ -36,8 +37,9 @@ def a_server(synchronization=Synchronization.ASYNC):
 
 
 def tell(server, kind, tensors=(), **fields):
-    [(receiver, answer)] = server.receive(ASKER, Message(kind, {"worker": 0, **fields}, tensors), 0.0)
-    assert receiver == ASKER
+    asker = (b"worker", b"%d" % next(NUMBERS))
+    [(receiver, answer)] = server.receive(asker, Message(kind, {"worker": 0, **fields}, tensors), 0.0)
+    assert receiver == asker
     return answer
 
 

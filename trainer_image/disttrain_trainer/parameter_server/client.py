@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import zmq
 from torch import Tensor, nn
+from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import DataUnlike, PeerLost
@@ -76,6 +77,8 @@ class Servers:
         self.placement = place(sizes, len(addresses), widths)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = [connect(self._context, address) for address in addresses]
+        self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
+        """Of each server: says when the connection to it was lost, and with it what was on its way."""
         self._addresses = addresses
         self._memory = Memory(worker, self._life)
         self._heartbeat = Heartbeat(
@@ -96,7 +99,7 @@ class Servers:
         """Begin. Raises DataUnlike where others have found another number of samples."""
         self._greet()
         self._memory.samples = samples
-        answer = self._ask(0, Message("hello", {"life": self._life, "samples": samples}))
+        answer = self._ask(0, Message("hello", {"samples": samples}))
         return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
 
     def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -222,13 +225,15 @@ class Servers:
         self._heartbeat.end()
         self._pulling = None
         self._send(0, Message("leave"))
-        for socket in self._sockets:
+        for socket, losses in zip(self._sockets, self._losses, strict=True):
+            socket.disable_monitor()
+            losses.close(linger=0)
             socket.close(linger=_LINGER_MILLISECONDS)
         self._context.term()
 
     def _greet(self) -> None:
         """Hear from every server once, asking until it answers: from then on it is known when one is started anew."""
-        message = Message("alive", {"life": self._life})
+        message = Message("alive")
         for server, socket in enumerate(self._sockets):
             self._send(server, message)
             while not socket.poll(_GREET_MILLISECONDS):
@@ -270,7 +275,7 @@ class Servers:
 
     def _signed(self, message: Message) -> Message:
         """With whom it is from, and which lives of the servers this worker has heard of."""
-        fields = {**message.fields, "worker": self._worker, "epochs": self._heartbeat.epochs}
+        fields = {**message.fields, "worker": self._worker, "life": self._life, "epochs": self._heartbeat.epochs}
         return Message(message.kind, fields, message.tensors)
 
     def _receive(self, server: int) -> Message:
@@ -292,7 +297,8 @@ class Servers:
         return answer
 
     def _frames(self, server: int) -> list[zmq.Frame]:
-        """Of the answer to what the server was asked last. A server that is started anew is asked once more."""
+        """Of the answer to what the server was asked last. It is asked once more where it was started anew, or where
+        the connection was lost and made again."""
         socket = self._sockets[server]
         while True:
             while not socket.poll(_LOOK_MILLISECONDS):
@@ -302,12 +308,20 @@ class Servers:
                     self._calls[server] = self._heartbeat.calls[server]
                     call_again(socket, self._addresses[server])
                     self._transmit(server)
-                elif self._heartbeat.restarts[server] > self._restarts[server]:
+                elif self._was_lost(server) or self._heartbeat.restarts[server] > self._restarts[server]:
                     self._transmit(server)
             frames = socket.recv_multipart(copy=False)
             # Asked twice, it may answer twice.
             if frames[0].bytes == self._asked[server][0]:
                 return frames
+
+    def _was_lost(self, server: int) -> bool:
+        """Whether the connection has been lost since this was asked last."""
+        lost = False
+        while self._losses[server].poll(0):
+            recv_monitor_message(self._losses[server])
+            lost = True
+        return lost
 
 
 def _parts_of_state(state: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:

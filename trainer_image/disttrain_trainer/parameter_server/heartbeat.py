@@ -19,6 +19,8 @@ from disttrain_trainer.parameter_server.silence import Silence
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _INTERVAL_SECONDS = 1.0
+_LOST_MILLISECONDS = 60_000
+"""Without the other side's word, after which the system gives a connection up: neither data nor probes reach it."""
 
 
 class Heartbeat:
@@ -130,6 +132,12 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     # A connection that is given up would wait for ever to send the rest, and so would the end of the process.
     socket.setsockopt(zmq.LINGER, 0)
+    # What is computed may take minutes in which this connection is idle, and who forwards it may forget it.
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.setsockopt(zmq.TCP_MAXRT, _LOST_MILLISECONDS)
     socket.connect(f"tcp://{address}")
     return socket
 

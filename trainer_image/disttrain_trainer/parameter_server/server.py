@@ -48,6 +48,8 @@ class Server:
         self._gradients: Gradients | None = None
         self._manager = Manager(config, say) if config.index == 0 else None
         self._parts = Parts()
+        self._pushed: dict[int, tuple[tuple[object, bytes], Message]] = {}
+        """Life and number of the last push of each worker, and the answer: asked twice, it is given twice."""
         self._reader = Reader(config.index, config.compression, config.training.seed)
         self._tallies = Tallies()
         self._next_snapshot = 0
@@ -200,6 +202,9 @@ class Server:
     def _push(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
+        worker, asked = worker_of(message, self._config.workers), (message.fields.get("life"), sender[1])
+        if worker in self._pushed and self._pushed[worker][0] == asked:
+            return [(sender, self._pushed[worker][1])]
         task = Task(*two_numbers(message.numbers("task")))
         whole = self._parts.join(sender[0], task, message)
         if whole is None:
@@ -208,7 +213,9 @@ class Server:
         weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
         staleness = self._gradients.staleness_of(taken)
         fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
-        return [(sender, Message("pushed", {"fresh": fresh, "staleness": staleness}))]
+        answer = Message("pushed", {"fresh": fresh, "staleness": staleness})
+        self._pushed[worker] = asked, answer
+        return [(sender, answer)]
 
     def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
         states = [] if self._shard is None else self._shard.optimizer_states()
