@@ -89,13 +89,6 @@ PIPELINE_REFUSALS = (
         for what, path, name, reason, training in (
             ("Compile", "compile", "`compile`", "compiled layers have one backward pass", {"compile": True}),
             (
-                "Offload",
-                "offload.parameters",
-                "`offload.parameters`",
-                "FSDP2 does not see those of the parameters",
-                {"offload": {"parameters": True}},
-            ),
-            (
                 "Selective",
                 "activationCheckpointing",
                 "activationCheckpointing Selective",
@@ -103,26 +96,6 @@ PIPELINE_REFUSALS = (
                 {"activationCheckpointing": "Selective"},
             ),
         )
-    ),
-    Refusal(
-        "ShardsWithSplitBackward",
-        "spec.parallelism.dataParallelShardDegree",
-        "`dataParallelShardDegree` does not go with schedule 'InterleavedZeroBubble', which computes gradients of"
-        " inputs and of parameters apart: FSDP2 does not see those of the parameters; use Interleaved1F1B",
-        merge(
-            piped(schedule="InterleavedZeroBubble"),
-            {"parallelism": {"dataParallelShardDegree": 2}, "workers": {"replicas": 4}},
-        ),
-    ),
-    Refusal(
-        "ExpertsWithSplitBackward",
-        "spec.parallelism.expertParallelDegree",
-        "`expertParallelDegree` does not go with schedule 'InterleavedZeroBubble', which computes gradients of"
-        " inputs and of parameters apart: FSDP2 does not see those of the parameters; use Interleaved1F1B",
-        merge(
-            piped({"model": {"entrypoint": "a:b", "name": None}}, schedule="InterleavedZeroBubble"),
-            {"parallelism": {"tensorParallelDegree": 2, "expertParallelDegree": 2}, "workers": {"replicas": 4}},
-        ),
     ),
 )
 

@@ -14,7 +14,7 @@ from disttrain_api.pipeline import (
     stages_of,
     stages_per_rank,
 )
-from disttrain_api.rules.layout import MICROBATCHES, PIPELINE, SCHEDULE, SHARD, STAGES, STAGES_PER_RANK
+from disttrain_api.rules.layout import MICROBATCHES, PIPELINE, SCHEDULE, STAGES, STAGES_PER_RANK
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ActivationCheckpointing
@@ -171,30 +171,6 @@ PIPELINE_RULES = (
         check=_timed_without_memory,
         cel=f"!({_SPLITS_BY_TIME}) || !has(self.training) || !self.training.model.metaDevice",
         reads=("spec.parallelism.pipeline", "spec.training.model.metaDevice"),
-    ),
-    _not_with_split_backward(
-        "Shards",
-        "spec.parallelism.dataParallelShardDegree",
-        "`dataParallelShardDegree`",
-        "FSDP2 does not see those of the parameters",
-        lambda spec: (spec.parallelism.data_parallel_shard_degree or 1) > 1,
-        f"{SHARD} > 1",
-    ),
-    _not_with_split_backward(
-        "Experts",
-        "spec.parallelism.expertParallelDegree",
-        "`expertParallelDegree`",
-        "FSDP2 does not see those of the parameters",
-        lambda spec: (spec.parallelism.expert_parallel_degree or 1) > 1,
-        "has(self.parallelism.expertParallelDegree) && self.parallelism.expertParallelDegree > 1",
-    ),
-    _not_with_split_backward(
-        "Offload",
-        "spec.training.offload.parameters",
-        "`offload.parameters`",
-        "FSDP2 does not see those of the parameters",
-        lambda spec: spec.training is not None and spec.training.offload.parameters,
-        "has(self.training) && self.training.offload.parameters",
     ),
     _not_with_split_backward(
         "Selective",

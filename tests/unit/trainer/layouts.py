@@ -25,6 +25,9 @@ TRAININGS = {
         **COMMON, optimizer=SGD, loss={"labelSmoothing": 0.1}, data=TOKENS, model=user("double_gpt", tieWeights=False)
     ),
     "deep gpt, AdamW": small(**COMMON, data=TOKENS, model=user("double_gpt", layers=6), optimizer=ADAMW),
+    "deep gpt, untied": small(
+        **COMMON, data=TOKENS, model=user("double_gpt", layers=6, tieWeights=False), optimizer=SGD
+    ),
     "mlp, deep": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp", depth=5)),
     "mlp, SGD": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp")),
     "resnet, SGD": small(**COMMON, **IMAGES, optimizer=SGD),
@@ -148,6 +151,31 @@ ALL_LAYOUTS = {
         {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "Interleaved1F1B"}},
         {},
     ),
+    "pp2 x fsdp2, InterleavedZeroBubble": (
+        4,
+        "gpt, AdamW",
+        {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "InterleavedZeroBubble"}},
+        {"gradientAccumulationSteps": 3} | FULL | OFFLOAD,
+    ),
+    "pp2 x fsdp2, four stages per rank": (
+        4,
+        "deep gpt, untied",
+        {
+            PIPELINE: 2,
+            SHARD: 2,
+            "pipeline": {"schedule": "InterleavedZeroBubble", "stagesPerRank": 4, "microbatches": 4},
+        },
+        {},
+    ),
+    **{
+        f"pp2 x fsdp2, {schedule}": (
+            4,
+            "gpt, untied, smoothed",
+            {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": schedule}},
+            changes,
+        )
+        for schedule, changes in {"ZBVZeroBubble": {"gradientAccumulationSteps": 3}, "DualPipeV": OFFLOAD}.items()
+    },
     "pp2 x tp2": (4, "gpt, SGD", {PIPELINE: 2, TENSOR: 2}, ACCUMULATE_2),
     "pp2 x tp2, everything": (
         4,
@@ -178,6 +206,18 @@ ALL_LAYOUTS = {
         {PIPELINE: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True},
         ACCUMULATE_2,
     ),
+    "pp2 x fsdp2 x tp2, ZBVZeroBubble": (
+        8,
+        "gpt, untied, smoothed",
+        {PIPELINE: 2, SHARD: 2, TENSOR: 2, "pipeline": {"schedule": "ZBVZeroBubble"}},
+        {},
+    ),
+    "pp2 x dp2 x fsdp2, InterleavedZeroBubble": (
+        8,
+        "gpt, SGD",
+        {PIPELINE: 2, REPLICATE: 2, SHARD: 2, "pipeline": {"schedule": "InterleavedZeroBubble", "microbatches": 2}},
+        {"gradientAccumulationSteps": 3},
+    ),
     "dp2 x fsdp2 x tp2": (8, "gpt, SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2}, ACCUMULATE_2),
     "pp2 x dp2 x fsdp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2}, {}),
     "pp2 x dp2 x fsdp2 x tp2": (16, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2, TENSOR: 2}, {}),
@@ -207,6 +247,10 @@ _LONG = {
     "pp2 x dp2 x tp2",
     "pp2 x dp2 x fsdp2",
     "pp2 x dp2 x fsdp2 x tp2",
+    "pp2 x fsdp2, DualPipeV",
+    "pp2 x fsdp2, four stages per rank",
+    "pp2 x fsdp2 x tp2, ZBVZeroBubble",
+    "pp2 x dp2 x fsdp2, InterleavedZeroBubble",
     "fsdp4",
     "one process, two devices, resnet",
     "one process, placed layers, resnet",

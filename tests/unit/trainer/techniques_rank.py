@@ -46,6 +46,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensor, vocabulary": ({}, {**TENSOR, "vocabularyParallel": True}),
 }
 
+OF_FOUR_RANKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"pipeline of shards, {count} microbatches": (
+        {"globalBatchSize": 2 * count},
+        {**SHARDED, "pipelineParallelDegree": 2, "pipeline": {"microbatches": count}},
+    )
+    for count in (2, 8)
+}
+
 
 class Operators(TorchDispatchMode):
     """Counts what runs inside, in the forward and in the backward pass, by operator and format of its first tensor."""
@@ -123,7 +131,7 @@ def observe(config: Any, world: World) -> dict[str, Any]:
         "operators": operators.counts,
         "kept": dict(Kept.moves),
         "sizes": sizes,
-        "outputs": outputs[0],
+        "outputs": outputs[0] if outputs else None,
         "graphs": graphs,
         "policies": [type(call.kwargs["offload_policy"]).__name__ for call in shard.call_args_list],
         "parameters": formats_of(state.parameters),
@@ -149,7 +157,7 @@ def main() -> None:
     first = config_of(folder, {"training": small()}, 1)
     world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     results = {}
-    for name, (changes, parallelism) in CASES.items():
+    for name, (changes, parallelism) in (CASES if world.size == 2 else OF_FOUR_RANKS).items():
         config = config_of(folder, {"training": GPT | changes, "parallelism": parallelism}, 1)
         results[name] = observe(config, in_layout(world, config))
     if world.first:

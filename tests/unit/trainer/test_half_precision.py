@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.trainer.worlds import run_cases, small, user
+from tests.unit.trainer.worlds import require_same_gradients, run_cases, small, user
 
 LAYOUTS = {
     "dp": {},
@@ -15,6 +15,16 @@ LAYOUTS = {
 FORMATS = {"BF16": 2**-7, "FP16": 2**-10}
 """How far a loss may be off, for each: half of what a number of that format may be."""
 OFFLOADED = {"offload": {"parameters": True}}
+
+
+IN_TWO_PARTS = ("InterleavedZeroBubble", "ZBVZeroBubble")
+"""Schedules whose backward pass comes in two parts."""
+MANY = 16
+"""Microbatches: enough that sums in halves would show."""
+
+
+def in_pipeline(schedule):
+    return {**LAYOUTS["pp"], "pipeline": {"schedule": schedule, "microbatches": MANY}}
 
 
 def training(precision, **config):
@@ -43,6 +53,9 @@ def results(tmp_path_factory):
             cases[f"{precision} {layout}"] = (training(precision, **config), parallelism)
         cases[f"{precision} dp, experts"] = (training(precision, experts=4), {})
         cases[f"{precision} fsdp, offloaded"] = (training(precision) | OFFLOADED, LAYOUTS["fsdp"])
+        for schedule in ("Interleaved1F1B", *IN_TWO_PARTS):
+            large = {"globalBatchSize": 2 * MANY}
+            cases[f"{precision} {schedule}"] = (training(precision) | OFFLOADED | large, in_pipeline(schedule))
     cases["lopsided fsdp"] = (LOPSIDED, LAYOUTS["fsdp"])
     cases["lopsided pp"] = (LOPSIDED, LAYOUTS["pp"] | {"pipeline": {"schedule": "GPipe", "microbatches": 1}})
     runs = {name: [{"training": given, "parallelism": parallelism}] for name, (given, parallelism) in cases.items()}
@@ -64,6 +77,16 @@ def test_layouts_compute_alike_and_keep_whole_parameters(results, precision, lay
     assert found["errors"] == [None]
     assert {value.dtype for value in found["parameters"].values()} == {torch.float32}
     assert losses(found) == pytest.approx(losses(expected), rel=FORMATS[precision])
+
+
+@pytest.mark.parametrize("schedule", IN_TWO_PARTS)
+@pytest.mark.parametrize("precision", FORMATS)
+def test_gradients_that_come_apart_are_summed_in_whole_numbers(results, precision, schedule):
+    found, expected = results[f"{precision} {schedule}"], results[f"{precision} Interleaved1F1B"]
+    assert found["errors"] == expected["errors"] == [None]
+    # Of sums in halves the last bits would be off by 2^-9 and more.
+    require_same_gradients(found["gradients"], expected["gradients"], 1e-5)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(("layout", "near"), [("fsdp", 0.2), ("pp", 1e-3), ("pp, resumed", 1e-3)])

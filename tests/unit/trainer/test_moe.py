@@ -92,6 +92,15 @@ ALL_LAYOUTS = {
         in_pipeline("Interleaved1F1B", **EP2),
         ONE_PASS,
     ),
+    **{
+        f"pp2 x fsdp2 + ep2, {schedule}": (
+            4,
+            "four microbatches, untied",
+            in_pipeline(schedule, **EP2),
+            ONE_PASS | changes,
+        )
+        for schedule, changes in {"InterleavedZeroBubble": FULL, "ZBVZeroBubble": OFFLOAD, "DualPipeV": {}}.items()
+    },
     "pp2 x tp2 + ep2": (4, "four microbatches", in_pipeline("GPipe", **{TENSOR: 2, EXPERT: 2}), ONE_PASS),
     "dp2": (2, "SGD", {}, SELECTIVE),
     "dp2, accumulated": (2, "AdamW, accumulated", {}, {}),

@@ -8,16 +8,20 @@ from tests.unit.trainer.worlds import launch
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 PRODUCTS = {"aten.addmm.default", "aten.mm.default", ATTENTION}
 CHEAP = {"aten.gelu.default", "aten.native_layer_norm.default"}
+GATHER, REDUCE = "c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"
 RANKS = 2
+
+
+def watched(folder, ranks):
+    with launch(folder, None, ranks, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder)) as world:
+        ended = world.ended()
+        assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
+    return torch.load(folder / "results.pt", weights_only=False)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("techniques")
-    with launch(folder, None, RANKS, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder)) as world:
-        ended = world.ended()
-        assert [rank.code for rank in ended] == [0] * RANKS, "\n".join(rank.err for rank in ended)
-    return torch.load(folder / "results.pt", weights_only=False)
+    return watched(tmp_path_factory.mktemp("techniques"), RANKS)
 
 
 def anew(seen, name):
@@ -72,11 +76,17 @@ def test_bf16_computes_products_in_bf16_and_keeps_fp32(seen):
 
 
 def test_shards_are_gathered_in_bf16_and_their_gradients_summed_in_fp32(seen):
-    gather, reduce = "c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"
-    assert formats(seen, "sharded, BF16", gather, *PRODUCTS) == {torch.bfloat16}
-    assert formats(seen, "sharded, BF16", reduce) == {torch.float32}
+    assert formats(seen, "sharded, BF16", GATHER, *PRODUCTS) == {torch.bfloat16}
+    assert formats(seen, "sharded, BF16", REDUCE) == {torch.float32}
     assert seen["sharded, BF16"]["parameters"] == seen["sharded, BF16"]["gradients"] == {torch.float32}
-    assert formats(seen, "sharded", gather, reduce) == {torch.float32}
+    assert formats(seen, "sharded", GATHER, REDUCE) == {torch.float32}
+
+
+def test_a_pipeline_moves_shards_once_in_a_pass_whatever_the_number_of_microbatches(tmp_path):
+    few, many = (one["operators"] for one in watched(tmp_path, 4).values())
+    assert many["aten.addmm.default", torch.float32] > few["aten.addmm.default", torch.float32]
+    for moved in (GATHER, REDUCE):
+        assert few[moved, torch.float32] == many[moved, torch.float32] > 0
 
 
 def test_what_lies_between_shared_layers_is_cut_along_the_sequence(seen):

@@ -72,15 +72,16 @@ def spread_experts(module: nn.Module, parallelism: Parallelism, world: World) ->
 
 
 def shard_experts(
-    module: nn.Module, spread_over: DeviceMesh, precision: MixedPrecisionPolicy, offload: OffloadPolicy, world: World
-) -> None:
+    module: nn.Module, spread_over: DeviceMesh, precision: MixedPrecisionPolicy, offload: OffloadPolicy, world: World,
+    *, reshard_after_forward: bool,
+) -> None:  # fmt: skip
     """Cut the experts of each rank over the ranks that hold the same ones, in place, before the rest is cut."""
     mesh = spread_over["replicate", "expert_shard"] if world.mesh.replicate > 1 else spread_over["expert_shard"]
     for layer in expert_layers(module):
         experts = layer.experts
         fully_shard(
             experts, mesh=mesh, shard_placement_fn=lambda parameter: Shard(_cut(parameter, world.mesh.expert_shard)),
-            mp_policy=precision, offload_policy=offload,
+            mp_policy=precision, offload_policy=offload, reshard_after_forward=reshard_after_forward,
         )  # fmt: skip
         assert isinstance(experts, FSDPModule)
         # A rank's experts have had the tokens of its whole expert group: the mean is that over all replicas, which is

@@ -41,10 +41,15 @@ def shard(
     pinned = pins_memory(world.device.torch)
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = _mesh(world)
+    # Of several microbatches under way, the backward pass of one leaves all units gathered: to cut them up after the
+    # next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
+    reshard_after_forward = world.mesh.pipeline == 1
     if experts is not None:
-        shard_experts(module, experts, precision, offload, world)
+        shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)
     for unit in _without_tied(units):
-        fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        fully_shard(
+            unit, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=reshard_after_forward
+        )
     fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return module
 
@@ -56,6 +61,17 @@ def reduce_gradients(model: nn.Module, now: bool) -> None:
     """
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(now)
+
+
+def add_up_gradients(model: nn.Module) -> None:
+    """Add gradients that came without those of the inputs to the ones before, in the format in which they are summed.
+
+    FSDP2 does it when a unit's inputs get their gradients; what came later would be added in the parameters' format.
+    """
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None:
+            group.post_backward()
 
 
 def reshard(model: nn.Module) -> None:

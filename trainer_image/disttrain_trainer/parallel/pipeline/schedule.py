@@ -11,6 +11,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
+from disttrain_trainer.parallel.sharded import add_up_gradients
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -29,6 +30,11 @@ class RankStage(PipelineStage):
         """Without messages to itself, which torch 2.11 wants where two neighbours lie on one rank, and gloo cannot."""
         found = super()._get_init_p2p_neighbors_ops()
         return [operation for operation in found if operation.peer != dist.get_rank()]
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """The gradients of the parameters, which FSDP2 does not see come."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        add_up_gradients(self.submod)
 
 
 def build_schedule(
