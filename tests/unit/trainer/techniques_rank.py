@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from disttrain_trainer.device import find_device
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel import activations, sharded
+from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.train import accumulate_gradients, load_step
 from tests.unit.trainer.cases import config_of, in_layout
@@ -29,6 +30,7 @@ GPT = small(
 )
 SHARDED = {"dataParallelShardDegree": 2}
 TENSOR = {"tensorParallelDegree": 2}
+MICROBATCHES = 4
 
 # Changes of the training, parallelism.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -44,6 +46,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensor": ({}, TENSOR),
     "tensor, sequence": ({}, {**TENSOR, "sequenceParallel": True}),
     "tensor, vocabulary": ({}, {**TENSOR, "vocabularyParallel": True}),
+    # Its first rank has the loss.
+    "pipeline": (
+        {},
+        {"pipelineParallelDegree": 2, "pipeline": {"schedule": "ZBVZeroBubble", "microbatches": MICROBATCHES}},
+    ),
 }
 
 OF_FOUR_RANKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -121,6 +128,7 @@ def observe(config: Any, world: World) -> dict[str, Any]:
         mock.patch.object(activations, "save_on_cpu", Kept),
         mock.patch.object(sharded, "fully_shard", wraps=sharded.fully_shard) as shard,
         mock.patch.object(torch._TorchCompileInductorWrapper, "__call__", compiler(graphs)),
+        mock.patch.object(StageClock, "prolong_forward", autospec=True, side_effect=StageClock.prolong_forward) as loss,
     ):
         state = build_state(config, world)
         watch(state.module.layers(), sizes, outputs)
@@ -133,6 +141,7 @@ def observe(config: Any, world: World) -> dict[str, Any]:
         "sizes": sizes,
         "outputs": outputs[0] if outputs else None,
         "graphs": graphs,
+        "timed losses": loss.call_count,
         "policies": [type(call.kwargs["offload_policy"]).__name__ for call in shard.call_args_list],
         "parameters": formats_of(state.parameters),
         "gradients": formats_of([parameter.grad for parameter in state.parameters]),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.unit.trainer.techniques_rank import MICROBATCHES
 from tests.unit.trainer.worlds import launch
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -80,6 +81,11 @@ def test_shards_are_gathered_in_bf16_and_their_gradients_summed_in_fp32(seen):
     assert formats(seen, "sharded, BF16", REDUCE) == {torch.float32}
     assert seen["sharded, BF16"]["parameters"] == seen["sharded, BF16"]["gradients"] == {torch.float32}
     assert formats(seen, "sharded", GATHER, REDUCE) == {torch.float32}
+
+
+def test_the_loss_of_every_microbatch_is_time_of_the_last_stage(seen):
+    # torch computes one more, to see its shape.
+    assert seen["pipeline"]["timed losses"] >= MICROBATCHES
 
 
 def test_a_pipeline_moves_shards_once_in_a_pass_whatever_the_number_of_microbatches(tmp_path):
