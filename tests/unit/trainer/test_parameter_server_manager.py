@@ -230,6 +230,13 @@ class TestWhoIsSilent:
             asked.manager.tick(61.0 + half_seconds / 2)
         assert len(asked.sentences) == 2, "after that, silence counts"
 
+    def test_a_manager_that_is_always_busy_finds_the_dead_all_the_same(self):
+        asked = Asked()
+        for time_of in range(0, 10, 2):
+            asked.manager.tick(time_of * 1.25)
+            asked.say(0, "alive", time_of * 1.25)
+        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are lent to others"]
+
 
 class Serving:
     """A server in a thread."""
@@ -345,6 +352,17 @@ class TestFencing:
 
         assert [pushed(b"a", b"2", "first"), pushed(b"b", b"2", "first")] == [True, True]
         assert [pushed(b"b", b"3", "first"), pushed(b"c", b"2", "second")] == [False, False]
+
+    def test_a_load_that_comes_late_once_more_changes_nothing(self):
+        server = Server(configured(0))
+        load = Message("load", {"worker": 0, "life": "a", "states": [[]]}, [torch.ones(4)])
+        fields = {"worker": 0, "life": "a", "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0}
+        push = Message("push", {**fields, "ranges": [0], "counts": [1]}, [torch.ones(4)])
+        kinds = []
+        for connection, number, message in ((b"a", b"1", load), (b"a", b"2", push), (b"b", b"1", load)):
+            [(_, answer)] = server.receive((connection, number), message, 0.0)
+            kinds.append(answer.kind)
+        assert (kinds, server.snapshot().fields["version"]) == (["loaded", "pushed", "loaded"], 1)
 
     def test_a_server_does_not_listen_to_what_is_meant_for_another_one(self):
         """Pods change addresses, and a name may still lead to where another server is by now."""

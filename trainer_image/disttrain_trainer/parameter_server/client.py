@@ -269,6 +269,7 @@ class Servers:
 
     def _transmit(self, server: int) -> None:
         number, message = self._asked[server]
+        self._was_lost(server)  # what is lost from here on counts
         self._restarts[server] = self._heartbeat.restarts[server]
         # Without a copy of the tensors: nobody changes a gradient or a state after it has been handed over.
         self._sockets[server].send_multipart([number, *encode(self._signed(message), self._keys[server])], copy=False)

@@ -22,7 +22,8 @@ from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message,
 
 DEFAULT_STALENESS = 4
 _ABSENT_SECONDS = 2.0
-"""Between two ticks, which come twice a second: the manager's own machine stood still, or it took a large push in."""
+"""Between two ticks, which come twice a second: the manager's own machine stood still, or it took a large push in. So
+long it takes to hear who lives: a beat, and what has piled up."""
 
 Handler = Callable[[Sender, Message, float], Answers]
 
@@ -80,7 +81,7 @@ class Manager:
         absent = 0.0 if self._ticked is None else now - self._ticked
         self._ticked = now
         if absent > _ABSENT_SECONDS:
-            self._tasks.excuse(absent, now)
+            self._tasks.excuse(_ABSENT_SECONDS, now)
         for worker in self._tasks.expire(now):
             self._say(f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are lent to others")
             # What it asks for is not forgotten: should it live, it waits for the answer and does not ask again.

@@ -28,6 +28,8 @@ from disttrain_trainer.parameter_server.tallies import Tallies
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
+_ONCE = {"load": "loaded", "push": "pushed"}
+"""What is done once however often it is asked for, and the answer when it is done."""
 _DESERTED_SECONDS = 10.0
 """A worker that lives says so each second."""
 
@@ -48,8 +50,9 @@ class Server:
         self._gradients: Gradients | None = None
         self._manager = Manager(config, say) if config.index == 0 else None
         self._parts = Parts()
-        self._pushed: dict[int, tuple[tuple[object, bytes], Message]] = {}
-        """Life and number of the last push of each worker, and the answer: asked twice, it is given twice."""
+        self._done: dict[tuple[int, str], tuple[tuple[object, bytes], Message]] = {}
+        """Of each worker and kind in _ONCE life and number of the last question, and the answer: asked twice, it is
+        given twice."""
         self._reader = Reader(config.index, config.compression, config.training.seed)
         self._tallies = Tallies()
         self._next_snapshot = 0
@@ -69,7 +72,13 @@ class Server:
         handler, worker = self._handlers.get(message.kind), worker_of(message, self._config.workers)
         if handler is None:
             raise Malformed(f"unknown message {message.kind!r:.40}")
+        asked, done = (message.fields.get("life"), sender[1]), self._done.get((worker, message.kind))
+        if done is not None and done[0] == asked:
+            return [(sender, done[1])]
         answers = handler(sender, message, now)
+        for _, answer in answers if message.kind in _ONCE else ():
+            if answer.kind == _ONCE[message.kind]:
+                self._done[worker, message.kind] = asked, answer
         self._tallies.count(worker, message, [answer for receiver, answer in answers if receiver == sender])
         return [*answers, *self._later(now)]
 
@@ -202,9 +211,6 @@ class Server:
     def _push(self, sender: Sender, message: Message, now: float) -> Answers:
         if self._shard is None or self._gradients is None:
             return [(sender, Message("empty"))]
-        worker, asked = worker_of(message, self._config.workers), (message.fields.get("life"), sender[1])
-        if worker in self._pushed and self._pushed[worker][0] == asked:
-            return [(sender, self._pushed[worker][1])]
         task = Task(*two_numbers(message.numbers("task")))
         whole = self._parts.join(sender[0], task, message)
         if whole is None:
@@ -213,9 +219,7 @@ class Server:
         weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
         staleness = self._gradients.staleness_of(taken)
         fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
-        answer = Message("pushed", {"fresh": fresh, "staleness": staleness})
-        self._pushed[worker] = asked, answer
-        return [(sender, answer)]
+        return [(sender, Message("pushed", {"fresh": fresh, "staleness": staleness}))]
 
     def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
         states = [] if self._shard is None else self._shard.optimizer_states()

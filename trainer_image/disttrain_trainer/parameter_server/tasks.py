@@ -95,6 +95,8 @@ class Tasks:
         self._leaving: set[int] = set()
         """Workers that were told to stop."""
         self._seen: dict[int, float] = {}
+        self._excused: set[int] = set()
+        """Workers whose silence was excused since they were seen last."""
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
         self.results: list[StepResult] = []
@@ -197,6 +199,7 @@ class Tasks:
         if worker not in self._seen:
             self._clocks[worker] = max(self._clocks[worker], min(self.live_clocks.values(), default=0))
         self._seen[worker] = now
+        self._excused.discard(worker)
 
     def leave(self, worker: int) -> None:
         """The worker is gone; what it was lent goes back."""
@@ -213,8 +216,12 @@ class Tasks:
                 step.waiting = sorted([*step.waiting, part])
 
     def excuse(self, seconds: float, now: float) -> None:
-        """For so long until now nobody could be seen: that silence was not the workers'."""
-        self._seen = {worker: min(seen + seconds, now) for worker, seen in self._seen.items()}
+        """Nobody could be seen for a while: who is late has so many seconds, once until it is seen again."""
+        earliest = now - self._silence + seconds
+        for worker, seen in self._seen.items():
+            if seen < earliest and worker not in self._excused:
+                self._excused.add(worker)
+                self._seen[worker] = earliest
 
     def expire(self, now: float) -> list[int]:
         """The workers that have been silent for too long; they count as gone from now on."""
