@@ -12,6 +12,8 @@ On GPUs several kernels add with atomics, so runs differ in the last bits there;
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,14 @@ def random_state() -> dict[str, Any]:
     """All random states of this process, as a checkpoint holds them."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     return state | gpu_random_state()
+
+
+@contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """What is drawn inside does not count: samples, too, may be drawn where they are looked at."""
+    state = random_state()
+    yield
+    restore_random_state(state)
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,7 +34,7 @@ from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.cut_errors import explaining_cuts
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.device import find_device, gpus_of
+from disttrain_trainer.device import find_device
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import Stopped, TrainerError, describe
 from disttrain_trainer.evaluate import evaluate
@@ -49,6 +49,7 @@ from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
+from disttrain_trainer.randomness import keeping_random_state, random_state, restore_random_state
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.rotation import require_figure
@@ -98,20 +99,22 @@ class Upcoming(NamedTuple):
     loading_seconds: float
     counts: Callable[[], list[float]]
     """Weight and samples of all ranks, and how many of these were told to stop."""
+    before: dict[str, Any]
+    """Random states before the samples were loaded, which may draw from them."""
 
 
 def prepare_step(
     state: State, world: World, cursor: Cursor, stop: StopRequest, checkpoints: Checkpoints | None
 ) -> Upcoming:
     """Load this rank's part of the global batch at `cursor`."""
-    begin = time.monotonic()
+    begin, before = time.monotonic(), random_state()
     microbatches = load_step(state, world, cursor)
     loading = time.monotonic() - begin
     weight = sum(microbatch.weight for microbatch in microbatches)
     samples = sum(microbatch.samples for microbatch in microbatches)
     # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank was told to stop.
     counts = world.sum_later(weight * world.speaks, samples * world.speaks, must_end(stop, checkpoints))
-    return Upcoming(microbatches, weight, samples, loading, counts)
+    return Upcoming(microbatches, weight, samples, loading, counts, before)
 
 
 def run_step(
@@ -127,6 +130,7 @@ def run_step(
     microbatches, own_weight, own_samples = step.microbatches, step.weight, step.samples
     weight, samples, stopping = step.counts()
     if stopping:
+        restore_random_state(step.before)
         raise stopped(state, checkpoints, metrics, reporter)
 
     rate = learning_rate(training, state.step)
@@ -195,7 +199,7 @@ def form_buckets(state: State, world: World) -> None:
     first step after a resume would sum gradients in another order than the same step of a run that goes on.
     """
     buffers = [buffer.clone() for buffer in state.module.buffers()]
-    with torch.random.fork_rng(gpus_of(state.precision.device)):
+    with keeping_random_state():
         microbatch = load_step(state, world, state.cursor)[:1]
         for _ in range(2):
             accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
@@ -322,7 +326,8 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
 def start_metrics(config: Config, world: World, state: State, reporter: Reporter) -> Metrics:
     """Metrics that begin to count now."""
     folder = config.metrics_folder
-    target = state.data.training[0][1]
+    with keeping_random_state():
+        target = state.data.training[0][1]
     return Metrics(
         world=world,
         reporter=reporter,

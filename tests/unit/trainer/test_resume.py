@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from disttrain_trainer.data.sampler import permute
+from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
 
 LONG = small(
@@ -17,9 +18,10 @@ LONG = small(
     logging={"interval": 1},
     checkpoint={"interval": 100},
 )
+SGD = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 TRAININGS = {
     "AdamW, dropout, several buckets": LONG,
-    "SGD": {**LONG, "optimizer": {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}},
+    "SGD": {**LONG, "optimizer": SGD},
     "SGD without momentum": {**LONG, "optimizer": {"name": "SGD", "learningRate": 0.05}},
     "BF16": {**LONG, "precision": "BF16"},
     "FP16 with its scaler": {**LONG, "precision": "FP16"},
@@ -30,10 +32,16 @@ TRAININGS = {
         optimizer={"name": "AdamW", "learningRate": 0.01},
         logging={"interval": 1},
     ),
+    "noise of the data": small(
+        steps=9, data=of_layers("noisy_samples"), optimizer=SGD, logging={"interval": 1}, checkpoint={"interval": 100}
+    ),
     "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
 }
 STATIC = {"dataParallel": {"staticGraph": True}}
-STATIC_TRAININGS = {f"{name}, static graph": TRAININGS[name] for name in ("AdamW, dropout, several buckets", "buffers")}
+STATIC_TRAININGS = {
+    f"{name}, static graph": TRAININGS[name]
+    for name in ("AdamW, dropout, several buckets", "buffers", "noise of the data")
+}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])

@@ -1,0 +1,64 @@
+"""User code whose layers are not what they may look like, and data that draw their noise from NumPy."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.unit.trainer.user_code import double_samples
+
+
+def of_layers(function: str) -> dict[str, Any]:
+    """Model or data from this file."""
+    return {"entrypoint": f"tests.unit.trainer.user_layers:{function}", "config": {}}
+
+
+class Residual(nn.Sequential):
+    """Looks like its layers in turn, and is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)  # type: ignore[no-any-return]
+
+
+def residual() -> nn.Module:
+    return Residual(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+
+
+class Fork(nn.Linear):
+    """Two tensors."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return x, super().forward(x)
+
+
+class Join(nn.Linear):
+    """Takes two."""
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(both[0] + both[1])
+
+
+def forked() -> nn.Module:
+    return nn.Sequential(Fork(6, 6), Join(6, 6), nn.Linear(6, 3)).double()
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with noise from Python's and NumPy's generators, as augmentation often draws it."""
+
+    def __init__(self, inner: Dataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.inner[index]
+        return inputs + torch.from_numpy(np.random.normal(size=inputs.shape)) * random.random(), target
+
+
+def noisy_samples() -> tuple[Dataset, Dataset]:
+    training, held_out = double_samples()
+    return Noisy(training), held_out
