@@ -5,23 +5,27 @@ products and attention) are kept, the cheap ones computed anew (Korthikanti et a
 """
 
 import functools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
+    noop_context_fn,
 )
 
 from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.device import pins_memory
 from disttrain_trainer.errors import InvalidConfiguration
 
+_Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
+"""Around a layer's forward pass, and around that which is made anew."""
 _KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -55,8 +59,11 @@ def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> Non
     """Have each layer's activations computed anew in the backward pass, in place. Names of parameters stay."""
     if what is ActivationCheckpointing.NONE:
         return
-    options = {} if what is ActivationCheckpointing.FULL else {"context_fn": _keep_costly}
     for layer in layers:
+        options = {} if what is ActivationCheckpointing.FULL else {"context_fn": _keep_costly}
+        counting = [one for one in layer.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
+        if counting:
+            options = {"context_fn": functools.partial(_count_once, counting, **options)}
         layer.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, layer.forward, use_reentrant=False, **options
         )
@@ -67,7 +74,27 @@ def offload(device: torch.device, enabled: bool) -> AbstractContextManager[objec
     return save_on_cpu(pin_memory=pins_memory(device)) if enabled else nullcontext()
 
 
-def _keep_costly() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+def _count_once(layers: Sequence[_BatchNorm], context_fn: Callable[[], _Contexts] = noop_context_fn) -> _Contexts:
+    """The contexts of `context_fn`; what is computed anew in the second does not enter the running statistics again."""
+    first, second = context_fn()
+    return first, _uncounted(layers, second)
+
+
+@contextmanager
+def _uncounted(layers: Sequence[_BatchNorm], around: AbstractContextManager[object]) -> Iterator[None]:
+    # What is kept for the backward pass must be the same tensors, so statistics are updated, by nothing.
+    before = [(layer, layer.momentum, layer.num_batches_tracked) for layer in layers]
+    try:
+        for layer in layers:
+            layer.momentum, layer.num_batches_tracked = 0.0, None
+        with around:
+            yield
+    finally:
+        for layer, momentum, count in before:
+            layer.momentum, layer.num_batches_tracked = momentum, count
+
+
+def _keep_costly() -> _Contexts:
     return create_selective_checkpoint_contexts(_policy)
 
 
