@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
 from disttrain_api.parallelism import DataParallelMode, DeviceMode, Parallelism
-from disttrain_api.pipeline import is_flushless, stages_of
+from disttrain_api.pipeline import V_SCHEDULES, is_flushless, schedule_of, stages_of
 from disttrain_api.training import Training
 
 TIED_WITHOUT_FLUSH = "stages of PipeDream and PipeDream2BW update at different times, so they cannot share a parameter"
+TIED_IN_SHARDS = "two stages of one rank share the tied weights, which sharded ones cannot"
 EXPERTS_WITHOUT_FLUSH = (
     "how busy each is is counted over a whole step, and stages that are never flushed are in different ones"
 )
@@ -27,6 +28,16 @@ def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Probl
     config = model_config(training)
     if is_flushless(parallelism) and isinstance(config, GptConfig) and config.tie_weights:
         yield "training.model.config.tieWeights", f"{TIED_WITHOUT_FLUSH}: set it to false"
+    if _sharded_v(training, parallelism) and isinstance(config, GptConfig) and config.tie_weights:
+        reason = f"{TIED_IN_SHARDS} with schedule '{schedule_of(parallelism)}'"
+        yield "training.model.config.tieWeights", f"{reason}: set it to false, or use InterleavedZeroBubble"
+
+
+def _sharded_v(training: Training, parallelism: Parallelism) -> bool:
+    """Whether the first and the last stage of a pipeline lie on one rank, whose parameters are FSDP2's."""
+    degrees = (parallelism.data_parallel_shard_degree, parallelism.expert_parallel_degree)
+    sharded = training.offload.parameters or any((degree or 1) > 1 for degree in degrees)
+    return sharded and (parallelism.pipeline_parallel_degree or 1) > 1 and schedule_of(parallelism) in V_SCHEDULES
 
 
 class _Layers(NamedTuple):

@@ -21,6 +21,8 @@ TrainerError                    base; the message is one sentence for the user
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.distributed import DistError
 from torch.distributed.checkpoint.api import CheckpointException
@@ -123,6 +125,20 @@ def no_room(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises, of an error that a library has raised from one of ours, ours."""
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, TrainerError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from error
 
 
 def describe(error: BaseException) -> RankError:

@@ -108,6 +108,30 @@ def test_experts_in_a_pipeline_that_is_never_flushed_are_refused(schedule: str) 
     assert found(trained("gpt", tieWeights=False), layout) == []
 
 
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    ("changes", "degrees"),
+    [
+        ({}, {"dataParallelShardDegree": 2}),
+        ({"offload": {"parameters": True}}, {}),
+        ({}, {"tensorParallelDegree": 2, "expertParallelDegree": 2}),
+    ],
+)
+def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(
+    changes: dict[str, Any], degrees: dict[str, Any], schedule: str
+) -> None:
+    sizes = {"vocabularySize": 258, **({"experts": 4} if "expertParallelDegree" in degrees else {})}
+    layout = {"pipelineParallelDegree": 2, "pipeline": {"schedule": schedule}, **degrees}
+    (said,) = found({**trained("gpt", **sizes), **changes}, layout)
+    assert said == (
+        f"{CONFIG}.tieWeights: two stages of one rank share the tied weights, which sharded ones cannot with schedule"
+        f" '{schedule}': set it to false, or use InterleavedZeroBubble"
+    )
+    assert found({**trained("gpt", **sizes, tieWeights=False), **changes}, layout) == []
+    other = {**layout, "pipeline": {"schedule": "InterleavedZeroBubble"}}
+    assert found({**trained("gpt", **sizes), **changes}, other) == []
+
+
 def test_tied_weights_in_a_pipeline_that_is_never_flushed_are_refused() -> None:
     (said,) = found(trained("gpt"), {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}})
     assert said.startswith(f"{CONFIG}.tieWeights: stages of PipeDream and PipeDream2BW update at different times")

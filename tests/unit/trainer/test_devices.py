@@ -15,6 +15,7 @@ from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.devices import Replicated
 from disttrain_trainer.parallel.units import place
+from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
 
 
@@ -39,15 +40,24 @@ def refused(tmp_path_factory):
     cases = {
         "no layers": [
             {"training": small(model=user("double_tagger"), data=user("ragged_tokens")), "parallelism": layout}
-        ]
+        ],
+        **{
+            name: [{"training": small(model=of_layers(name)), "parallelism": layout}] for name in ("residual", "forked")
+        },
     }
     return run_cases(tmp_path_factory.mktemp("refused"), 1, cases)
 
 
-def test_a_model_that_does_not_say_its_layers_is_refused(refused):
-    (error,) = refused["no layers"]["errors"]
+@pytest.mark.parametrize("case", ["no layers", "residual"])
+def test_a_model_that_does_not_say_its_layers_is_refused(refused, case):
+    (error,) = refused[case]["errors"]
     assert error.startswith("InvalidConfiguration: `parallelism.deviceMode` Place: ")
-    assert "give it a method `layers`" in error
+    assert "an nn.Sequential without a forward of its own, or give it a method `layers`" in error
+
+
+def test_a_layer_that_returns_more_than_a_tensor_is_refused(refused):
+    (error,) = refused["forked"]["errors"]
+    assert error.startswith("InvalidConfiguration: `training.model`: the layer Fork returns a tuple, but what lies ")
 
 
 COPIES = 3

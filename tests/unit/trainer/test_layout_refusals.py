@@ -3,6 +3,7 @@
 import pytest
 
 from tests.soak import SOAK
+from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TENSOR = {"tensorParallelDegree": 2}
@@ -45,6 +46,11 @@ CASES = {
         PIPELINE,
         "Wide does not say what its layers are",
     ),
+    "a pipeline of an nn.Sequential that is more than its layers in turn": (
+        small(model=of_layers("residual")),
+        PIPELINE,
+        "Residual does not say what its layers are: make it an nn.Sequential without a forward of its own",
+    ),
     "a pipeline with more stages than layers": (
         small(model=user("double_mlp")),
         PIPELINE | {"pipeline": {"schedule": "DualPipeV", "microbatches": 4}},
@@ -72,6 +78,15 @@ def test_what_does_not_fit_is_refused_by_name(refused, case):
     assert error is not None
     assert error.startswith("InvalidConfiguration: ")
     assert CASES[case][2] in error
+
+
+def test_a_layer_of_a_stage_that_returns_more_than_a_tensor_is_refused(tmp_path):
+    training = small(model=of_layers("forked"))
+    with launch(tmp_path, job(training, parallelism=PIPELINE), 2) as world:
+        ended = world.ended()
+    # The other one loses its peer.
+    assert [rank.code for rank in ended] == [80, 91], ended[0].err
+    assert "disttrain: InvalidConfiguration: `training.model`: the layer Fork returns a tuple, but" in ended[0].err
 
 
 def test_what_fails_with_whole_layers_too_leaves_a_traceback(tmp_path):

@@ -81,5 +81,5 @@ def test_two_stages_of_a_rank_that_share_a_parameter_cannot_be_sharded() -> None
     layers[2].weight = layers[0].weight
     stages = [[layer] for layer in layers]
     require_apart(holders_of(stages, (0, 1, 1, 0)), stages)
-    with pytest.raises(InvalidConfiguration, match="two stages of one rank share a parameter"):
+    with pytest.raises(InvalidConfiguration, match="two stages of one rank share the tied weights"):
         require_apart(holders_of(stages, (0, 1, 0, 1)), stages)

@@ -19,7 +19,7 @@ from disttrain_api.parallelism import DeviceMode, Parallelism
 from disttrain_trainer.device import current
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.mesh import World
-from disttrain_trainer.parallel.units import composes, layers_of, place
+from disttrain_trainer.parallel.units import composes, layers_of, one_tensor, place
 
 Around = Callable[[], AbstractContextManager[object]]
 
@@ -129,8 +129,8 @@ class Placed(nn.Module):
         if not composes(module) or len(layers) < len(devices):
             raise InvalidConfiguration(
                 f"`parallelism.deviceMode` Place: {type(module).__name__} has {len(layers)} layers that can be placed, "
-                f"`devicesPerProcess` is {len(devices)}: make it an nn.Sequential, or give it a method `layers` that "
-                "returns the modules whose composition it is"
+                f"`devicesPerProcess` is {len(devices)}: make it an nn.Sequential without a forward of its own, or "
+                "give it a method `layers` that returns the modules whose composition it is"
             )
         self.module = module
         self.places = place([sum(p.numel() for p in layer.parameters()) for layer in layers], len(devices))
@@ -141,5 +141,5 @@ class Placed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         x = inputs
         for layer, device in self._steps:
-            x = layer(x.to(device))
+            x = one_tensor(layer, layer(x.to(device)))
         return x.to(inputs.device)

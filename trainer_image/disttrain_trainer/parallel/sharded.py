@@ -41,8 +41,8 @@ def shard(
     pinned = pins_memory(world.device.torch)
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = _mesh(world)
-    # Of several microbatches under way, the backward pass of one leaves all units gathered: to cut them up after the
-    # next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
+    # Of several microbatches under way, the backward pass of one leaves a stage's units gathered: to cut them up after
+    # the next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
     reshard_after_forward = world.mesh.pipeline == 1
     if experts is not None:
         shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
+
+from disttrain_trainer.errors import InvalidConfiguration
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -18,7 +20,18 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 def composes(module: nn.Module) -> bool:
     """Whether the model's forward pass is that of its layers in turn."""
     offered = getattr(module, "layers", None)
-    return isinstance(module, nn.Sequential) or (callable(offered) and not isinstance(offered, nn.Module))
+    in_turn = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return in_turn or (callable(offered) and not isinstance(offered, nn.Module))
+
+
+def one_tensor(layer: nn.Module, outputs: object) -> Tensor:
+    """What a layer has returned. Raises InvalidConfiguration where it is not what the next one may be given."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    raise InvalidConfiguration(
+        f"`training.model`: the layer {type(layer).__name__} returns a {type(outputs).__name__}, but what lies between"
+        " stages and devices is one tensor: put layers that hand on more together into one module"
+    )
 
 
 def place(sizes: Sequence[float], devices: int) -> list[int]:

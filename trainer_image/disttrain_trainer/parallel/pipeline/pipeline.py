@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from disttrain_api.pipeline import microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.errors import own_errors
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
@@ -90,7 +91,7 @@ class Pipeline(PipelinePart):
         inputs = (torch.cat([batch.inputs for batch in self._batches]),) if self.first else ()
         # torch cuts one tensor into microbatches: it gets their numbers, so that a target may be anything.
         target = torch.arange(self._microbatches) if self.last else None
-        with self._clock.step():
+        with own_errors(), self._clock.step():
             self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
 

@@ -24,7 +24,8 @@ def split_layers(
     if not composes(module):
         raise InvalidConfiguration(
             f"`parallelism.pipelineParallelDegree`: {type(module).__name__} does not say what its layers are: make it "
-            "an nn.Sequential, or give it a method `layers` that returns the modules whose composition it is"
+            "an nn.Sequential without a forward of its own, or give it a method `layers` that returns the modules "
+            "whose composition it is"
         )
     layers, stages = layers_of(module), stages_of(parallelism)
     settings = parallelism.pipeline

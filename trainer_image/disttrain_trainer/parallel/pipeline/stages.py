@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import Tensor, nn
 
+from disttrain_api.cut_sizes import TIED_IN_SHARDS
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.parallel.units import one_tensor
 
 Around = Callable[[], AbstractContextManager[object]]
 
@@ -30,7 +32,7 @@ class Stage(nn.Module):
             for enter in self._around:
                 contexts.enter_context(enter())
             for layer in self.layers:
-                x = layer(x)
+                x = one_tensor(layer, layer(x))
         return x
 
 
@@ -97,6 +99,6 @@ def require_apart(holders: Mapping[nn.Parameter, Sequence[int]], stages: Sequenc
         users = [layers for layers in stages if any(parameter is p for layer in layers for p in layer.parameters())]
         if len(users) > len(holders[parameter]):
             raise InvalidConfiguration(
-                "`parallelism.pipeline.schedule`: two stages of one rank share a parameter (tied weights), which "
-                "sharded ones cannot be: untie them (`tieWeights: false`), or use a schedule of one stage per rank"
+                f"`parallelism.pipeline.schedule`: {TIED_IN_SHARDS}: untie them (`tieWeights: false`), or use a "
+                "schedule of one stage per rank"
             )
