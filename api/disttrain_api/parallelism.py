@@ -188,7 +188,7 @@ class Parallelism(ApiModel):
     data_parallel_shard_degree: ShardDegree | None = None
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
     context_parallel_degree: Degree | None = None
-    """Ranks that share one sequence. Absent: 1."""
+    """Ranks that share one sequence. Not built yet: only 1, which is what absent means, is accepted."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None

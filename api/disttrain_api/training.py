@@ -256,7 +256,8 @@ class Training(ApiModel):
     offload: Offload = Offload()
     """What lies in the host's memory."""
     compile: bool = False
-    """Compile each layer with torch.compile, except its experts; needs a C++ compiler on CPUs."""
+    """Compile each layer with torch.compile, except its experts; needs a C++ compiler, on GPUs a C compiler, which the
+    image has if it was built with one."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initialisation, data order and dropout."""
     checkpoint: Checkpoint | None = None

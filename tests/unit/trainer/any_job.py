@@ -9,6 +9,7 @@ from typing import Any
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.parallelism import AllReduce, CompressionName, PipelineSchedule, PipelineSplit
+from disttrain_api.pipeline import V_SCHEDULES
 from disttrain_api.relaxed import OptimizerState
 from disttrain_api.training import ActivationCheckpointing, LrScheduleName
 from disttrain_trainer.config import resolve
@@ -95,6 +96,9 @@ def _draw(chance: random.Random, ranks: int, technique: str) -> AnyJob:
     if parallelism.get("pipelineParallelDegree"):
         parallelism["pipeline"] = any_pipeline(chance, chance.choice(list(PipelineSchedule)))
     _TECHNIQUES[technique](chance, parallelism)
+    if parallelism.get("pipeline", {}).get("schedule") in V_SCHEDULES and "gpt" in training["model"]["entrypoint"]:
+        # Tied weights do not go with shards there, and most are cut into some.
+        training["model"]["config"]["tieWeights"] = False
     return AnyJob(training, parallelism, chance.choice([size for size in (1, 2) if ranks % size == 0]))
 
 

@@ -69,6 +69,14 @@ ALL_LAYOUTS = {
     "dp2, static graph": (2, "gpt, SGD", {"dataParallel": {"staticGraph": True}}, ACCUMULATE),
     "dp2, static graph, recomputed": (2, "gpt, AdamW", {"dataParallel": {"staticGraph": True}}, FULL),
     "fsdp2, compiled": (2, "mlp, SGD", {SHARD: 2}, {"compile": True}),
+    **{
+        f"{name}, compiled": (2, training, parallelism, {"compile": True} | changes)
+        for name, training, parallelism, changes in (
+            ("dp2, recomputed", "gpt, SGD", {}, FULL),
+            ("tp2", "gpt, SGD", {TENSOR: 2}, {}),
+            ("pp2", "mlp, SGD", {PIPELINE: 2}, {}),
+        )
+    },
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),
     "tp2, sequence": (2, "gpt, AdamW", {TENSOR: 2, "sequenceParallel": True}, {}),
@@ -228,6 +236,9 @@ ALL_LAYOUTS = {
 _LONG = {
     "fsdp2, AdamW, accumulated",
     "fsdp2, recomputed",
+    "dp2, recomputed, compiled",
+    "tp2, compiled",
+    "pp2, compiled",
     "fsdp2 of an mlp",
     "dp2, recomputed",
     "dp2, static graph",
@@ -248,7 +259,6 @@ _LONG = {
     "pp2 x dp2 x fsdp2",
     "pp2 x dp2 x fsdp2 x tp2",
     "pp2 x fsdp2, DualPipeV",
-    "pp2 x fsdp2, four stages per rank",
     "pp2 x fsdp2 x tp2, ZBVZeroBubble",
     "pp2 x dp2 x fsdp2, InterleavedZeroBubble",
     "fsdp4",

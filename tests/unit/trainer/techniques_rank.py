@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recomputed selectively": ({"activationCheckpointing": "Selective"}, {}),
     "activations offloaded": ({"offload": {"activations": True}}, {}),
     "BF16": ({"precision": "BF16"}, {}),
+    "static graph": ({}, {"dataParallel": {"staticGraph": True}}),
     "compiled": ({"compile": True}, {}),
     "sharded": ({}, SHARDED),
     "sharded, BF16": ({"precision": "BF16"}, SHARDED),
@@ -59,6 +60,12 @@ OF_FOUR_RANKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SHARDED, "pipelineParallelDegree": 2, "pipeline": {"microbatches": count}},
     )
     for count in (2, 8)
+} | {
+    f"hybrid shards, {count} microbatches": (
+        {"globalBatchSize": 4 * count, "gradientAccumulationSteps": count},
+        {**SHARDED, "dataParallelReplicateDegree": 2},
+    )
+    for count in (1, 4)
 }
 
 
@@ -142,6 +149,7 @@ def observe(config: Any, world: World) -> dict[str, Any]:
         "outputs": outputs[0] if outputs else None,
         "graphs": graphs,
         "timed losses": loss.call_count,
+        "static graph": getattr(state.model, "static_graph", None),
         "policies": [type(call.kwargs["offload_policy"]).__name__ for call in shard.call_args_list],
         "parameters": formats_of(state.parameters),
         "gradients": formats_of([parameter.grad for parameter in state.parameters]),

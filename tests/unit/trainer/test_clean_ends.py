@@ -1,12 +1,16 @@
 """Jobs that have done their work end with exit code 0, every time: gloo's threads can abort a process at its end."""
 
+import signal
+
 import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import GPT, OFFLOAD, PIPELINE, REPLICATE, SHARD, TENSOR
+from tests.unit.trainer.server_jobs import a_job, ended, signalled
 from tests.unit.trainer.worlds import job, launch, small, user
 
 RUNS = 20 if SOAK else 1
+UNTIED = GPT | {"model": user("double_gpt", tieWeights=False)}
 MOE = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
 
 
@@ -33,6 +37,13 @@ ALL_KINDS = {
     "hybrid shards": (4, {REPLICATE: 2, SHARD: 2}, GPT),
     "shards of tensor groups": (4, {SHARD: 2, TENSOR: 2}, GPT),
     "pipeline of tensor groups": (4, {PIPELINE: 2, TENSOR: 2}, GPT),
+    "pipeline of shards": (4, {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "InterleavedZeroBubble"}}, GPT),
+    "three dimensions": (8, {PIPELINE: 2, SHARD: 2, TENSOR: 2}, GPT),
+    "static graph": (2, {"dataParallel": {"staticGraph": True}}, GPT),
+    "LocalSGD": (2, {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}, GPT),
+    "BMUF": (2, {"dataParallel": {"mode": "BMUF", "bmuf": {"period": 2}}}, GPT),
+    "PipeDream": (2, {PIPELINE: 2, "pipeline": {"schedule": "PipeDream"}}, UNTIED),
+    "PipeDream2BW": (2, {PIPELINE: 2, "pipeline": {"schedule": "PipeDream2BW"}}, UNTIED),
 }
 _LONG = {
     "PowerSGD",
@@ -44,6 +55,13 @@ _LONG = {
     "hybrid shards",
     "shards of tensor groups",
     "pipeline of tensor groups",
+    "pipeline of shards",
+    "three dimensions",
+    "static graph",
+    "LocalSGD",
+    "BMUF",
+    "PipeDream",
+    "PipeDream2BW",
 }
 KINDS = {name: kind for name, kind in ALL_KINDS.items() if SOAK or name not in _LONG}
 
@@ -59,3 +77,20 @@ def test_every_run_ends_well(tmp_path, kind):
             ranks = world.ended()
         assert [rank.code for rank in ranks] == [0] * size, f"run {run}: " + "\n".join(rank.err for rank in ranks)
         assert all(rank.report.done for rank in ranks)
+
+
+@pytest.mark.skipif(not SOAK, reason="test_parameter_server_faults.py sees one such end")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("synchronization", ["Sync", "Async"])
+def test_every_run_with_servers_ends_well(tmp_path, synchronization):
+    for run in range(RUNS):
+        folder = tmp_path / f"{run}"
+        folder.mkdir()
+        settings = {"parameterServer": {"synchronization": synchronization}}
+        with a_job(folder, small(steps=3), servers=2, **settings) as running:
+            ends = [ended(worker, rank) for rank, worker in enumerate(running.workers)]
+            for server in running.servers:
+                signalled(server, signal.SIGTERM)
+            codes = [server.processes[0].wait(120.0) for server in running.servers]
+        assert ([code for code, _ in ends], codes) == ([0, 0], [0, 0]), f"run {run}"
+        assert ends[0][1].done

@@ -1,5 +1,8 @@
 """What differs between ranks on CPUs and on GPUs; no GPU is needed to decide."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -39,6 +42,18 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 )
 def test_ranks_that_share_a_gpu_go_through_gloo(ranks, devices, gpus, backend):
     assert backend_of_gpus(ranks, devices, gpus) == backend
+
+
+@pytest.mark.parametrize(("error", "written"), [(torch.OutOfMemoryError, True), (ValueError, False), (None, False)])
+def test_only_where_memory_runs_out_is_it_written_what_it_was_used_for(monkeypatch, tmp_path, error, written):
+    path, recording = tmp_path / "memory.pickle", []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled="all": recording.append(enabled))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: Path(file).touch())
+    with nullcontext() if error is None else pytest.raises(error), Device(GPU, NCCL).snapshot_when_full(path):
+        if error is not None:
+            raise error
+    assert path.exists() == written
+    assert recording == ["all", None], "recorded while it runs, and not after"
 
 
 def test_ranks_beyond_the_last_gpu_begin_anew():

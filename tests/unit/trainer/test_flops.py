@@ -69,6 +69,12 @@ def test_a_cpu_has_no_peak() -> None:
     assert Device(torch.device("cpu"), "gloo").peak_flops(Precision.BF16) is None
 
 
+def test_tf32_has_half_the_peak_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    device = Device(torch.device("cuda", 0), "cpu:gloo,cuda:nccl")
+    assert [device.peak_flops(one) for one in (Precision.BF16, Precision.TF32)] == [989e12, 494.5e12]
+
+
 def test_fp32_has_no_peak_on_any_device() -> None:
     assert Device(torch.device("cuda", 0), "cpu:gloo,cuda:nccl").peak_flops(Precision.FP32) is None
 

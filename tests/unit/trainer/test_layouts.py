@@ -90,7 +90,8 @@ CHANGES = {name: change for name, change in ALL_CHANGES.items() if SOAK or name 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    training = TRAININGS["gpt, AdamW"]
+    # What is evaluated is gathered, and then saved.
+    training = TRAININGS["gpt, AdamW"] | {"evaluation": {"interval": 1}}
     cases = {
         name: [
             {"training": training, "parallelism": first, "stop_after": 2},

@@ -10,6 +10,7 @@ ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 PRODUCTS = {"aten.addmm.default", "aten.mm.default", ATTENTION}
 CHEAP = {"aten.gelu.default", "aten.native_layer_norm.default"}
 GATHER, REDUCE = "c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"
+SUM = "c10d.allreduce_.default"
 RANKS = 2
 
 
@@ -88,11 +89,33 @@ def test_the_loss_of_every_microbatch_is_time_of_the_last_stage(seen):
     assert seen["pipeline"]["timed losses"] >= MICROBATCHES
 
 
-def test_a_pipeline_moves_shards_once_in_a_pass_whatever_the_number_of_microbatches(tmp_path):
-    few, many = (one["operators"] for one in watched(tmp_path, 4).values())
+@pytest.fixture(scope="module")
+def seen_by_four(tmp_path_factory):
+    return watched(tmp_path_factory.mktemp("four"), 4)
+
+
+def moved_by(seen_by_four, fewer, more, *operators):
+    """How often each operator runs with fewer microbatches and with more; of products more with more."""
+    few, many = (seen_by_four[name]["operators"] for name in (fewer, more))
     assert many["aten.addmm.default", torch.float32] > few["aten.addmm.default", torch.float32]
-    for moved in (GATHER, REDUCE):
-        assert few[moved, torch.float32] == many[moved, torch.float32] > 0
+    return [(few[one, torch.float32], many[one, torch.float32]) for one in operators]
+
+
+def test_a_pipeline_moves_shards_once_in_a_pass_whatever_the_number_of_microbatches(seen_by_four):
+    names = [f"pipeline of shards, {count} microbatches" for count in (2, 8)]
+    for few, many in moved_by(seen_by_four, *names, GATHER, REDUCE):
+        assert few == many > 0
+
+
+def test_hybrid_shards_sum_over_replicas_once_in_a_step_and_over_shards_each_time(seen_by_four):
+    names = [f"hybrid shards, {count} microbatches" for count in (1, 4)]
+    over_replicas, over_shards = moved_by(seen_by_four, *names, SUM, REDUCE)
+    assert over_replicas[0] == over_replicas[1] > 0
+    assert over_shards[1] == 4 * over_shards[0] > 0
+
+
+def test_a_static_graph_is_one_for_ddp(seen):
+    assert (seen["static graph"]["static graph"], seen["plain"]["static graph"]) == (True, False)
 
 
 def test_what_lies_between_shared_layers_is_cut_along_the_sequence(seen):

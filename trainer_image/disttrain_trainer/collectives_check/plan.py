@@ -72,7 +72,7 @@ def parse_size(text: str) -> int:
 
 
 def group_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Global ranks of a group: `world`, a slice (`::2`: even ranks, `4:8`), or a list (`0+2+5`).
+    """Global ranks of a group, ascending: `world`, a slice (`::2`: even ranks, `4:8`), or a list (`0+2+5`).
 
     Raises ValueError where a rank is not in the world, or fewer than two are left.
     """
@@ -89,7 +89,8 @@ def group_ranks(text: str, world_size: int) -> tuple[int, ...]:
     if len(set(ranks)) != len(ranks) or any(rank >= world_size for rank in ranks) or len(ranks) < 2:
         found = "+".join(map(str, ranks)) or "no rank"
         raise ValueError(f"group '{text}' has {found}: expected two or more different ranks of 0 to {world_size - 1}")
-    return tuple(ranks)
+    # As torch numbers them within the group, in whatever order they are named.
+    return tuple(sorted(ranks))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
