@@ -1,4 +1,5 @@
-"""A trainer on a node of its own whose rank 1 is wrong in what WRONG names: its "transfers", its "sums", its "pace"."""
+"""A trainer on a node of its own whose rank 1 is wrong in what WRONG names: its "transfers", its "sums", its "pace"; or
+that swallows what it is to send: "silence"."""
 
 import os
 import runpy
@@ -7,12 +8,17 @@ import time
 import torch
 import torch.distributed as dist
 
+from disttrain_trainer.preflight import check
+from disttrain_trainer.preflight import pairs as pairs_check
+
 
 def corrupt(tensor: torch.Tensor) -> None:
     tensor.view(-1)[3] += 1
 
 
 def main() -> None:
+    if os.environ["WRONG"] == "silence":
+        check.ANSWER_SECONDS = pairs_check.ANSWER_SECONDS = 3.0
     os.environ["DISTTRAIN_NODE_NAME"] = f"node-{os.environ['RANK']}"
     if os.environ["RANK"] == "1":
         pairs, everybody, sums = dist.batch_isend_irecv, dist.all_to_all_single, dist.all_reduce
@@ -38,7 +44,12 @@ def main() -> None:
             time.sleep(0.5)
             return pairs(transfers)
 
-        if os.environ["WRONG"] == "pace":
+        def swallowed(transfers: list[dist.P2POp]) -> list[dist.Work]:
+            return pairs([transfer for transfer in transfers if transfer.op is not dist.isend])
+
+        if os.environ["WRONG"] == "silence":
+            dist.batch_isend_irecv = swallowed
+        elif os.environ["WRONG"] == "pace":
             dist.batch_isend_irecv = late
         elif os.environ["WRONG"] == "transfers":
             dist.batch_isend_irecv, dist.all_to_all_single = batch_isend_irecv, all_to_all_single

@@ -7,7 +7,7 @@ import pytest
 
 from disttrain_api.names import ExitCode
 from disttrain_trainer.errors import NetworkFaulty, PeerLost
-from disttrain_trainer.preflight.check import refuse_wrong, told
+from disttrain_trainer.preflight.check import refuse_silent, refuse_wrong, told
 from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
 from tests.unit.trainer.worlds import Ended, job, launch, small
 
@@ -185,3 +185,32 @@ def test_a_node_that_gives_wrong_data_ends_the_attempt_before_a_step(tmp_path: P
     assert ended[1].report is not None
     assert ended[1].report.error is not None
     assert ended[1].report.error.reason == "NetworkFaulty"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_node_that_swallows_what_it_is_to_send_is_named_with_who_waits_for_it(tmp_path: Path, ranks: int) -> None:
+    """Long before a collective call would be given up. Of one link alone nothing says whose fault it is."""
+    ended = run(tmp_path, "silence", ranks)
+    partner = rounds(ranks)[0][1]
+    named = sorted([1, partner])
+    where = " and ".join(f"node node-{rank} (rank {rank})" for rank in named)
+    sentence = f"preflight: {where}: nothing arrives within 3 s (rank 1 to {partner}); keep the job off these nodes"
+    codes = [ExitCode.NETWORK_FAULTY if rank in named else ExitCode.PEER_LOST for rank in range(ranks)]
+    assert [rank.code for rank in ended] == codes, ended[0].err
+    for rank in ended:
+        assert rank.report is not None
+        assert rank.report.error is not None
+        assert rank.report.error.message.startswith(sentence)
+        assert "Traceback" not in rank.err
+
+
+def test_all_ranks_of_a_silent_node_name_it_alone() -> None:
+    silent = [Transfer(sender, receiver, wrong=1) for sender, receiver in ((2, 6), (3, 0))]
+    message = (
+        "preflight: node b (ranks 2-3): nothing arrives within 60 s (rank 2 to 6, rank 3 to 0); keep the job off this"
+    )
+    for rank, node in enumerate(NODES):
+        with pytest.raises(NetworkFaulty if node == "b" else PeerLost) as ended:
+            refuse_silent(silent, NODES, rank)
+        assert str(ended.value).startswith(message)
+    refuse_silent([], NODES, 0)

@@ -6,16 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disttrain_trainer.collectives_check.expected import expected, source
+from disttrain_trainer.collectives_check.expected import expected
 from disttrain_trainer.collectives_check.figures import ranges
 from disttrain_trainer.collectives_check.operations import Call
 from disttrain_trainer.collectives_check.plan import Operation
-from disttrain_trainer.errors import NetworkFaulty, PeerLost
+from disttrain_trainer.errors import NetworkFaulty, PeerLost, TrainerError
 from disttrain_trainer.mesh import World
-from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
+from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, slow_nodes
+from disttrain_trainer.preflight.pairs import ANSWER_SECONDS, exchange_in_rounds
 from disttrain_trainer.report import say
 
-_TRIES = 3
 _GB = 1e9
 _SHOWN = 3
 
@@ -23,15 +23,19 @@ _SHOWN = 3
 def check_network(node: str, world: World) -> None:
     """Look at the world's network; `node` is the name of this rank's machine. All ranks call it together.
 
-    Raises NetworkFaulty on the ranks of nodes that give or take wrong data, PeerLost, which names those, on the others.
+    Raises NetworkFaulty on the ranks of nodes that give or take wrong data or none, PeerLost, which names those, on the
+    others.
     """
     if world.size == 1:
         say(world, "preflight: one rank has no network to check")
         return
     nodes = world.gather(node)
     begin = time.monotonic()
+    # Pairs first, which tell a link that swallows everything from one that is slow: what follows would hang on it.
+    pairs, silent = exchange_in_rounds(world, _numbers(world))
+    refuse_silent(silent, nodes, world.rank)
     sums_wrong = world.gather(_all_reduce(world))
-    transfers = [one for of_rank in world.gather([*_all_to_all(world), *_pairs(world)]) for one in of_rank]
+    transfers = [one for of_rank in world.gather([*_all_to_all(world), *pairs]) for one in of_rank]
     refuse_wrong(transfers, sums_wrong, nodes, world.rank)
     for slow in slow_nodes(transfers, nodes):
         say(world, told(slow))
@@ -47,15 +51,25 @@ def refuse_wrong(transfers: list[Transfer], sums_wrong: list[int], nodes: list[s
         return
     # A wrong sum reaches everybody: only where all transfers are right does it say something about who holds it.
     named = faulty_nodes(wrong, nodes) or sorted({nodes[at] for at, count in enumerate(sums_wrong) if count})
+    raise _fault(named, _evidence(wrong, sums_wrong), nodes, rank)
+
+
+def refuse_silent(silent: list[Transfer], nodes: list[str], rank: int) -> None:
+    """Raises as `check_network`. silent: transfers that did not arrive in time; nodes: of each rank."""
+    if silent:
+        evidence = f"nothing arrives within {ANSWER_SECONDS:g} s ({_links(silent)})"
+        raise _fault(faulty_nodes(silent, nodes), evidence, nodes, rank)
+
+
+def _fault(named: list[str], evidence: str, nodes: list[str], rank: int) -> TrainerError:
+    """What this rank ends with; every rank comes to it."""
     text = (
-        f"preflight: {' and '.join(_with_ranks(node, nodes) for node in named)}: {_evidence(wrong, sums_wrong)}; "
+        f"preflight: {' and '.join(_with_ranks(node, nodes) for node in named)}: {evidence}; "
         f"keep the job off {'this node' if len(named) == 1 else 'these nodes'} and have the network checked"
     )
-    if nodes[rank] in named:
-        raise NetworkFaulty(text)
-    error = PeerLost(text)
+    error = NetworkFaulty(text) if nodes[rank] in named else PeerLost(text)
     error.on_every_rank = True
-    raise error
+    return error
 
 
 def told(slow: SlowNode) -> str:
@@ -78,11 +92,14 @@ def _evidence(wrong: list[Transfer], sums_wrong: list[int]) -> str:
     if not wrong:
         ranks = _ranks([rank for rank, count in enumerate(sums_wrong) if count])
         return f"all-reduce gives wrong sums on {ranks}, although data arrive as they were sent"
+    return f"data do not arrive as they were sent ({_links(wrong)})"
+
+
+def _links(transfers: list[Transfer]) -> str:
     # A pair may have met twice: in the all-to-all and in a round.
-    links = list(dict.fromkeys(f"rank {one.sender} to {one.receiver}" for one in wrong))
-    first = ", ".join(links[:_SHOWN])
+    links = list(dict.fromkeys(f"rank {one.sender} to {one.receiver}" for one in transfers))
     more = f" and {len(links) - _SHOWN} more" if len(links) > _SHOWN else ""
-    return f"data do not arrive as they were sent ({first}{more})"
+    return f"{', '.join(links[:_SHOWN])}{more}"
 
 
 def _all_reduce(world: World) -> int:
@@ -112,30 +129,3 @@ def _call(operation: Operation, world: World) -> tuple[Call, Tensor]:
 def _numbers(world: World) -> int:
     """Of the largest message."""
     return world.device.message_bytes // torch.float32.itemsize
-
-
-def _pairs(world: World) -> list[Transfer]:
-    """What this rank received from its partner of each round."""
-    numbers = _numbers(world)
-    own = source(world.rank, numbers, torch.float32).to(world.device.torch)
-    found = []
-    for partners in rounds(world.size):
-        partner = partners[world.rank]
-        # Nobody's time counts the end of the former round.
-        dist.barrier()
-        if partner is not None:
-            received = torch.full_like(own, -1)
-            seconds = min(_exchange(own, received, partner, world) for _ in range(_TRIES))
-            wrong = int((received.cpu() != source(partner, numbers, torch.float32)).sum())
-            found.append(Transfer(partner, world.rank, wrong, own.nbytes / seconds))
-    return found
-
-
-def _exchange(own: Tensor, received: Tensor, partner: int, world: World) -> float:
-    """Seconds for both directions at once."""
-    transfers = [dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, received, partner)]
-    begin = time.perf_counter()
-    for work in dist.batch_isend_irecv(transfers):
-        work.wait()
-    world.device.synchronize()
-    return time.perf_counter() - begin
