@@ -132,13 +132,15 @@ def own_errors() -> Iterator[None]:
     """Raises, of an error that a library has raised from one of ours, ours."""
     try:
         yield
+        return
     except Exception as error:
         cause = error.__cause__
         while cause is not None and not isinstance(cause, TrainerError):
             cause = cause.__cause__
         if cause is None:
             raise
-        raise cause from error
+    # Out here, so that it does not become the cause of what it has caused.
+    raise cause
 
 
 def describe(error: BaseException) -> RankError:
