@@ -1,6 +1,8 @@
 """Checkpoints in an object store: a real S3 server, moto's, on the loopback."""
 
 import json
+import random
+import signal
 
 import pytest
 import torch
@@ -13,14 +15,16 @@ from disttrain_trainer import object_path
 from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
-from disttrain_trainer.step_manifest import StepManifest, read_manifest
+from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
 from tests.cluster.ports import free_port
 from tests.object_store import object_store
+from tests.soak import SOAK
 from tests.unit.trainer.test_checkpoint import model_at
 from tests.unit.trainer.worlds import job, launch, small, user
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
 GATED = "tests.unit.trainer.gated_writer"
+KILLS = 20 if SOAK else 2
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 2}, logging={"interval": 1})
 
 
@@ -57,6 +61,13 @@ def run(folder, training, url, ranks=2, attempt=1, **options):
 def names(client, url):
     """Objects of the job's folder."""
     return sorted(path.split("/test/", 1)[1] for path in client.find(f"{url}/test"))
+
+
+def unfinished(client, url):
+    """Objects of checkpoints that are not complete."""
+    found = [name for name in names(client, url) if name.startswith("step-")]
+    complete = {name.partition("/")[0] for name in found if name.endswith("/manifest.json")}
+    return [name for name in found if name.partition("/")[0] not in complete]
 
 
 def folders(url):
@@ -108,6 +119,34 @@ class TestRuns:
             ended = world.ended()
         assert [rank.code for rank in ended] == [ExitCode.FENCED], ended[0].err
         assert names(client, bucket) == ["fence.json"]
+
+    @pytest.mark.timeout(2400 if SOAK else 300)
+    def test_kills_amid_a_save_lose_no_checkpoint(self, environment, client, bucket, tmp_path):
+        """Attempt after attempt, each killed when some of a checkpoint's objects are there, or just after the last."""
+        chance, steps = random.Random(21), folders(bucket)
+        training = {**TRAINING, "steps": 100_000, "checkpoint": {"interval": 1, "keepLatest": 2}}
+        latest, amidst, attempt = 0, 0, 0
+        while amidst < KILLS:
+            attempt += 1
+            assert attempt <= 5 * KILLS, f"{amidst} of {attempt - 1} kills came in the midst of a save"
+            begun, victim, skipped = chance.randrange(1, 5), chance.randrange(2), chance.randrange(1, 4)
+            options = {"storage": bucket, "attempt": attempt}
+            with launch(tmp_path / f"run-{attempt}", job(training, uid=UID), ranks=2, **options) as world:
+                world.wait_until(lambda: world.reached(latest + skipped))  # noqa: B023 - called at once
+                reached = max(steps.complete(), default=0)
+                world.wait_until(lambda: len(unfinished(client, bucket)) >= begun)  # noqa: B023
+                world.processes[victim].send_signal(signal.SIGKILL)
+                amidst += bool(unfinished(client, bucket))
+            latest = max(steps.complete(), default=0)
+            assert latest >= reached, f"attempt {attempt}"
+            for step in steps.complete():
+                manifest = read_manifest(steps.path(step))
+                assert flaws(steps.path(step), manifest, manifest.files) == [], f"attempt {attempt}"
+        last = run(tmp_path / "last", {**training, "steps": latest + 1}, bucket, attempt=attempt + 1)
+        assert [rank.code for rank in last] == [ExitCode.DONE] * 2, last[0].err
+        assert f"resuming after step {latest}" in last[0].out
+        assert steps.complete()[-1] == latest + 1
+        assert unfinished(client, bucket) == []
 
     def test_ranks_with_another_store_are_named(self, bucket, tmp_path):
         other = bucket.replace("/runs", "/others")
