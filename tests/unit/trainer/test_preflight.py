@@ -194,7 +194,7 @@ def test_a_node_that_swallows_what_it_is_to_send_is_named_with_who_waits_for_it(
     partner = rounds(ranks)[0][1]
     named = sorted([1, partner])
     where = " and ".join(f"node node-{rank} (rank {rank})" for rank in named)
-    sentence = f"preflight: {where}: nothing arrives within 3 s (rank 1 to {partner}); keep the job off these nodes"
+    sentence = f"preflight: {where}: nothing arrives within 10 s (rank 1 to {partner}); keep the job off these nodes"
     codes = [ExitCode.NETWORK_FAULTY if rank in named else ExitCode.PEER_LOST for rank in range(ranks)]
     assert [rank.code for rank in ended] == codes, ended[0].err
     for rank in ended:
