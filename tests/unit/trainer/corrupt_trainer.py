@@ -1,9 +1,10 @@
 """A trainer on a node of its own whose rank 1 is wrong in what WRONG names: its "transfers", its "sums", its "pace"; or
-that swallows what it is to send: "silence"."""
+that swallows what it is to send, after SOUND exchanges: "silence"."""
 
 import os
 import runpy
 import time
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,11 @@ def main() -> None:
             time.sleep(0.5)
             return pairs(transfers)
 
+        exchanges = count()
+
         def swallowed(transfers: list[dist.P2POp]) -> list[dist.Work]:
+            if next(exchanges) < int(os.environ.get("SOUND", "0")):
+                return pairs(transfers)
             return pairs([transfer for transfer in transfers if transfer.op is not dist.isend])
 
         if os.environ["WRONG"] == "silence":

@@ -1,11 +1,12 @@
 """Pairs of ranks that exchange in rounds, each with a deadline: a link that swallows what it is given says nothing.
 
-Small messages often pass such a link, whose large ones are lost somewhere between. So ranks meet between rounds, and
+Small messages often pass such a link, whose large ones are lost somewhere between. So ranks meet after each turn, and
 tell of silence, through the store.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 
@@ -33,36 +34,33 @@ def exchange_in_rounds(world: World, numbers: int) -> tuple[list[Transfer], list
     own = source(world.rank, numbers, torch.float32).to(world.device.torch)
     found: list[Transfer] = []
     for number, partners in enumerate(rounds(world.size)):
-        partner = partners[world.rank]
+        partner, times = partners[world.rank], []
         received = torch.full_like(own, -1)
+        # All meet after each try: nobody waits for who is still at another, nor for who has given up.
+        for turn in range(1 + _TRIES):
+            if partner is not None:
+                times.append(_exchange(own, received, partner, world))
+            _meet(world, f"round {number}, turn {turn}")
+            if silent := _silent(world):
+                return found, silent
         if partner is not None:
-            _probe(own, received, partner, world)
-        # Nobody's time counts the end of somebody else's first exchange.
-        _meet(world, f"round {number}")
-        if silent := _silent(world):
-            return found, silent
-        if partner is not None:
-            seconds = min(_exchange(own, received, partner, world) for _ in range(_TRIES))
             wrong = int((received.cpu() != source(partner, numbers, torch.float32)).sum())
-            found.append(Transfer(partner, world.rank, wrong, own.nbytes / seconds))
+            # The first one makes the connection.
+            found.append(Transfer(partner, world.rank, wrong, own.nbytes / min(times[1:])))
     return found, []
 
 
-def _probe(own: Tensor, received: Tensor, partner: int, world: World) -> None:
-    """Exchange once, and tell of it where nothing comes."""
-    try:
-        _exchange(own, received, partner, world)
-    except (dist.DistError, RuntimeError):
-        world.store.set(f"{_SILENT}/{world.store.add(_SILENT, 1)}", f"{partner} {world.rank}")
-
-
 def _exchange(own: Tensor, received: Tensor, partner: int, world: World) -> float:
-    """Seconds for both directions at once. Raises RuntimeError where they take too long."""
+    """Seconds for both directions at once; inf where nothing comes in time, of which it tells."""
     transfers = [dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, received, partner)]
     begin = time.perf_counter()
-    for work in dist.batch_isend_irecv(transfers):
-        work.wait(timedelta(seconds=ANSWER_SECONDS))
-    world.device.synchronize()
+    try:
+        for work in dist.batch_isend_irecv(transfers):
+            work.wait(timedelta(seconds=ANSWER_SECONDS))
+        world.device.synchronize()
+    except (dist.DistError, RuntimeError):
+        world.store.set(f"{_SILENT}/{world.store.add(_SILENT, 1)}", f"{partner} {world.rank}")
+        return math.inf
     return time.perf_counter() - begin
 
 
@@ -71,7 +69,7 @@ def _meet(world: World, where: str) -> None:
     arrived = f"disttrain/preflight/{where}"
     if world.store.add(arrived, 1) == world.size:
         world.store.set(f"{arrived}/all", "")
-    # Others may have waited in vain, in each direction.
+    # Others may need all their time, in each direction.
     world.store.wait([f"{arrived}/all"], timedelta(seconds=3 * ANSWER_SECONDS))
 
 
