@@ -17,8 +17,9 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.mesh import join_world
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import Reporter
+from disttrain_trainer.start import open_checkpoints, start_metrics
 from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import Upcoming, open_checkpoints, run_step, start_metrics
+from disttrain_trainer.train import Upcoming, run_step
 
 STEPS = 10
 

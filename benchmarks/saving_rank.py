@@ -17,7 +17,7 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.state import State
-from disttrain_trainer.train import accumulate_gradients, load_step, update_parameters
+from disttrain_trainer.step import accumulate_gradients, load_step, update_parameters
 
 
 def main() -> None:

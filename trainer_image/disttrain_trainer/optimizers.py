@@ -10,7 +10,7 @@ from disttrain_trainer.device import fuses_updates
 
 
 def build_optimizer(settings: Optimizer, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW of torch.optim at the peak rate; `train.py` sets the rate of each step."""
+    """SGD, Adam or AdamW of torch.optim at the peak rate; `step.py` sets the rate of each step."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = _alike(trained)
     # Offloaded parameters are on the CPU.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from disttrain_trainer.between_steps import do_what_is_due, must_end, stopped
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.batches import Microbatch
@@ -25,8 +26,8 @@ from disttrain_trainer.profiling import Profiler
 from disttrain_trainer.report import Metrics, Reporter
 from disttrain_trainer.schedules import learning_rate
 from disttrain_trainer.state import State
+from disttrain_trainer.step import load_step, update_parameters
 from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import do_what_is_due, load_step, must_end, stopped, update_parameters
 
 
 def run_stretch(

@@ -20,44 +20,36 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.training import Checkpoint
+from disttrain_trainer.between_steps import completing, do_what_is_due, must_end, stopped
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.cut_errors import explaining_cuts
-from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device
 from disttrain_trainer.due import next_due
 from disttrain_trainer.errors import Stopped, TrainerError, describe
-from disttrain_trainer.evaluate import evaluate
-from disttrain_trainer.kept_replicas import agreed
 from disttrain_trainer.mesh import World, join_world
-from disttrain_trainer.parallel.activations import offload
-from disttrain_trainer.parallel.data_parallel import has_buckets_to_form, synchronize_gradients
-from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.news import HeardWorld
-from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
-from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.preflight.check import check_network
 from disttrain_trainer.profiling import profiling
-from disttrain_trainer.randomness import keeping_random_state, random_state, restore_random_state
+from disttrain_trainer.randomness import random_state, restore_random_state
 from disttrain_trainer.recipe import build_state
-from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
-from disttrain_trainer.rotation import require_figure
+from disttrain_trainer.report import Metrics, Reporter, say
 from disttrain_trainer.schedules import learning_rate
-from disttrain_trainer.sinks.open import open_sinks
-from disttrain_trainer.sinks.sink import Sinks
+from disttrain_trainer.start import open_checkpoints, start_metrics
 from disttrain_trainer.state import State
-from disttrain_trainer.weights import load_weights
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, form_buckets, load_step, update_parameters
+from disttrain_trainer.stretch import run_stretch
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -77,9 +69,6 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     cuts = explaining_cuts(config, world, state)
     with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler, cuts:
         while flow and state.step < training.steps:
-            # Not above: it is made of this module's steps.
-            from disttrain_trainer.stretch import run_stretch
-
             run_stretch(config, world, state, metrics, checkpoints, reporter, stop, profiler)
         upcoming: Upcoming | None = None
         while state.step < training.steps:
@@ -168,183 +157,6 @@ def run_step(
     return following
 
 
-def do_what_is_due(
-    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter
-) -> None:
-    """Evaluation and checkpoint, where the steps that are done ask for them."""
-    training = config.training
-    last = state.step == training.steps
-    figures: dict[str, float] = {}
-    if last or (training.evaluation.interval and state.step % training.evaluation.interval == 0):
-        figures = run_evaluation(state, config, world, metrics)
-    if checkpoints is not None and (last or checkpoints.due(state.step)):
-        save(state, checkpoints, metrics, reporter, figures, wait=last)
-
-
-def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
-    """This rank's microbatches of the global batch at `cursor`; none where it uses none, in the middle of a pipeline.
-
-    first_replica: of the job's, the one that the first replica of this world is.
-    """
-    if not state.takes_samples:
-        return []
-    slots = state.sampler.microbatches(cursor, first_replica + world.replica)
-    return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
-
-
-def form_buckets(state: State, world: World) -> None:
-    """Two passes over one microbatch that leave nothing behind but what DDP learns from them.
-
-    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the
-    first step after a resume would sum gradients in another order than the same step of a run that goes on.
-    """
-    buffers = [buffer.clone() for buffer in state.module.buffers()]
-    with keeping_random_state():
-        microbatch = load_step(state, world, state.cursor)[:1]
-        for _ in range(2):
-            accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
-            state.optimizer.zero_grad()
-    state.routing.take_figures(1.0, 2)
-    with torch.no_grad():
-        for buffer, before in zip(state.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-
-
-def accumulate_gradients(
-    state: State, microbatches: list[Microbatch], weight: float, samples: float, replicas: int
-) -> torch.Tensor:
-    """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
-
-    `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
-    over these. Replicas are averaged where the losses are summed, hence x replicas.
-    """
-    state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
-    if isinstance(state.pipeline, Pipeline):
-        return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
-    total = torch.zeros((), device=state.precision.device)
-    for index, batch in enumerate(microbatches):
-        last = index == len(microbatches) - 1
-        with synchronize_gradients(state.model, now=last):
-            with (
-                state.precision.autocast(),
-                offload(state.precision.device, state.offload_activations),
-                state.routing.microbatch(batch.weights),
-            ):
-                loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
-            state.precision.backward(loss * replicas)
-        total = total + loss.detach()
-    return total
-
-
-def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
-    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
-    settle_gradients(state.parameters)
-    state.precision.unscale(state.parameters)
-    copies = state.pipeline.copies if isinstance(state.pipeline, Pipeline) else None
-    norm = total_norm(state.parameters, world, copies)
-    if maximum is not None:
-        clip(state.parameters, norm, maximum)
-    return norm
-
-
-def update_parameters(state: State, rate: float, norm: torch.Tensor | None = None) -> None:
-    """One optimizer step; the state then stands after it. norm: 2-norm of the gradient, which FP16 asks for."""
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    state.precision.update(state.optimizer, norm)
-    state.optimizer.zero_grad()
-    state.cursor = state.sampler.advance(state.cursor)
-    state.step += 1
-
-
-def run_evaluation(state: State, config: Config, world: World, metrics: Metrics) -> dict[str, float]:
-    """Evaluate on held-out data, where there is some, report and return what was found."""
-    with agreed(state):
-        figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
-    if figures:
-        metrics.evaluated(state.step, figures)
-    return figures
-
-
-def save(
-    state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, figures: dict[str, float], *,
-    wait: bool,
-) -> None:  # fmt: skip
-    """Write a checkpoint, but never one of parameters that are not finite."""
-    metrics.settle(state.step)
-    checkpoints.save(state, wait, figures)
-    reporter.update(step=state.step, checkpoint=checkpoints.latest)
-
-
-def must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
-    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save in `stopped` raises why."""
-    return stop.requested or (checkpoints is not None and checkpoints.failed)
-
-
-@contextmanager
-def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[None]:
-    """What ends all ranks together, such as a loss that is not finite, waits for the checkpoint being written."""
-    try:
-        yield
-    except TrainerError as error:
-        if error.on_every_rank and checkpoints is not None:
-            with suppress(TrainerError, CheckpointException):
-                checkpoints.settle()
-                reporter.update(checkpoint=checkpoints.latest)
-        raise
-
-
-def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
-    """Save where there is storage; what to raise after SIGTERM."""
-    if checkpoints is None:
-        return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    if state.step == 0:
-        # There is nothing to keep, and torch would save an optimizer that has made a step already.
-        return Stopped("SIGTERM: stopped before the first step was done; the next start is at step 0")
-    save(state, checkpoints, metrics, reporter, {}, wait=True)
-    return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")
-
-
-def open_checkpoints(config: Config, world: World, state: State, reporter: Reporter) -> Checkpoints | None:
-    """The job's checkpoints, the latest of them loaded; None without storage."""
-    if config.checkpoint_folder is None:
-        say(world, "no storage: no checkpoints are written, a restart begins at step 0")
-        reporter.update(total_steps=config.training.steps)
-        return None
-    settings = config.training.checkpoint or Checkpoint()
-    require_figure(settings, state.data)
-    checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
-    latest = checkpoints.restore(state)
-    say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
-    if latest is None and config.initial_weights is not None:
-        source = load_weights(state.module, config.initial_weights, world)
-        say(world, f"weights from {source}")
-    reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
-    return checkpoints
-
-
-def start_metrics(config: Config, world: World, state: State, reporter: Reporter) -> Metrics:
-    """Metrics that begin to count now."""
-    folder = config.metrics_folder
-    with keeping_random_state():
-        target = state.data.training[0][1]
-    return Metrics(
-        world=world,
-        reporter=reporter,
-        file=None if folder is None else folder / METRICS_FILE,
-        sink=open_sinks(config.job, folder) if world.first else Sinks(),
-        attempt=config.attempt,
-        # A class per position of a sequence; anything else is counted in samples.
-        counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
-        work=state.work,
-        devices=world.size * (config.job.parallelism.devices_per_process or 1),
-        peak_flops=world.device.peak_flops(config.training.precision),
-        check_gradients=not state.precision.scales,
-        own_norms=state.replicas is not None,
-        figures=state.pipeline.figures if isinstance(state.pipeline, Pipeline) else dict,
-    )
-
-
 def run(stop: StopRequest) -> int:
     """Everything from the environment to the exit code; no exception leaves."""
     reporter = Reporter(*report_place())
@@ -355,7 +167,7 @@ def run(stop: StopRequest) -> int:
         devices = config.job.parallelism.devices_per_process or 1
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
         if config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
-            # Not above: it is made of this module's steps.
+            # Not above: only such a job needs ZeroMQ.
             from disttrain_trainer.parameter_server.group import in_group
             from disttrain_trainer.parameter_server.work import work
 

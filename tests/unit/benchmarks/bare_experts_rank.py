@@ -16,7 +16,7 @@ from disttrain_trainer.device import find_device
 from disttrain_trainer.mesh import join_world
 from disttrain_trainer.randomness import seed_everything
 from disttrain_trainer.recipe import build_model, build_state
-from disttrain_trainer.train import accumulate_gradients, load_step
+from disttrain_trainer.step import accumulate_gradients, load_step
 
 
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:

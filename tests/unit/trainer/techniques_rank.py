@@ -18,7 +18,7 @@ from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel import activations, sharded
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.recipe import build_state
-from disttrain_trainer.train import accumulate_gradients, load_step
+from disttrain_trainer.step import accumulate_gradients, load_step
 from tests.unit.trainer.cases import config_of, in_layout
 from tests.unit.trainer.worlds import small, user
 

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from disttrain_api.parallelism import Pushed
 from disttrain_api.training import Checkpoint
+from disttrain_trainer.between_steps import run_evaluation, save, stopped
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.cut_errors import explaining_cuts
@@ -48,19 +49,11 @@ from disttrain_trainer.randomness import seed_everything
 from disttrain_trainer.recipe import build_state
 from disttrain_trainer.report import Metrics, Reporter
 from disttrain_trainer.schedules import learning_rate
+from disttrain_trainer.start import open_checkpoints, start_metrics
 from disttrain_trainer.state import State
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.storage import newest_seen
-from disttrain_trainer.train import (
-    accumulate_gradients,
-    clip_gradients,
-    load_step,
-    open_checkpoints,
-    run_evaluation,
-    save,
-    start_metrics,
-    stopped,
-)
 
 
 def require_plain_pushes(config: Config, tables: Collection[str]) -> None:

@@ -1,0 +1,90 @@
+"""One step of a rank: its samples, their gradient, the clip and the update. What is due after it: between_steps.py."""
+
+import torch
+
+from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.mesh import World
+from disttrain_trainer.parallel.activations import offload
+from disttrain_trainer.parallel.data_parallel import synchronize_gradients
+from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
+from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.randomness import keeping_random_state
+from disttrain_trainer.state import State
+
+
+def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
+    """This rank's microbatches of the global batch at `cursor`; none where it uses none, in the middle of a pipeline.
+
+    first_replica: of the job's, the one that the first replica of this world is.
+    """
+    if not state.takes_samples:
+        return []
+    slots = state.sampler.microbatches(cursor, first_replica + world.replica)
+    return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
+
+
+def form_buckets(state: State, world: World) -> None:
+    """Two passes over one microbatch that leave nothing behind but what DDP learns from them.
+
+    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the
+    first step after a resume would sum gradients in another order than the same step of a run that goes on.
+    """
+    buffers = [buffer.clone() for buffer in state.module.buffers()]
+    with keeping_random_state():
+        microbatch = load_step(state, world, state.cursor)[:1]
+        for _ in range(2):
+            accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
+            state.optimizer.zero_grad()
+    state.routing.take_figures(1.0, 2)
+    with torch.no_grad():
+        for buffer, before in zip(state.module.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+
+def accumulate_gradients(
+    state: State, microbatches: list[Microbatch], weight: float, samples: float, replicas: int
+) -> torch.Tensor:
+    """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
+
+    `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
+    over these. Replicas are averaged where the losses are summed, hence x replicas.
+    """
+    state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
+    if isinstance(state.pipeline, Pipeline):
+        return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
+    total = torch.zeros((), device=state.precision.device)
+    for index, batch in enumerate(microbatches):
+        last = index == len(microbatches) - 1
+        with synchronize_gradients(state.model, now=last):
+            with (
+                state.precision.autocast(),
+                offload(state.precision.device, state.offload_activations),
+                state.routing.microbatch(batch.weights),
+            ):
+                loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
+            state.precision.backward(loss * replicas)
+        total = total + loss.detach()
+    return total
+
+
+def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
+    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
+    settle_gradients(state.parameters)
+    state.precision.unscale(state.parameters)
+    copies = state.pipeline.copies if isinstance(state.pipeline, Pipeline) else None
+    norm = total_norm(state.parameters, world, copies)
+    if maximum is not None:
+        clip(state.parameters, norm, maximum)
+    return norm
+
+
+def update_parameters(state: State, rate: float, norm: torch.Tensor | None = None) -> None:
+    """One optimizer step; the state then stands after it. norm: 2-norm of the gradient, which FP16 asks for."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    state.precision.update(state.optimizer, norm)
+    state.optimizer.zero_grad()
+    state.cursor = state.sampler.advance(state.cursor)
+    state.step += 1
