@@ -1,9 +1,15 @@
 """What ranks tell their agent, and what the agent tells the operator in the pod's termination message."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from disttrain_api.base import ApiModel
 
 # The kubelet cuts a termination message at 4096 bytes.
 MAX_TERMINATION_MESSAGE_BYTES = 4096
+MAX_ERROR_NAME = 120
+MAX_PLACE = 200
 
 
 class CheckpointReport(ApiModel):
@@ -14,12 +20,38 @@ class CheckpointReport(ApiModel):
     time: str
 
 
+class FailureSignature(ApiModel):
+    """What makes a failure recognisable when it comes again.
+
+    Failures that come from outside, such as a lost peer, a signal or a stop, have no signature.
+    """
+
+    error: Annotated[str, Field(min_length=1, max_length=MAX_ERROR_NAME)]
+    """Type of the exception; with its module, unless the type is Python's or the trainer's own."""
+    place: Annotated[str, Field(max_length=MAX_PLACE)] | None = None
+    """`file:line` of the innermost frame outside of torch and Python's own library. None: unknown."""
+    step: Annotated[int, Field(ge=0)] | None = None
+    """The last step that the job had done; for a loss that is not finite, its step. None: unknown."""
+    steps_done: Annotated[int, Field(ge=0)] | None = None
+    """Steps that this attempt had done before. None: unknown."""
+
+    def repeats(self, former: "FailureSignature | None") -> bool:
+        """Return whether this is `former` again: the same error at the same place, and no step further.
+
+        Progress that only a newer checkpoint between the two shows is the caller's to look for.
+        """
+        if former is None or (self.error, self.place, self.step) != (former.error, former.place, former.step):
+            return False
+        return self.step is not None or self.steps_done == former.steps_done == 0
+
+
 class RankError(ApiModel):
     """Why a rank ended, in its own words; `reason` is UpperCamelCase, `message` one sentence."""
 
     exit_code: int
     reason: str
     message: str
+    signature: FailureSignature | None = None
 
 
 class RankReport(ApiModel):
@@ -45,6 +77,7 @@ class RankFailure(ApiModel):
     signal: int | None = None
     reason: str | None = None
     message: str | None = None
+    signature: FailureSignature | None = None
     log_tail: str | None = None
 
 

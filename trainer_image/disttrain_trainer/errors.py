@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.report import RankError
+from disttrain_trainer.signature import signature_of
 
 
 class TrainerError(Exception):
@@ -37,6 +38,10 @@ class TrainerError(Exception):
     exit_code: ExitCode
     on_every_rank = False
     """Whether all ranks raise it together, having agreed on it; they then leave together, too."""
+    from_outside = False
+    """Whether this program has no part in it, so that nothing says that it will come again."""
+    step: int | None = None
+    """The step that it belongs to, where it was found later."""
 
 
 class InvalidConfiguration(TrainerError):
@@ -78,29 +83,38 @@ class StorageFull(TrainerError):
 class Fenced(TrainerError):
     exit_code = ExitCode.FENCED
     on_every_rank = True
+    from_outside = True
 
 
 class PortInUse(TrainerError):
     exit_code = ExitCode.PORT_IN_USE
+    from_outside = True
 
 
 class PeerLost(TrainerError):
     exit_code = ExitCode.PEER_LOST
+    from_outside = True
 
 
 class NetworkFaulty(TrainerError):
     exit_code = ExitCode.NETWORK_FAULTY
     on_every_rank = True
+    from_outside = True
 
 
 class NonFiniteLoss(TrainerError):
     exit_code = ExitCode.NON_FINITE_LOSS
     on_every_rank = True
 
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
 
 class Stopped(TrainerError):
     exit_code = ExitCode.STOPPED
     on_every_rank = True
+    from_outside = True
 
 
 # gloo and NCCL report a vanished peer as a plain RuntimeError; its text is all there is.
@@ -146,10 +160,13 @@ def own_errors() -> Iterator[None]:
 def describe(error: BaseException) -> RankError:
     """The error as the report and the exit code tell it."""
     if isinstance(error, TrainerError):
-        return RankError(exit_code=error.exit_code, reason=exit_reason(error.exit_code), message=str(error))
+        signature = None if error.from_outside else signature_of(error, error.step)
+        reason = exit_reason(error.exit_code)
+        return RankError(exit_code=error.exit_code, reason=reason, message=str(error), signature=signature)
     if peer_lost(error):
         return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
-    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=f"{type(error).__name__}: {last_line(error)}")
+    message = f"{type(error).__name__}: {last_line(error)}"
+    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature_of(error))
 
 
 def last_line(error: BaseException) -> str:

@@ -32,6 +32,8 @@ class Reporter:
     def __init__(self, rank: int, folder: Path | None) -> None:
         self._path = None if folder is None else folder / f"rank-{rank}.json"
         self.report = RankReport(rank=rank)
+        self._step: Callable[[], int] | None = None
+        self._first_step: int | None = None
 
     def update(self, **changes: Any) -> None:
         """Change fields and rewrite the file."""
@@ -40,8 +42,18 @@ class Reporter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, self.report.model_dump_json(by_alias=True))
 
+    def follow(self, step: Callable[[], int]) -> None:
+        """Ask `step` for the last step that the job has done, for the signature of a failure. Before: none was done."""
+        self._step, self._first_step = step, step()
+
     def fail(self, error: RankError) -> None:
         """The report of a rank that ends with `error`."""
+        if (signature := error.signature) is not None:
+            now = self._step() if self._step is not None else None
+            done = 0 if now is None or self._first_step is None else now - self._first_step
+            step = now if signature.step is None else signature.step
+            signature = signature.model_copy(update={"step": step, "steps_done": done})
+            error = error.model_copy(update={"signature": signature})
         self.update(error=error)
 
 
@@ -143,7 +155,8 @@ class Metrics:
             if wrong == "loss" or (self.check_gradients and not math.isfinite(norm)):
                 raise NonFiniteLoss(
                     f"the {wrong} of step {number} is {loss if wrong == 'loss' else norm}; lower "
-                    "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32"
+                    "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32",
+                    step=number,
                 )
         return list(zip(losses, norms, strict=True))
 

@@ -62,6 +62,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     flow = isinstance(state.pipeline, Flow)
     # Ranks of a flow are in different steps: they do not meet to count.
     metrics = start_metrics(config, HeardWorld.like(world) if flow else world, state, reporter)
+    reporter.follow(lambda: state.step)
     stop.loop_started(config.grace_seconds)
     if has_buckets_to_form(state.model) and state.step < training.steps:
         form_buckets(state, world)

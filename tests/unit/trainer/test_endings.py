@@ -3,6 +3,7 @@
 import os
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,11 @@ LONE = {
 }
 
 
+def ending(how, **config):
+    """Data from ending_code.py."""
+    return {"entrypoint": "tests.unit.trainer.ending_code:ending_samples", "config": {"how": how, **config}}
+
+
 @pytest.fixture(scope="module")
 def lone(tmp_path_factory):
     """All worlds of one rank, three at a time."""
@@ -116,6 +122,35 @@ def test_a_lone_rank_says_why_it_ends(lone, name):
     assert last_line == f"disttrain: {reason}: {rank.report.error.message}"
     for part in parts:
         assert part in last_line
+
+
+def test_a_loss_that_is_not_finite_is_recognised_by_its_step(lone):
+    error = lone["a loss that is not finite"].report.error
+    assert error.signature.error == "NonFiniteLoss"
+    assert f"step {error.signature.step} is" in error.message
+
+
+def test_an_exception_in_the_users_code_is_recognised_by_its_line(lone):
+    error = lone["an exception in the user's code"].report.error
+    assert (error.signature.error, error.signature.step, error.signature.steps_done) == ("ZeroDivisionError", 0, 0)
+    file, _, line = error.signature.place.rpartition(":")
+    assert "the user's own mistake" in Path(file).read_text().splitlines()[int(line) - 1]
+
+
+def test_a_failure_that_comes_again_after_a_restart_has_the_same_signature(tmp_path):
+    training = small(steps=20, data=ending("raise"), checkpoint={"interval": 1})
+    signatures = []
+    for attempt in (1, 2):
+        folder = tmp_path / str(attempt)
+        with launch(folder, job(training), storage=tmp_path / "storage", attempt=attempt) as world:
+            (rank,) = world.ended()
+        assert rank.code == 1, rank.err
+        signatures.append(rank.report.error.signature)
+    first, second = signatures
+    assert first.error == "ValueError"
+    assert first.step > 2, "a checkpoint is complete before"
+    assert second.repeats(first)
+    assert second.steps_done < first.steps_done, "the second attempt went on from a checkpoint"
 
 
 def test_a_traceback_is_shown_for_what_nobody_expected(lone):
@@ -153,6 +188,7 @@ def test_a_peer_that_is_killed_leaves_a_symptom(tmp_path):
     assert ranks[1].code == -9
     assert ranks[0].code == ExitCode.PEER_LOST
     assert ranks[0].report.error.reason == "PeerLost"
+    assert ranks[0].report.error.signature is None
 
 
 def test_a_foreign_program_on_the_master_port(tmp_path):

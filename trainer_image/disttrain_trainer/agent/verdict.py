@@ -48,6 +48,7 @@ class RankEnd:
             signal=self.signal,
             reason=error.reason if error else _reason(self.code),
             message=error.message if error else last_line,
+            signature=error.signature if error else None,
             log_tail="\n".join(self.tail) or None,
         )
 

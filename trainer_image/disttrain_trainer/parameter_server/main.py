@@ -72,7 +72,15 @@ def run(stop: StopRequest) -> int:
             traceback.print_exception(error)
         told = describe(error)
         print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
-        words.end(RankFailure(rank=0, exit_code=told.exit_code, reason=told.reason, message=told.message))
+        words.end(
+            RankFailure(
+                rank=0,
+                exit_code=told.exit_code,
+                reason=told.reason,
+                message=told.message,
+                signature=told.signature,
+            )
+        )
         return told.exit_code
     return 0
 

@@ -98,7 +98,9 @@ def work(config: Config, world: World, reporter: Reporter, stop: StopRequest) ->
             for name in modules:
                 let_go(state.module.get_parameter(name))
             reporter.update(total_steps=config.training.steps, step=welcome.step)
-        run(worker, leader or Follower(config, reporter))
+        role = leader or Follower(config, reporter, welcome.step)
+        reporter.follow(lambda: role.step)
+        run(worker, role)
     finally:
         servers.close()
     return state
@@ -249,6 +251,11 @@ class Leader:
     logged: int = 0
     """Steps that a former life of this worker has logged, and may be told of again."""
 
+    @property
+    def step(self) -> int:
+        """The last step that the job has done."""
+        return self.worker.state.step
+
     def note(self, results: list[StepResult], pulled: Pulled) -> None:
         """Record and log the steps that are complete."""
         worker, training, state = self.worker, self.worker.config.training, self.worker.state
@@ -307,9 +314,12 @@ class Follower:
 
     config: Config
     reporter: Reporter
+    step: int
+    """The last step that the job has done, as far as this worker knows."""
 
     def catch_up(self, answer: Answer) -> None:
         """Look at the volume as often as a checkpoint is due."""
+        self.step = answer.floor
         interval = (self.config.training.checkpoint or Checkpoint()).interval
         if answer.floor // interval == self.reporter.report.step // interval:
             return

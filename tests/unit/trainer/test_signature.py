@@ -1,0 +1,132 @@
+"""What of an exception goes into its signature."""
+
+import json
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import pytest
+import torch
+
+from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankError
+from disttrain_trainer.errors import (
+    Fenced,
+    InvalidConfiguration,
+    NetworkFaulty,
+    NonFiniteLoss,
+    PeerLost,
+    PortInUse,
+    Stopped,
+    describe,
+)
+from disttrain_trainer.report import Reporter
+
+
+def raised(function: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        function()
+    return caught.value
+
+
+def signature(error: BaseException) -> FailureSignature:
+    found = describe(error).signature
+    assert found is not None
+    return found
+
+
+def frames(error: BaseException) -> Iterator[TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def line_of(function: Callable[[], object]) -> int:
+    return function.__code__.co_firstlineno + 1
+
+
+def wrong_shape() -> None:
+    torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.zeros(3, 3))
+
+
+def no_json() -> None:
+    json.loads("{")
+
+
+def plain() -> None:
+    raise ValueError("wrong")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(wrong_shape, "RuntimeError"), (no_json, "json.decoder.JSONDecodeError"), (plain, "ValueError")],
+)
+def test_the_place_is_the_innermost_line_outside_of_libraries(function: Callable[[], None], name: str) -> None:
+    found = signature(raised(function))
+    assert found.error == name
+    assert found.place == f"{__file__}:{line_of(function)}"
+    assert found.step is None
+
+
+def test_an_error_that_was_never_raised_has_no_place() -> None:
+    assert signature(ValueError("wrong")).place is None
+
+
+def test_an_error_raised_by_a_library_alone_has_the_place_in_it() -> None:
+    namespace: dict[str, object] = {"__name__": "torch.nothing"}
+    exec(compile("def f():\n    raise ValueError('wrong')\n", "/usr/torch/nothing.py", "exec"), namespace)
+    function = namespace["f"]
+    assert callable(function)
+    error = raised(function)
+    # Without the frames of this test.
+    error.__traceback__ = list(frames(error))[-1]
+    assert signature(error).place == "/usr/torch/nothing.py:2"
+
+
+def test_names_and_places_are_bounded_and_keep_their_ends() -> None:
+    kind = type("E" * 5000, (Exception,), {})
+    namespace: dict[str, object] = {"__name__": "user"}
+    exec(compile("def f(kind):\n    raise kind\n", "/" + "d" * 5000 + "/model.py", "exec"), namespace)
+    function = namespace["f"]
+    assert callable(function)
+    found = signature(raised(lambda: function(kind)))
+    assert len(found.error) == MAX_ERROR_NAME
+    assert found.place is not None
+    assert len(found.place) == MAX_PLACE
+    assert found.place.endswith("/model.py:2")
+
+
+@pytest.mark.parametrize("kind", [PeerLost, Stopped, Fenced, NetworkFaulty, PortInUse])
+def test_what_comes_from_outside_has_no_signature(kind: type[Exception]) -> None:
+    assert describe(kind("somebody else")).signature is None
+
+
+def test_a_lost_connection_has_no_signature() -> None:
+    assert describe(ConnectionResetError("Connection reset by peer")).signature is None
+
+
+def failed(error: BaseException, reporter: Reporter) -> FailureSignature:
+    reporter.fail(describe(error))
+    assert isinstance(reporter.report.error, RankError)
+    assert reporter.report.error.signature is not None
+    return reporter.report.error.signature
+
+
+def test_a_report_adds_the_step() -> None:
+    reporter, now = Reporter(0, None), [7]
+    reporter.follow(lambda: now[0])
+    now[0] = 9
+    found = failed(InvalidConfiguration("wrong"), reporter)
+    assert (found.step, found.steps_done) == (9, 2)
+
+
+def test_before_the_first_step_is_known_none_was_done() -> None:
+    found = failed(InvalidConfiguration("wrong"), Reporter(0, None))
+    assert (found.step, found.steps_done) == (None, 0)
+
+
+def test_a_loss_that_is_not_finite_belongs_to_its_own_step() -> None:
+    reporter, now = Reporter(0, None), [7]
+    reporter.follow(lambda: now[0])
+    now[0] = 10
+    found = failed(NonFiniteLoss("the loss of step 8 is nan", step=8), reporter)
+    assert (found.error, found.step, found.steps_done) == ("NonFiniteLoss", 8, 3)
