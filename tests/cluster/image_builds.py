@@ -14,7 +14,7 @@ from tests.cluster import mounts, pip_access
 from tests.cluster.build import Say
 from tests.cluster.locks import exclusive
 from tests.cluster.node_images import LAYOUT
-from tests.cluster.paths import REPOSITORY, images_folder
+from tests.cluster.paths import IMAGE_TAG, REPOSITORY, images_folder
 from tests.cluster.shell import run, succeeds
 
 DOCKERFILES = {"operator": "operator/Dockerfile", "trainer": "trainer_image/Dockerfile"}
@@ -34,7 +34,7 @@ def build_all(say: Say) -> None:
         succeeds([*_buildah(), "rm", "--all"])
         _ensure_base(say)
         for name in IMAGES:
-            say(f"building disttrain/{name}:test")
+            say(f"building disttrain/{name}:{IMAGE_TAG}")
             _build(name)
         LAYOUT.prune()
         # Layers of former builds. The store is our own: nobody else's images are in it. What cannot be removed now
@@ -70,7 +70,7 @@ def _trim(tree: Path) -> None:
 
 def _build(name: str) -> None:
     """Seconds, if no more than our code changed."""
-    tag = f"localhost/disttrain/{name}:test"
+    tag = f"localhost/disttrain/{name}:{IMAGE_TAG}"
     log = images_folder() / f"{name}.log"
     run(_build_command(name, tag), doing=f"building the {name}'s image", log=log)
     run(_store_command(name, tag), doing=f"storing the {name}'s image")

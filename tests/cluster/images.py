@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from tests.cluster import image_builds, node_images
+from tests.cluster import full, image_builds, node_images
 from tests.cluster.build import Say
-from tests.cluster.errors import MissingError
+from tests.cluster.errors import ClusterError, MissingError
 from tests.cluster.locks import exclusive
 from tests.cluster.nodes import NODES
-from tests.cluster.paths import REPOSITORY
+from tests.cluster.paths import IMAGE_TAG, REPOSITORY
 from tests.cluster.shell import run
 
 _NAMES_GIVEN = {"operator": "DISTTRAIN_OPERATOR_IMAGE", "trainer": "DISTTRAIN_TRAINER_IMAGE"}
 
 
 def provide(say: Say) -> None:
-    """To the nodes of the cluster that the tests use."""
-    if os.environ.get("KUBECONFIG"):
-        _provide_elsewhere(say)
+    """Build the images and give them to the cluster's nodes; only build them where there is no cluster."""
+    given = bool(os.environ.get("KUBECONFIG"))
+    if given and all(os.environ.get(variable) for variable in _NAMES_GIVEN.values()):
         return
+    ours = _ours()
+    cluster = None if ours else kind_cluster(_context())
+    if cluster is not None:
+        _provide_to_kind(cluster, say)
+    elif ours or not given:
+        _provide_here(say)
+    else:
+        raise MissingError(
+            "KUBECONFIG names a cluster that must pull its images: build and push the two Dockerfiles' images and name "
+            f"them by {' and '.join(_NAMES_GIVEN.values())} (docs/installing.md has the commands)"
+        )
+
+
+def _ours() -> bool:
+    """Return whether the cluster is the one that `python -m tests.cluster up` starts."""
+    named = os.environ.get("KUBECONFIG")
+    return Path(named) == full.kubeconfig_path() if named else any(node.containerd.running() for node in NODES)
+
+
+def _context() -> str:
+    """Return the name of kubectl's current context; empty where there is none, or no kubectl."""
+    try:
+        return run(["kubectl", "config", "current-context"]).strip()
+    except ClusterError:
+        return ""
+
+
+def _provide_here(say: Say) -> None:
     image_builds.build_all(say)
     if any(node.containerd.running() for node in NODES):
         say("loading the images into the nodes")
@@ -29,21 +58,15 @@ def provide(say: Say) -> None:
 
 def references() -> dict[str, str]:
     """What the tests put into `image:`."""
-    return {name: os.environ.get(variable) or f"disttrain/{name}:test" for name, variable in _NAMES_GIVEN.items()}
+    return {
+        name: os.environ.get(variable) or f"disttrain/{name}:{IMAGE_TAG}" for name, variable in _NAMES_GIVEN.items()
+    }
 
 
-def _provide_elsewhere(say: Say) -> None:
-    if all(os.environ.get(variable) for variable in _NAMES_GIVEN.values()):
-        return
-    cluster = kind_cluster(run(["kubectl", "config", "current-context"]).strip())
-    if cluster is None:
-        raise MissingError(
-            "KUBECONFIG names a cluster that must pull its images: build and push the two Dockerfiles' images and name "
-            f"them by {' and '.join(_NAMES_GIVEN.values())}"
-        )
+def _provide_to_kind(cluster: str, say: Say) -> None:
     for name, dockerfile in image_builds.DOCKERFILES.items():
-        say(f"building disttrain/{name}:test with docker, for kind")
-        tag = f"disttrain/{name}:test"
+        tag = f"disttrain/{name}:{IMAGE_TAG}"
+        say(f"building {tag} with docker, for kind")
         run(["docker", "build", "--file", REPOSITORY / dockerfile, "--tag", tag, REPOSITORY])
         run(["kind", "load", "docker-image", tag, "--name", cluster])
 

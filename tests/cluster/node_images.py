@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster.build import path_of
 from tests.cluster.nodes import NODES, Node, image_reference
 from tests.cluster.oci import Layout
-from tests.cluster.paths import images_folder
+from tests.cluster.paths import IMAGE_TAG, images_folder
 from tests.cluster.registry import served
 from tests.cluster.shell import run
 
@@ -56,9 +56,9 @@ def _load_one(name: str, node: Node, registry: str) -> None:
     if loaded(name, node):
         return
     _link_content(name, node)
-    pulled = f"{registry}/disttrain/{name}:test"
+    pulled = f"{registry}/disttrain/{name}:{IMAGE_TAG}"
     ctr = [*_ctr(node), "images"]
-    run([*ctr, "pull", "--plain-http", pulled], doing=f"loading disttrain/{name}:test into {node.name}")
+    run([*ctr, "pull", "--plain-http", pulled], doing=f"loading disttrain/{name} into {node.name}")
     run([*ctr, "tag", "--force", pulled, image_reference(name)])
     run([*ctr, "remove", pulled])
 

@@ -17,14 +17,14 @@ from tests.cluster.build import path_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.errors import MissingError
 from tests.cluster.network import DNS_SERVICE
-from tests.cluster.paths import TEMPLATES, state_folder
+from tests.cluster.paths import IMAGE_TAG, TEMPLATES, state_folder
 from tests.cluster.processes import Daemon, marked
 from tests.cluster.shell import succeeds
 
 
 def image_reference(name: str) -> str:
-    """The full form of `disttrain/NAME:test`, by which containerd knows it."""
-    return f"docker.io/disttrain/{name}:test"
+    """Return the full form of the image's name, by which containerd knows it."""
+    return f"docker.io/disttrain/{name}:{IMAGE_TAG}"
 
 
 @dataclass(frozen=True)

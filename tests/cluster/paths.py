@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -13,6 +14,8 @@ OPERATOR_PATH = os.pathsep.join(
     str(part) for part in (PACKAGE / "as_in_its_image", REPOSITORY / "api", REPOSITORY / "operator")
 )
 """PYTHONPATH of an operator from the sources."""
+IMAGE_TAG: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+"""The tag that the chart's values name, so that tests install the chart as users do."""
 
 
 def cache_folder() -> Path:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build
+from tests.cluster.images import references
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import USER_CODE
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "disttrain-system"
-OPERATOR_IMAGE = os.environ.get("DISTTRAIN_OPERATOR_IMAGE", "disttrain/operator:test")
-TRAINER_IMAGE = os.environ.get("DISTTRAIN_TRAINER_IMAGE", "disttrain/trainer:test")
+OPERATOR_IMAGE, TRAINER_IMAGE = (references()[name] for name in ("operator", "trainer"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             # The first one waits until all programs and images are built, beside all other tests.
             item.add_marker(pytest.mark.timeout(3600))
+    # Before anything is installed for all others.
+    items.sort(key=lambda item: item.get_closest_marker("bare_cluster") is None)
 
 
 def cluster_command(*arguments: str) -> str:

@@ -1,11 +1,14 @@
 """What a cluster does to a job: memory, drains, preemption, quotas, a dead operator."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.cluster.paths import REPOSITORY
+from tests.documented import console_commands
 from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, WITH_SLOW_DATA, long_job, program
@@ -27,7 +30,8 @@ def test_a_pod_that_runs_out_of_memory_is_named(kubectl: Kubectl) -> None:
     failed = kubectl.condition("oom", "Failed")
     assert failed["reason"] == "RestartsExhausted", kubectl.story("oom")
     assert "ran out of memory" in failed["message"]
-    first = verdict(kubectl, "oom")
+    (command,) = console_commands(REPOSITORY / "docs" / "failures.md")
+    first = json.loads(kubectl(*shlex.split(command)[1:]))
     assert (first["class"], first["reason"], first["action"]) == ("OutOfMemory", "OOMKilled", "RestartGang")
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from tests.cluster.image_builds import IMAGES
 from tests.cluster.images import kind_cluster, references
+from tests.cluster.paths import IMAGE_TAG
 from tests.cluster.pip_access import settings
 
 
@@ -13,7 +14,7 @@ def test_kind_is_known_by_its_context(context: str, cluster: str | None):
 def test_images_may_be_named_by_the_environment(monkeypatch):
     monkeypatch.setenv("DISTTRAIN_TRAINER_IMAGE", "registry.example/trainer:1")
     monkeypatch.delenv("DISTTRAIN_OPERATOR_IMAGE", raising=False)
-    assert references() == {"operator": "disttrain/operator:test", "trainer": "registry.example/trainer:1"}
+    assert references() == {"operator": f"disttrain/operator:{IMAGE_TAG}", "trainer": "registry.example/trainer:1"}
     assert set(references()) == set(IMAGES)
 
 

@@ -1,0 +1,26 @@
+"""The commands that README, docs and the chart's notes tell people to type."""
+
+import re
+from pathlib import Path
+
+from tests.cluster.paths import REPOSITORY
+
+NOTES = REPOSITORY / "helm" / "disttrain" / "templates" / "NOTES.txt"
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r" {2,}# .*")
+
+
+def pages() -> list[Path]:
+    """Return README and every page of docs/."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def console_commands(page: Path) -> list[str]:
+    """Return the commands of a page's console blocks in order: what follows `$ `, without a comment."""
+    lines = [line for block in _BLOCK.findall(page.read_text()) for line in block.splitlines()]
+    return [_COMMENT.sub("", line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
+
+
+def notes_commands() -> list[str]:
+    """Return the commands that `helm install` prints at its end: the indented lines."""
+    return [line.strip() for line in NOTES.read_text().splitlines() if line.startswith("  ")]

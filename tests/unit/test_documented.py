@@ -1,0 +1,33 @@
+"""Every documented command is run by a test: those of a cluster by tests/e2e, in the order of docs/installing.md."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.paths import REPOSITORY
+from tests.documented import console_commands, notes_commands, pages
+
+RUN_BY_OTHERS = {
+    "make run": "tests/local/test_examples.py trains the same file",
+    "make test": "is what runs this test",
+    "kubectl get dtj oom -o jsonpath='{.status.attempts[0].verdict}'": "tests/e2e/test_faults.py",
+}
+INSTALLING = REPOSITORY / "docs" / "installing.md"
+
+
+def test_a_command_is_what_a_shell_would_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ a 'b # c'   # why\noutput\n$ d --e='{.f}'\n```\n\n```sh\ng\n```\n")
+    assert console_commands(page) == ["a 'b # c'", "d --e='{.f}'"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_console_command_is_run_by_a_test(page: Path) -> None:
+    known = {*console_commands(INSTALLING), *RUN_BY_OTHERS}
+    assert [command for command in console_commands(page) if command not in known] == []
+
+
+def test_the_readme_and_the_chart_say_what_the_installing_page_says() -> None:
+    assert len(notes_commands()) == 3
+    assert set(notes_commands()) <= set(console_commands(INSTALLING))
+    assert len(console_commands(REPOSITORY / "README.md")) == 7
