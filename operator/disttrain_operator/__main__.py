@@ -43,6 +43,7 @@ logger = logging.getLogger("disttrain_operator")
 SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
 STOP_SECONDS = 2.0
 SWITCH_SECONDS = 0.0002
+SHARES = 4
 
 
 class Operator:
@@ -51,7 +52,9 @@ class Operator:
     def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes) -> None:
         self._settings, self._client, self._token_key = settings, client, token_key
         self._site = Site(trainer_image=settings.trainer_image, token="", defaults=settings.pods)
-        self._world, self._queue = World(), WorkQueue[Key]()
+        self._world = World()
+        # One namespace never has all workers, whatever its jobs wait for.
+        self._queue = WorkQueue[Key](group_of=lambda key: key.namespace, limit=max(1, settings.workers // SHARES))
         namespace = settings.namespace
         informer = partial(Informer, client, silence=settings.watch_silence_seconds)
         self._jobs = informer(job_collection(namespace), self._world.jobs)
@@ -80,8 +83,8 @@ class Operator:
             client, self._world, self._executor, self._queue, active=lambda: self._leadership.acts, told=self._metrics
         )
         self._world.jobs.on_change = self._job_changed
-        self._world.pods.on_change = self._child_changed
-        self._world.services.on_change = self._child_changed
+        self._world.pods.on_change = self._pod_changed
+        self._world.services.on_change = lambda uid, raw: self._wake(uid)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -125,6 +128,7 @@ class Operator:
     def _begin_to_act(self) -> None:
         """This replica acts from now on. What it knew of its own requests is of another time."""
         self._world.problems.clear()
+        self._reconciler.refused.forget_all()
         self._executor.forget_all()
         if self._gatekeeper is not None:
             self._gatekeeper.begin()
@@ -163,12 +167,10 @@ class Operator:
         if key is not None:
             self._queue.add(key)
 
-    def _child_changed(self, uid: str, raw: Raw) -> None:
+    def _pod_changed(self, uid: str, raw: Raw) -> None:
         self._wake(uid)
-        if self._world.problems and self._world.pods.get(raw["metadata"]["uid"]) is None:
-            # What was freed may be what others were refused.
-            for refused in self._world.refused_in(raw["metadata"]["namespace"]):
-                self._queue.add(refused)
+        if self._world.pods.get(raw["metadata"]["uid"]) is None:
+            self._reconciler.refused.freed(raw["metadata"]["namespace"])
 
 
 def token_key(settings: Settings) -> bytes:

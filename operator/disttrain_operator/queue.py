@@ -1,11 +1,14 @@
 """Which keys are to be looked at, and when. Says nothing of what they are.
 
-A key is in the queue once, however often it is added; while one worker holds it no other gets it, and what is added
-meanwhile makes it come again. Three ways to come later:
+Keys belong to groups, which take turns: a group with thousands of keys delays another by one key at a time, and never
+has all workers. A key is in the queue once, however often it is added; while one worker holds it no other gets it, and
+what is added meanwhile makes it come again.
+
+Three ways to come later:
 
 - `add(key, delay)`: at the earliest of all delays asked for; a plain `add` is "now".
-- `retry(key)`: after a failure; the delay doubles with each one until `forget(key)`. A plain `add` still means now:
-  something changed, so it is worth trying.
+- `retry(key)`: after a failure; the delay doubles with each one until `forget(key)`, and is never less than asked for.
+  A plain `add` still means now: something changed, so it is worth trying.
 - `hold(key, seconds)`: not before, whatever is added. For keys that cost more than they may.
 """
 
@@ -13,20 +16,33 @@ import asyncio
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
+
+from disttrain_operator.turns import Turns
 
 Key = TypeVar("Key")
 
 FIRST_DELAY = 0.1
 MAX_DELAY = 30.0
+# Alarms that sooner ones have overtaken are dropped when they are more than those that count, and more than this.
+_STALE_ALARMS = 64
 
 
 class WorkQueue(Generic[Key]):
     """For any number of workers in one loop: `key = await get()`, work, `done(key)`."""
 
-    def __init__(self, *, first_delay: float = FIRST_DELAY, max_delay: float = MAX_DELAY) -> None:
-        self._first_delay, self._max_delay = first_delay, max_delay
-        self._ready: deque[Key] = deque()
+    def __init__(
+        self,
+        *,
+        group_of: Callable[[Key], str] = lambda key: "",
+        limit: int | None = None,
+        first_delay: float = FIRST_DELAY,
+        max_delay: float = MAX_DELAY,
+    ) -> None:
+        """`limit`: how many keys of one group workers hold at a time."""
+        self._group_of, self._first_delay, self._max_delay = group_of, first_delay, max_delay
+        self._ready: Turns[Key] = Turns(limit)
         self._queued: set[Key] = set()
         self._taken: set[Key] = set()
         self._again: set[Key] = set()
@@ -42,6 +58,15 @@ class WorkQueue(Generic[Key]):
         """Keys that wait for a worker now."""
         return len(self._ready)
 
+    def __iter__(self) -> Iterator[Key]:
+        """Keys that wait for a worker now, group by group."""
+        return iter(self._ready)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker would get a key now."""
+        return self._ready.ready
+
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Have the key looked at, `delay` seconds from now at the latest."""
         now = _now()
@@ -53,14 +78,15 @@ class WorkQueue(Generic[Key]):
         elif key not in self._queued:
             self._due.pop(key, None)
             self._queued.add(key)
-            self._ready.append(key)
+            self._ready.push(self._group_of(key), key)
             self._wake()
 
-    def retry(self, key: Key) -> None:
-        """Have the key looked at after its back-off, which doubles each time."""
+    def retry(self, key: Key, at_least: float = 0.0) -> None:
+        """Have the key looked at after its back-off, which doubles each time, and after `at_least` seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        self.add(key, min(self._first_delay * 2**failures, self._max_delay))
+        # Of a key that fails for days the power itself would grow beyond all bounds.
+        self.add(key, max(min(self._first_delay * 2 ** min(failures, 60), self._max_delay), at_least))
 
     def failures(self, key: Key) -> int:
         """How often the key was retried since it was last forgotten."""
@@ -81,7 +107,7 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """The next key; the caller holds it until `done`."""
-        while not self._ready:
+        while not self._ready.ready:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -91,7 +117,7 @@ class WorkQueue(Generic[Key]):
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
-        key = self._ready.popleft()
+        key = self._ready.pop()
         self._queued.discard(key)
         self._taken.add(key)
         return key
@@ -99,17 +125,22 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         """The caller no longer holds the key."""
         self._taken.discard(key)
+        self._ready.back(self._group_of(key))
         if self._held.get(key, 0.0) <= _now():
             self._held.pop(key, None)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
+        self._wake()
 
     def _add_at(self, key: Key, at: float) -> None:
         if key in self._queued or at >= self._due.get(key, float("inf")):
             return
         self._due[key] = at
         heapq.heappush(self._timers, (at, next(self._numbers), key))
+        if len(self._timers) > 2 * len(self._due) + _STALE_ALARMS:
+            self._timers = [entry for entry in self._timers if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._timers)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -130,7 +161,7 @@ class WorkQueue(Generic[Key]):
         self._set_alarm()
 
     def _wake(self) -> None:
-        while self._waiters:
+        while self._waiters and self._ready.ready:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)

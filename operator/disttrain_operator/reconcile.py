@@ -24,6 +24,7 @@ from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import Conflict, KubeError, NotFound, StandingBy
 from disttrain_operator.queue import WorkQueue
+from disttrain_operator.refused import Refused
 from disttrain_operator.snapshot import Key, World, job_collection
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Reconciler:
     ) -> None:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
         self._active, self._told, self._decide, self._now = active, told, decide, now
+        self.refused = Refused(self._try_now)
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""
@@ -91,6 +93,7 @@ class Reconciler:
         if seen is None:
             self._executor.forget(key.uid)
             self._queue.drop(key)
+            self.refused.forget(key)
             return
         job, observed = seen
         now = self._now()
@@ -113,12 +116,18 @@ class Reconciler:
                 await asyncio.gather(*(post_event(self._client, job, version, event, now) for event in events))
         if complete:
             self._queue.forget(key)
+            self.refused.served(key)
             self._tell_of_pods(job, decision)
         else:
-            self._queue.retry(key)
+            self._queue.retry(key, at_least=self.refused.again(key))
         if decision.look_again_at is not None:
             delay = (decision.look_again_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+
+    def _try_now(self, key: Key) -> None:
+        """There may be room. The API server may take a moment to count it as free: back-offs begin anew."""
+        self._queue.forget(key)
+        self._queue.add(key)
 
     async def _write_status(self, job: Job, status: JobStatus) -> str | None:
         """The new resourceVersion; None where the job has changed meanwhile, or is gone."""

@@ -29,8 +29,8 @@ class Settings:
     max_in_flight: int = 64
     request_timeout_seconds: float = REQUEST_SECONDS
     watch_silence_seconds: float = SILENCE_SECONDS
-    workers: int = 16
-    """Jobs that are looked at side by side."""
+    workers: int = 64
+    """Jobs that are looked at side by side; of one namespace a quarter of them."""
     leader_elect: bool = False
     """Whether this is one of several replicas."""
     lease_namespace: str = "default"
@@ -73,7 +73,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         defaults.watch_silence_seconds,
         float,
     )
-    flag("workers", "jobs that are looked at side by side", defaults.workers, int)
+    flag("workers", "jobs that are looked at side by side; of one namespace a quarter of them", defaults.workers, int)
     flag("lease-namespace", "namespace of the lease ", _own_namespace())
     flag("lease-name", "name of the lease; one for each set of replicas", defaults.lease_name)
     flag("replica-name", "name of this replica in the lease", defaults.replica_name)

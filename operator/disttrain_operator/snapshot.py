@@ -124,11 +124,6 @@ class World:
         """The keys of all jobs."""
         return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
 
-    def refused_in(self, namespace: str) -> list[Key]:
-        """Keys of the namespace's jobs that were refused a child."""
-        keys = (self.key_of(uid) for uid in self.problems)
-        return [key for key in keys if key is not None and key.namespace == namespace]
-
     def snapshot(self, uid: str) -> tuple[Job, Observed] | None:
         """What there is to know of a job now; None where it is gone."""
         raw = self.jobs.get(uid)

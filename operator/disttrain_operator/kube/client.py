@@ -4,7 +4,8 @@ Every request of the operator may be repeated: what it creates has a fixed name 
 writes carries a resourceVersion (a second write is told 409), what it deletes carries a uid. So a lost connection is
 simply tried again here, and only an outage longer than a few seconds reaches the caller as Unavailable.
 
-No rate limit of our own: a bounded number of requests is in flight, and all of them wait when the server says 429.
+No rate limit of our own: a bounded number of requests is in flight, for which namespaces take turns, and all of them
+wait when the server says 429.
 Watches are not counted: they last for minutes.
 
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
@@ -28,6 +29,7 @@ from yarl import URL
 
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.errors import KubeError, StandingBy, Throttled, Unauthorized, Unavailable, error_of
+from disttrain_operator.kube.slots import Slots, namespace_of
 
 Raw = dict[str, Any]
 Query = Mapping[str, str]
@@ -57,7 +59,7 @@ class Client:
         self.may_write: Callable[[], bool] = lambda: True
         self.on_answer: Callable[[str, int, float], None] = lambda method, code, seconds: None
         """Called with the method, the code (0: no answer) and the seconds of every request but watches."""
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._slots = Slots(max_in_flight)
         self._retry_delays = retry_delays
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         self._not_before = 0.0
@@ -149,7 +151,7 @@ class Client:
                     await asyncio.sleep(delay)
 
     async def _once(self, method: str, path: str, query: Query | None, data: bytes | None) -> Raw:
-        async with self._slots:
+        async with self._slots.of(namespace_of(path)):
             await self._wait_if_throttled()
             if method != "GET" and not self.may_write():
                 raise StandingBy(f"{method} {path} was not sent: another replica acts")

@@ -198,3 +198,34 @@ async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
         over.set()
         await client.close()
         server.close()
+
+
+async def test_a_namespace_with_many_requests_lets_others_through(api: FakeApi) -> None:
+    """Of those that wait for a slot, namespaces take turns."""
+    client = Client(Access(api.url), max_in_flight=2)
+    pods = "/api/v1/namespaces/{}/pods"
+
+    async def create(namespace: str, number: int) -> None:
+        await client.create(pods.format(namespace), {"metadata": {"name": f"pod-{number}"}})
+
+    crowd = [asyncio.create_task(create("crowded", number)) for number in range(200)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(create("quiet", number) for number in range(5)))
+    done = sum(task.done() for task in crowd)
+    await asyncio.gather(*crowd)
+    await client.close()
+    assert done < 20
+    order = [path for _, path in api.requests]
+    last_of_quiet = max(index for index, path in enumerate(order) if "quiet" in path)
+    assert last_of_quiet < 20
+
+
+async def test_a_request_that_is_given_up_while_it_waits_takes_no_slot_with_it(api: FakeApi) -> None:
+    client = Client(Access(api.url), max_in_flight=1)
+    waiting = [asyncio.create_task(client.get(f"/api/v1/namespaces/n{number}/pods")) for number in range(10)]
+    await asyncio.sleep(0)
+    for task in waiting[::2]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (await asyncio.wait_for(client.get("/api/v1/namespaces/last/pods"), 20))["items"] == []
+    await client.close()

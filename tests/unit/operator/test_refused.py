@@ -1,0 +1,121 @@
+"""A full namespace with thousands of jobs: what is asked is bounded, and everybody gets in."""
+
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttrain_operator.refused import MAX_SECONDS, WOKEN_AT_ONCE, Refused
+from disttrain_operator.snapshot import Key
+
+
+def a_key(number: int, namespace: str = "full") -> Key:
+    return Key(namespace, f"job-{number}", f"uid-{namespace}-{number}")
+
+
+class Namespace:
+    """A quota on pods, and jobs of some pods each that keep those which they have got."""
+
+    def __init__(self, room: int, sizes: list[int]) -> None:
+        self.room = room
+        self.awake: deque[Key] = deque()
+        self.refused = Refused(self.awake.append)
+        self.wanted = {a_key(number): size for number, size in enumerate(sizes)}
+        self.got = Counter[Key]()
+        self.tries = Counter[Key]()
+        for key in self.wanted:
+            self.awake.append(key)
+        self.work()
+
+    def work(self) -> None:
+        """All that were woken try."""
+        while self.awake:
+            key = self.awake.popleft()
+            self.tries[key] += 1
+            taken = min(self.room, self.wanted[key] - self.got[key])
+            self.room -= taken
+            self.got[key] += taken
+            if self.got[key] == self.wanted[key]:
+                self.refused.served(key)
+            else:
+                self.refused.again(key)
+
+    def end_one(self) -> bool:
+        """A job that runs ends, and with it its pods."""
+        running = [key for key, size in self.wanted.items() if self.got[key] == size]
+        if not running:
+            return False
+        size = self.wanted.pop(running[0])
+        for _ in range(size):
+            self.room += 1
+            self.refused.freed("full")
+        self.work()
+        return True
+
+
+@pytest.mark.parametrize("jobs", [100, 10_000])
+def test_a_pod_that_goes_costs_a_few_tries_however_many_wait(jobs: int) -> None:
+    there = Namespace(1, [1] * jobs)
+    before = there.tries.total()
+    there.end_one()
+    # The few that are woken; one of them gets in and wakes the next few, who find nothing.
+    assert there.tries.total() - before <= 2 * WOKEN_AT_ONCE
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(4, 9))
+def test_everybody_gets_in_without_a_back_off_as_room_becomes_free(sizes: list[int], room: int) -> None:
+    """Where no job keeps a part of what it wants: with back-offs alone, each would be in after some."""
+    there = Namespace(room, sizes)
+    ended = 0
+    while there.end_one():
+        ended += 1
+    held = sum(there.got[key] for key in there.wanted)
+    assert ended == len(sizes) or held == room, "the rest wait for each other's parts, not for a turn"
+    assert there.tries.total() <= len(sizes) + 2 * WOKEN_AT_ONCE * (sum(sizes) + len(sizes))
+
+
+def test_who_was_woken_in_vain_waits_behind_the_others() -> None:
+    woken: list[Key] = []
+    refused = Refused(woken.append)
+    for number in range(5):
+        refused.again(a_key(number))
+    for _ in range(3):
+        refused.freed("full")
+    assert [key.name for key in woken] == ["job-0", "job-1", "job-2", "job-3", "job-4", "job-0"]
+
+
+def test_room_of_one_namespace_wakes_nobody_elsewhere() -> None:
+    woken: list[Key] = []
+    refused = Refused(woken.append)
+    refused.again(a_key(1, "other"))
+    refused.freed("full")
+    assert woken == []
+
+
+def test_the_more_wait_the_longer_each_waits() -> None:
+    """Ten tries a second at most, unless that were less than one in five minutes for each."""
+    refused = Refused(lambda key: None)
+    waits = [refused.again(a_key(number)) for number in range(10_000)]
+    assert waits == sorted(waits)
+    assert waits[99] == pytest.approx(10)
+    assert waits[-1] == MAX_SECONDS
+    assert refused.again(a_key(1, "other")) == pytest.approx(0.1), "namespaces do not count together"
+
+
+def test_what_is_served_or_gone_is_not_kept() -> None:
+    woken: list[Key] = []
+    refused = Refused(woken.append)
+    for number in range(3):
+        refused.again(a_key(number))
+    refused.served(a_key(7))
+    assert woken == [], "it had not been refused anything"
+    refused.forget(a_key(0))
+    assert woken == [], "nothing has become free"
+    refused.served(a_key(1))
+    assert woken == [a_key(2)]
+    refused.served(a_key(2))
+    assert len(refused) == 0
+    refused.freed("full")
+    assert woken == [a_key(2)]
