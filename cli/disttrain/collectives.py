@@ -10,6 +10,7 @@ from disttrain.local.gpus import gpu_slices
 from disttrain.local.pods import log_tail
 from disttrain.local.runner import LocalRun
 from disttrain.local.view import PlainView
+from disttrain.output import show
 from disttrain_api.names import API_VERSION, CONTAINER, KIND, MAX_REPLICAS
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType, JobStatus
@@ -41,7 +42,7 @@ def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
         if not results.exists():
             raise CommandError(_failure(status, folder))
         rows = from_json(results.read_text())
-    print(to_json(rows) if as_json else f"{tables(rows)}\n{verdict(rows)}", flush=True)
+    show(to_json(rows) if as_json else f"{tables(rows)}\n{verdict(rows)}")
     return 1 if any(row.wrong for row in rows) else 0
 
 

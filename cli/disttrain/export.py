@@ -1,9 +1,9 @@
 """`disttrain export CHECKPOINT OUT.safetensors`: a trained model as one file that everybody can read."""
 
-import sys
 from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
+from disttrain.output import show, tell
 from disttrain_trainer.errors import TrainerError
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.weights import SUFFIX, export_weights
@@ -20,6 +20,6 @@ def export(checkpoint: Path | ObjectPath, target: Path) -> int:
     except (TrainerError, OSError) as error:
         raise CommandError(str(error)) from error
     if left_out:
-        print(f"left out, since they are no tensors: {', '.join(left_out)}", file=sys.stderr)
-    print(f"{target}: {target.stat().st_size} bytes")
+        tell(f"left out, since they are no tensors: {', '.join(left_out)}")
+    show(f"{target}: {target.stat().st_size} bytes")
     return 0

@@ -7,27 +7,32 @@ from pathlib import Path
 
 from disttrain.errors import CommandError
 from disttrain.local.folder import DEFAULT_RUNS
+from disttrain.output import OutputError, drain, open_closed_streams, show, tell
 from disttrain_api.errors import DisttrainError
 from disttrain_trainer.collectives_check.plan import add_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. What the user can cause ends with a sentence, never with a traceback."""
+    open_closed_streams()
     given = _parser().parse_args(arguments)
     try:
         return int(given.command(given))
+    except OutputError as error:
+        # A pipe's reader that has gone, for example `| head`, wants no more.
+        if not isinstance(error.__cause__, BrokenPipeError):
+            tell(f"disttrain: {error}")
+        return error.exit_code
     except CommandError as error:
-        print(f"disttrain: {error}", file=sys.stderr)
+        tell(f"disttrain: {error}")
         return error.exit_code
     except DisttrainError as error:
-        print(f"disttrain: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The reader of our output has gone, for example `| head`.
-        sys.stderr.close()
+        tell(f"disttrain: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        drain()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +127,7 @@ def _collectives(given: argparse.Namespace) -> int:
 def _version(_: argparse.Namespace) -> int:
     from importlib.metadata import version
 
-    print(f"disttrain {version('disttrain')}")
+    show(f"disttrain {version('disttrain')}")
     return 0
 
 

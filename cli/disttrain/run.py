@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from disttrain.local.folder import RawJob, RunFolder, new_run, to_yaml
 from disttrain.local.gpus import gpu_slices
 from disttrain.local.kept import modules_of
 from disttrain.local.runner import LocalRun, set_suspend
-from disttrain.local.summary import exit_code, summary
+from disttrain.local.summary import exit_code, short, summary
 from disttrain.local.view import PlainView, TerminalView, open_view
+from disttrain.output import OutputError, show, tell
 from disttrain.validate import validate
 from disttrain_api import manifest
 from disttrain_api.errors import ManifestError
@@ -46,8 +46,12 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
         status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices, modules_of(spec)))
     storage = (spec.storage.url or folder.storage(spec.storage)) if spec.storage else None
     _draw(folder)
-    print(summary(status, folder, storage=storage), file=sys.stderr, flush=True)
-    print(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}), end="", flush=True)
+    tell(summary(status, folder, storage=storage))
+    try:
+        show(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}).rstrip("\n"))
+    except OutputError as lost:
+        # The job has ended as it has; only who wants to read of it must look elsewhere.
+        tell(f"disttrain: the status is in {short(folder.status_file)} alone: {lost}")
     return exit_code(status, interrupted_by=interrupted_by)
 
 
@@ -57,6 +61,12 @@ def _draw(folder: RunFolder) -> None:
 
     with contextlib.suppress(OSError):
         draw(folder.metrics)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Signals that suspend the job. SIGHUP, a terminal that was closed, is no business of who was started by nohup."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if nohup else [signal.SIGHUP])]
 
 
 async def _until_the_end(
@@ -75,8 +85,7 @@ async def _until_the_end(
         else:
             job.stop_now()
 
-    # SIGHUP: the terminal was closed.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _stop_signals():
         loop.add_signal_handler(number, stop, number)
     status = await job.run()
     return status, asked[0] if asked else None

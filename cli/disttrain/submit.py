@@ -2,9 +2,9 @@
 
 import os
 import signal
-import sys
 
 from disttrain.client import Client, RemoteJob
+from disttrain.output import show, tell
 from disttrain.validate import validate
 from disttrain_api import manifest
 from disttrain_api.errors import ManifestError
@@ -20,9 +20,9 @@ def submit(path: str, *, namespace: str | None, context: str | None, wait: bool)
         return validate(path)
     client = Client(namespace=namespace, context=context)
     job = client.submit(path)
-    print(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}", flush=True)
+    show(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}")
     if not wait:
-        print(f"follow it with: kubectl get {SHORT_NAME} {job.name} -n {job.namespace} -w")
+        show(f"follow it with: kubectl get {SHORT_NAME} {job.name} -n {job.namespace} -w")
         return 0
     # There is nothing to clean up, and the library swallows a KeyboardInterrupt that comes at the wrong moment.
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
@@ -32,7 +32,7 @@ def submit(path: str, *, namespace: str | None, context: str | None, wait: bool)
         nonlocal said
         line = _line(now)
         if line != said:
-            print(line, flush=True)
+            show(line)
         said = line
 
     return _exit_code(client.wait(job.name, namespace=job.namespace, on_change=say))
@@ -59,7 +59,7 @@ def _exit_code(job: RemoteJob) -> int:
         return 0
     failed = job.condition(ConditionType.FAILED)
     if failed is not None:
-        print(f"Failed: {failed.reason}\n  {failed.message}", file=sys.stderr)
+        tell(f"Failed: {failed.reason}\n  {failed.message}")
     verdict = job.status.attempts[-1].verdict if job.status.attempts else None
     if verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT:
         return verdict.exit_code

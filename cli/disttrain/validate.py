@@ -1,7 +1,6 @@
 """`disttrain validate job.yaml`: everything that is wrong with a manifest, before anything is applied."""
 
-import sys
-
+from disttrain.output import show, tell
 from disttrain_api import manifest
 from disttrain_api.errors import ManifestError
 from disttrain_api.mesh import Mesh
@@ -16,7 +15,7 @@ def validate(path: str) -> int:
     except ManifestError as error:
         _print_problems(path, error.problems)
         return 1
-    print(f"{path}: valid: {summary(job)}")
+    show(f"{path}: valid: {summary(job)}")
     return 0
 
 
@@ -34,10 +33,10 @@ def summary(job: DistTrainingJob) -> str:
 
 def _print_problems(path: str, problems: tuple[Violation, ...]) -> None:
     if len(problems) > 1:
-        print(f"{path}: {len(problems)} problems", file=sys.stderr)
+        tell(f"{path}: {len(problems)} problems")
     for problem in problems:
         where = f"{path}:{problem.line}" if problem.line else path
-        print(f"{where}: {problem}", file=sys.stderr)
+        tell(f"{where}: {problem}")
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -24,11 +24,13 @@ DISTTRAIN = [sys.executable, "-m", "disttrain.main"]
 class Run:
     """One `disttrain run`. Nothing of it outlives the test."""
 
-    def __init__(self, folder: Path, command: list[str]) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], **streams: Any) -> None:
+        """streams: those of the process that are not to be files of this folder, as `subprocess.Popen` takes them."""
         self.folder = folder
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+            given = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr} | streams
+            self.process = subprocess.Popen(command, cwd=folder, **given)
         self._seen: set[psutil.Process] = set()
 
     @property
@@ -129,7 +131,11 @@ class Workplace:
         return path
 
     def start(self, *arguments: str | Path, command: Sequence[str] = DISTTRAIN) -> Run:
-        run = Run(self.folder, [*command, "run", *(str(argument) for argument in arguments)])
+        return self.execute([*command, "run", *(str(argument) for argument in arguments)])
+
+    def execute(self, command: Sequence[str], **streams: Any) -> Run:
+        """A command line that is, or has in it, a `disttrain run`."""
+        run = Run(self.folder, command, **streams)
         self._runs.append(run)
         return run
 

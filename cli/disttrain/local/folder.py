@@ -52,6 +52,10 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics"
 
+    @property
+    def status_file(self) -> Path:
+        return self.path / STATUS_FILE
+
     def log(self, pod: str) -> Path:
         return self.logs / f"{pod}.log"
 
@@ -72,13 +76,13 @@ class RunFolder:
         part = self.path / f".{STATUS_FILE}.part"
         try:
             part.write_text(to_yaml(job))
-            part.replace(self.path / STATUS_FILE)
+            part.replace(self.status_file)
         except OSError:
             part.unlink(missing_ok=True)
             raise
 
     def read_job(self) -> RawJob:
-        file = self.path / STATUS_FILE
+        file = self.status_file
         try:
             job = yaml.safe_load(file.read_text())
             DistTrainingJob.model_validate(job, by_alias=True, by_name=False)

@@ -30,7 +30,7 @@ def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None)
         return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage)])
     if _holds(status, ConditionType.SUSPENDED):
         at = f" · checkpoint at step {status.checkpoint.step}" if status.checkpoint else " · no checkpoint"
-        return f"Suspended{at} · go on with: disttrain run --resume {_short(folder.path)}"
+        return f"Suspended{at} · go on with: disttrain run --resume {short(folder.path)}"
     return "\n".join(_failure(status, folder))
 
 
@@ -52,11 +52,11 @@ def _figures(status: JobStatus) -> Iterator[str]:
 
 
 def _places(folder: RunFolder, storage: Path | str | None) -> Iterator[str]:
-    yield f"logs {_short(folder.logs)}"
+    yield f"logs {short(folder.logs)}"
     if any(folder.metrics.glob("*.png")):
-        yield f"plots {_short(folder.metrics)}"
+        yield f"plots {short(folder.metrics)}"
     if storage is not None:
-        yield f"checkpoints {_short(storage) if isinstance(storage, Path) else storage}"
+        yield f"checkpoints {short(storage) if isinstance(storage, Path) else storage}"
 
 
 def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     yield f"  {failed.message if failed else 'the job did not come to an end'}"
     verdict = _verdict(status)
     if verdict is None or verdict.pod is None:
-        yield f"  logs: {_short(folder.logs)}"
+        yield f"  logs: {short(folder.logs)}"
         return
     log = folder.log(verdict.pod)
     lines = log_tail(log, 10_000)
@@ -76,7 +76,7 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
         yield "  last lines of its log:"
         yield from (f"    {line}" for line in lines[-_SHOWN_LOG_LINES:])
     if log.exists():
-        yield f"  log: {_short(log)}"
+        yield f"  log: {short(log)}"
 
 
 def _verdict(status: JobStatus) -> Verdict | None:
@@ -88,6 +88,6 @@ def _holds(status: JobStatus, type_: ConditionType) -> bool:
     return found is not None and found.status == "True"
 
 
-def _short(path: Path) -> str:
-    """Relative to the current folder where it lies below it."""
+def short(path: Path) -> str:
+    """A path for people: relative to the current folder where it lies below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

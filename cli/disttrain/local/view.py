@@ -1,26 +1,23 @@
 """What the user sees while the job runs: a live line on a terminal, plain lines elsewhere. All of it goes to stderr."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
 from disttrain.local.progress import LiveProgress
+from disttrain.output import person
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.decision import Event
 
 _PLAIN_INTERVAL_SECONDS = 5.0
 
 
-def is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def open_view(name: str) -> "PlainView | TerminalView":
-    """The view that fits stderr."""
-    return TerminalView(name) if is_terminal(sys.stderr) else PlainView(name)
+    """The view that fits standard error."""
+    terminal = person().isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return TerminalView(name) if terminal else PlainView(name)
 
 
 def figures(progress: LiveProgress) -> str:
@@ -42,7 +39,7 @@ class PlainView:
     """Lines with the time since the start; progress at most every few seconds. Never a control code."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None) -> None:
-        self._name, self._clock, self._stream = name, clock, stream or sys.stderr
+        self._name, self._clock, self._stream = name, clock, stream or person()
         self._began = clock()
         self._said_at = self._began
         self._phase: str | None = None
@@ -71,7 +68,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         elapsed = int(self._clock() - self._began)
-        print(f"{elapsed // 60:02d}:{elapsed % 60:02d} {self._name}: {text}", file=self._stream, flush=True)
+        self._stream.write(f"{elapsed // 60:02d}:{elapsed % 60:02d} {self._name}: {text}\n")
 
 
 class TerminalView:
@@ -82,7 +79,7 @@ class TerminalView:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(file=person(), highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}[/] {task.fields[phase]}"),

@@ -22,28 +22,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "arguments", [[], ["run"], ["run", "a.yaml", "--resume", "b"], ["train"], ["submit"], ["validate"]]
 )
-def test_a_wrong_command_line_is_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_usage(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: disttrain")
+    assert capfd.readouterr().err.startswith("usage: disttrain")
 
 
 @pytest.mark.parametrize("command", ["run", "submit", "validate", "collectives", "version"])
-def test_every_command_has_a_help_that_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help_that_fits_a_screen(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert 3 < len(lines) < 24
 
 
-def test_the_version_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_a_number(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
-    assert re.fullmatch(r"disttrain \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+    assert re.fullmatch(r"disttrain \d+\.\d+\.\d+\S*\n", capfd.readouterr().out)
 
 
-def test_validate_answers_for_the_worst_of_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_answers_for_the_worst_of_its_files(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.yaml").write_text("kind: Pod\n")
     (folder / "good.yaml").write_text(yaml.safe_dump(a_manifest()))
     assert main(["validate", "good.yaml", "bad.yaml"]) == 1
@@ -51,13 +51,13 @@ def test_validate_answers_for_the_worst_of_its_files(folder: Path, capsys: pytes
 
 
 def test_without_a_cluster_submit_says_so_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(a_manifest()))
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     assert main(["submit", "job.yaml"]) == 1
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert said.startswith("disttrain: no cluster to talk to: ")
     assert len(said.splitlines()) == 1
 

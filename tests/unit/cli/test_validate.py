@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from disttrain.validate import validate
+from disttrain.main import main
 from tests.builders import a_manifest
 from tests.refusals import servers
 
@@ -26,14 +26,14 @@ def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
     ],
 )
 def test_a_valid_manifest_is_summed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: dict[str, object], said: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], spec: dict[str, object], said: str
 ) -> None:
     path = written(tmp_path, **spec)
-    assert validate(path) == 0
-    assert capsys.readouterr() == (f"{path}: valid: {said}\n", "")
+    assert main(["validate", path]) == 0
+    assert capfd.readouterr() == (f"{path}: valid: {said}\n", "")
 
 
-def test_every_problem_is_a_line_that_editors_can_jump_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_problem_is_a_line_that_editors_can_jump_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "apiVersion: disttrain.io/v1alpha1\n"
@@ -44,15 +44,15 @@ def test_every_problem_is_a_line_that_editors_can_jump_to(tmp_path: Path, capsys
         "  parallelism: {tensorParallelDegre: 1}\n"
         "  training: {model: {name: mlp}, data: {name: digits}, steps: 1, microBatchSize: 1}\n"
     )
-    assert validate(str(file)) == 1
-    assert capsys.readouterr().err.splitlines() == [
+    assert main(["validate", str(file)]) == 1
+    assert capfd.readouterr().err.splitlines() == [
         f"{file}: 2 problems",
         f"{file}:5: spec.workers.replicas: must be greater than or equal to 1, not 0",
         f"{file}:6: spec.parallelism.tensorParallelDegre: unknown field; did you mean `tensorParallelDegree`?",
     ]
 
 
-def test_a_missing_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "absent.yaml")
-    assert validate(path) == 1
-    assert capsys.readouterr() == ("", f"{path}: no such file\n")
+    assert main(["validate", path]) == 1
+    assert capfd.readouterr() == ("", f"{path}: no such file\n")

@@ -1,0 +1,136 @@
+"""All that a person sees of a command: sentences on standard error (`tell`), its result on standard output (`show`).
+
+A terminal, the reader of a pipe or a disk may go or pause at any moment, and nothing else that the command does may
+depend on it. So a sentence that cannot be written is lost, and writing one never waits.
+"""
+
+import contextlib
+import io
+import os
+import select
+import sys
+import threading
+from collections import deque
+from typing import Any, TextIO
+
+from disttrain.errors import CommandError
+
+_KEPT_WRITES = 1000
+"""Of a reader that pauses: newer ones replace the oldest."""
+
+
+class OutputError(CommandError):
+    """Standard output does not take what the command was asked for."""
+
+
+class Outlet(io.TextIOBase):
+    """A text stream to a descriptor that never fails and never lets its writer wait: a thread does the writing."""
+
+    def __init__(self, descriptor: int, encoding: str) -> None:
+        self._descriptor, self._encoding = descriptor, encoding
+        self._waiting: deque[str] = deque(maxlen=_KEPT_WRITES)
+        self._changed = threading.Condition()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if text:
+            with self._changed:
+                self._waiting.append(text)
+                self._changed.notify_all()
+            self._start()
+        return len(text)
+
+    def drain(self) -> None:
+        """Wait until all texts so far are written or lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon: a reader that pauses for ever does not keep the process.
+            self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                text, self._busy = self._waiting.popleft(), True
+            with contextlib.suppress(OSError):
+                _write_all(self._descriptor, text, self._encoding)
+
+
+def tell(text: str) -> None:
+    """Write a sentence for the person to standard error, if that takes any."""
+    person().write(f"{text}\n")
+
+
+def show(text: str) -> None:
+    """Write what the command was asked for to standard output, after all sentences so far. Raises OutputError."""
+    drain()
+    try:
+        _write_all(1, f"{text}\n", _encoding(sys.stdout))
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def person() -> Outlet:
+    """Return the stream behind `tell`."""
+    global _person
+    if _person is None:
+        _person = Outlet(2, _encoding(sys.stderr))
+    return _person
+
+
+def drain() -> None:
+    """Wait until all sentences so far are written or lost; Ctrl-C ends the wait."""
+    if _person is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            _person.drain()
+
+
+_person: Outlet | None = None
+"""One for the process, as standard error is."""
+
+
+def open_closed_streams() -> None:
+    """Lead standard streams that were closed (`2>&-`) to /dev/null: else the next file that is opened has their number,
+    and takes what is meant for them."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
+
+
+def _encoding(stream: TextIO | Any) -> str:
+    return str(getattr(stream, "encoding", None) or "utf-8")
+
+
+def _write_all(descriptor: int, text: str, encoding: str) -> None:
+    """Raises OSError where it cannot be written."""
+    left = memoryview(text.encode(encoding, "backslashreplace"))
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
