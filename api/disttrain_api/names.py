@@ -120,6 +120,7 @@ class ExitCode(IntEnum):
     PORT_IN_USE = 90
     PEER_LOST = 91
     NON_FINITE_LOSS = 92
+    LEFT_EARLY = 93  # code of the user ended the process before its work was done
     NETWORK_FAULTY = 95
     STOPPED = 143  # SIGTERM obeyed: a checkpoint was written where storage allows it
 

@@ -14,6 +14,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── PeerLost                    a collective failed because another rank is gone: a symptom
 ├── NetworkFaulty               the preflight check got wrong data from this rank's node
 ├── NonFiniteLoss               the loss or the gradient is inf or nan
+├── LeftEarly                   code of the user called sys.exit, with no code or one of those below
 └── Stopped                     SIGTERM was obeyed
 """
 
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.report import RankError
+from disttrain_trainer.leaving import left
 from disttrain_trainer.signature import signature_of
 
 
@@ -111,6 +113,10 @@ class NonFiniteLoss(TrainerError):
         self.step = step
 
 
+class LeftEarly(TrainerError):
+    exit_code = ExitCode.LEFT_EARLY
+
+
 class Stopped(TrainerError):
     exit_code = ExitCode.STOPPED
     on_every_rank = True
@@ -167,6 +173,19 @@ def describe(error: BaseException) -> RankError:
         return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
     message = f"{type(error).__name__}: {last_line(error)}"
     return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature_of(error))
+
+
+def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
+    """The same of a sys.exit in code of the user: this program never calls it. step: the last one done, of `steps`."""
+    signature = signature_of(end)
+    code = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
+    says = "" if isinstance(end.code, int | None) else f": {last_line(end)}"
+    message = left(step, steps, code, f"code in {signature.place} called sys.exit{says}")
+    # The numbers of the trainer's own exit codes keep their meaning.
+    exit_code, reason = (
+        (LeftEarly.exit_code, exit_reason(LeftEarly.exit_code)) if code in set(ExitCode) else (code, Reason.RANK_FAILED)
+    )
+    return RankError(exit_code=exit_code, reason=reason, message=message, signature=signature)
 
 
 def last_line(error: BaseException) -> str:

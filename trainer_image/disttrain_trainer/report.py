@@ -42,6 +42,11 @@ class Reporter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, self.report.model_dump_json(by_alias=True))
 
+    @property
+    def step(self) -> int | None:
+        """The last step that the job has done; None before `follow`."""
+        return self._step() if self._step is not None else None
+
     def follow(self, step: Callable[[], int]) -> None:
         """Ask `step` for the last step that the job has done, for the signature of a failure. Before: none was done."""
         self._step, self._first_step = step, step()
@@ -49,7 +54,7 @@ class Reporter:
     def fail(self, error: RankError) -> None:
         """The report of a rank that ends with `error`."""
         if (signature := error.signature) is not None:
-            now = self._step() if self._step is not None else None
+            now = self.step
             done = 0 if now is None or self._first_step is None else now - self._first_step
             step = now if signature.step is None else signature.step
             signature = signature.model_copy(update={"step": step, "steps_done": done})

@@ -35,7 +35,7 @@ from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device
 from disttrain_trainer.due import next_due
-from disttrain_trainer.errors import Stopped, TrainerError, describe
+from disttrain_trainer.errors import Stopped, TrainerError, describe, describe_exit
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
 from disttrain_trainer.parallel.pipedream.flow import Flow
@@ -180,8 +180,8 @@ def run(stop: StopRequest) -> int:
                 say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
             train(config, world, reporter, stop)
         reporter.update(done=True)
-    # CheckpointException derives from BaseException.
-    except (Exception, CheckpointException) as error:
+    # CheckpointException derives from BaseException; SystemExit is code of the user that leaves.
+    except (Exception, CheckpointException, SystemExit) as error:
         return failed(error, reporter, world)
     world.part()
     return 0
@@ -189,7 +189,10 @@ def run(stop: StopRequest) -> int:
 
 def failed(error: BaseException, reporter: Reporter, world: World | None) -> int:
     """Say why this rank ends: on stderr, in the report, by the exit code."""
-    told = describe(error)
+    if isinstance(error, SystemExit):
+        told = describe_exit(error, reporter.step, reporter.report.total_steps)
+    else:
+        told = describe(error)
     if not isinstance(error, TrainerError):
         traceback.print_exception(error)
     print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)

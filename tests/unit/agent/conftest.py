@@ -64,9 +64,9 @@ class Pod:
             )
         return self
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = GENEROUS) -> int:
         assert self.process is not None
-        return self.process.wait(GENEROUS)
+        return self.process.wait(seconds)
 
     def run(self, rank_program: str) -> int:
         return self.start(rank_program).wait()
@@ -84,6 +84,12 @@ class Pod:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     @property
     def log(self) -> str:
@@ -124,9 +130,7 @@ def report(**fields):
 def pod(tmp_path: Path) -> Iterator[Pod]:
     pod = Pod(tmp_path)
     yield pod
-    if pod.process is not None and pod.process.poll() is None:
-        pod.process.kill()
-        pod.process.wait()
+    pod.end()
 
 
 @pytest.fixture
@@ -140,9 +144,7 @@ def pods(tmp_path: Path) -> Iterator[Callable[[int], Pod]]:
 
     yield make
     for pod in made:
-        if pod.process is not None and pod.process.poll() is None:
-            pod.process.kill()
-            pod.process.wait()
+        pod.end()
 
 
 def read_json(text: str) -> dict[str, str]:

@@ -50,3 +50,43 @@ def test_the_cause_is_the_failure_that_explains_the_others(ends: list[RankEnd], 
 )
 def test_the_exit_code_is_that_of_the_cause(ends: list[RankEnd], stopped: bool, code: int) -> None:
     assert exit_code(ends, stopped=stopped) == code
+
+
+def a_trainer(returncode: int, *, told: bool = False, report: RankReport | None = None) -> RankEnd:
+    return RankEnd(1, returncode, told, report, must_report=True)
+
+
+AT_9 = RankReport(rank=1, step=9, total_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        (a_trainer(0, report=AT_9), ExitCode.LEFT_EARLY, "left at step 9 of 20 with exit code 0 before its work was"),
+        (a_trainer(0), ExitCode.LEFT_EARLY, "left before its first step with exit code 0"),
+        (a_trainer(0, told=True, report=AT_9), ExitCode.STOPPED, None),
+        (a_trainer(3, report=AT_9), 3, None),
+    ],
+)
+def test_a_rank_of_the_trainer_that_is_not_done_has_failed(end: RankEnd, code: int, message: str | None) -> None:
+    assert not end.succeeded
+    assert exit_code([an_end(0, 91), end], stopped=False) == code
+    failure = end.as_failure()
+    if message is not None:
+        assert failure.reason == "LeftEarly"
+        assert failure.message is not None
+        assert failure.message.startswith(message)
+
+
+@pytest.mark.parametrize("returncode", [0, 1, -6])
+def test_a_rank_of_the_trainer_that_is_done_has_succeeded(returncode: int) -> None:
+    assert a_trainer(returncode, report=AT_9.model_copy(update={"done": True})).succeeded
+
+
+def test_a_rank_that_left_early_explains_peers_that_lost_it_and_those_that_were_stopped() -> None:
+    left = a_trainer(0, report=AT_9)
+    assert first_cause([an_end(0, 91), an_end(2, 143, told=True), an_end(3, -6), left]) is left
+
+
+def test_exit_code_0_of_an_own_command_is_success() -> None:
+    assert RankEnd(1, 0, report=AT_9).succeeded

@@ -3,17 +3,24 @@
 import os
 import sys
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from disttrain_trainer.data.sampler import permute
 from tests.unit.trainer.user_code import double_samples
+
+_SAMPLES = 500
+# Of worlds.small().
+_GLOBAL_BATCH = 24
+_SEED = 0
 
 
 class Ending(Dataset):
     """Ends its rank at one of its samples: by an exception, or by leaving."""
 
-    def __init__(self, inner: Dataset, how: str, at: int, rank: int) -> None:
-        self.inner, self.how, self.at, self.rank = inner, how, at, rank
+    def __init__(self, inner: Dataset, how: str, at: int, rank: int, code: int) -> None:
+        self.inner, self.how, self.at, self.rank, self.code = inner, how, at, rank, code
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -23,12 +30,14 @@ class Ending(Dataset):
             if self.how == "raise":
                 raise ValueError("a sample that cannot be read")
             if self.how == "exit":
-                sys.exit(0)
-            os._exit(0)
+                sys.exit(self.code)
+            os._exit(self.code)
         return self.inner[index]
 
 
-def ending_samples(how: str, at: int = 30, rank: int = 0, size: int = 500) -> tuple[Dataset, Dataset]:
-    """how: "raise", "exit" (sys.exit) or "leave" (os._exit). at: the sample."""
-    training, held_out = double_samples(size)
-    return Ending(training, how, at, rank), held_out
+def ending_samples(how: str, after: int = 9, rank: int = 0, code: int = 0) -> tuple[Dataset, Dataset]:
+    """how: "raise", "exit" (sys.exit) or "leave" (os._exit), in the batch after step `after`, of one rank or two."""
+    training, held_out = double_samples(_SAMPLES)
+    position = after * _GLOBAL_BATCH + rank * _GLOBAL_BATCH // 2
+    (at,) = permute(np.array([position]), _SAMPLES, _SEED, 0).tolist()
+    return Ending(training, how, at, rank, code), held_out

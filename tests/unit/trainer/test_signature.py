@@ -1,12 +1,15 @@
 """What of an exception goes into its signature."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
 
 import pytest
 import torch
 
+from disttrain_api.names import ExitCode
 from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankError
 from disttrain_trainer.errors import (
     Fenced,
@@ -17,6 +20,7 @@ from disttrain_trainer.errors import (
     PortInUse,
     Stopped,
     describe,
+    describe_exit,
 )
 from disttrain_trainer.report import Reporter
 
@@ -130,3 +134,33 @@ def test_a_loss_that_is_not_finite_belongs_to_its_own_step() -> None:
     now[0] = 10
     found = failed(NonFiniteLoss("the loss of step 8 is nan", step=8), reporter)
     assert (found.error, found.step, found.steps_done) == ("NonFiniteLoss", 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "reason", "words"),
+    [
+        (None, ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 0 before"),
+        (0, ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 0 before"),
+        (256, ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 0 before"),
+        (3, 3, "RankFailed", "with exit code 3 before"),
+        (int(ExitCode.DATA_NOT_FOUND), ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 81 before"),
+        ("wrong flags", 1, "RankFailed", "called sys.exit: wrong flags"),
+    ],
+)
+def test_a_user_that_calls_sys_exit_is_named(code: Any, exit_code: int, reason: str, words: str) -> None:
+    def leave() -> None:
+        sys.exit(code)
+
+    with pytest.raises(SystemExit) as caught:
+        leave()
+    found = describe_exit(caught.value, 9, 20)
+    assert (found.exit_code, found.reason) == (exit_code, reason)
+    assert found.message.startswith("left at step 9 of 20 with exit code ")
+    assert words in found.message
+    assert f"code in {__file__}:{line_of(leave)} called sys.exit" in found.message
+    assert found.signature is not None
+    assert found.signature.error == "SystemExit"
+
+
+def test_a_user_that_leaves_before_the_first_step_is_named() -> None:
+    assert describe_exit(SystemExit(0), None, 20).message.startswith("left before its first step with exit code 0 ")

@@ -29,6 +29,6 @@ def main(command: Sequence[str] = (), start: Start = execute) -> int:
         return code
 
     async def life() -> int:
-        return await Supervisor(pod, command or TRAINER, last_words, start).run()
+        return await Supervisor(pod, command or TRAINER, last_words, start, must_report=not command).run()
 
     return asyncio.run(life())

@@ -38,13 +38,17 @@ class Timing:
 
 
 class Supervisor:
-    """One life of a pod. `run` may be called once, in an event loop on the main thread."""
+    """One life of a pod. `run` may be called once, in an event loop on the main thread.
+
+    must_report: whether a rank has succeeded only where it has reported that its work is done.
+    """
 
     def __init__(
         self, pod: PodEnvironment, command: Sequence[str], last_words: TerminationMessage, start: Start = execute,
-        timing: Timing | None = None,
+        timing: Timing | None = None, *, must_report: bool = False,
     ) -> None:  # fmt: skip
         self._pod, self._command, self._last_words, self._start = pod, command, last_words, start
+        self._must_report = must_report
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
         self._loop = asyncio.get_running_loop()
@@ -134,6 +138,7 @@ class Supervisor:
             told=process.told,
             report=self._reports.of(process.rank),
             tail=tuple(process.output.tail),
+            must_report=self._must_report,
         )
         self._ends.append(end)
         if not end.succeeded:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankReport
+from disttrain_trainer.leaving import left
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,18 @@ class RankEnd:
     """The agent had sent it a signal before."""
     report: RankReport | None = None
     tail: tuple[str, ...] = ()
+    must_report: bool = False
+    """Whether exit code 0 alone is no success: a rank of the trainer also reports that its work is done."""
 
     @property
     def succeeded(self) -> bool:
         """Work reported as done is done, even if the process then aborts in tear-down, as gloo's do."""
-        return self.returncode == 0 or (self.report is not None and self.report.done)
+        return self.done or (self.returncode == 0 and not self.must_report)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has reported that its work is done."""
+        return self.report is not None and self.report.done
 
     @property
     def signal(self) -> int | None:
@@ -32,7 +40,11 @@ class RankEnd:
     @property
     def code(self) -> int:
         """What it said of itself counts more than how its process came to an end."""
-        return self._reported_code or (128 - self.returncode if self.returncode < 0 else self.returncode)
+        if self._reported_code:
+            return self._reported_code
+        if self.returncode == 0 and not self.succeeded:
+            return ExitCode.STOPPED if self.told else ExitCode.LEFT_EARLY
+        return 128 - self.returncode if self.returncode < 0 else self.returncode
 
     @property
     def _reported_code(self) -> int | None:
@@ -40,17 +52,23 @@ class RankEnd:
 
     def as_failure(self) -> RankFailure:
         error = self.report.error if self.report is not None else None
-        # A program that said nothing else usually names its error in its last line; one that was killed does not.
-        last_line = self.tail[-1] if self.tail and self.signal is None else None
         return RankFailure(
             rank=self.rank,
             exit_code=self.code,
             signal=self.signal,
             reason=error.reason if error else _reason(self.code),
-            message=error.message if error else last_line,
+            message=error.message if error else self._last_words(),
             signature=error.signature if error else None,
             log_tail="\n".join(self.tail) or None,
         )
+
+    def _last_words(self) -> str | None:
+        """What is known of a rank that has reported no error."""
+        if self.code == ExitCode.LEFT_EARLY:
+            step, steps = (self.report.step, self.report.total_steps) if self.report is not None else (None, 0)
+            return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
+        # A program that said nothing else usually names its error in its last line; one that was killed does not.
+        return self.tail[-1] if self.tail and self.signal is None else None
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
