@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from disttrain_api.names import CONTAINER, Role
+from disttrain_api.ownership import owner_reference
 from disttrain_api.report import CheckpointReport, PodReport, RankFailure, RankReport, encode_pod_report
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.plan.identity import pod_labels, pod_name
@@ -75,6 +76,7 @@ def a_raw_pod(
             "namespace": job.namespace,
             "uid": uid or f"uid-{name}",
             "labels": pod_labels(job.name, job.uid, role, index, attempt),
+            "ownerReferences": [owner_reference(job.name, job.uid)],
         },
         "spec": {},
         "status": {"phase": "Pending"},

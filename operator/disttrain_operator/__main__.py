@@ -84,7 +84,7 @@ class Operator:
         )
         self._world.jobs.on_change = self._job_changed
         self._world.pods.on_change = self._pod_changed
-        self._world.services.on_change = lambda uid, raw: self._wake(uid)
+        self._world.services.on_change = self._child_changed
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -167,8 +167,13 @@ class Operator:
         if key is not None:
             self._queue.add(key)
 
-    def _pod_changed(self, uid: str, raw: Raw) -> None:
-        self._wake(uid)
+    def _child_changed(self, group: str, raw: Raw) -> None:
+        owner = self._world.owner(group)
+        if owner is not None:
+            self._queue.add(owner)
+
+    def _pod_changed(self, group: str, raw: Raw) -> None:
+        self._child_changed(group, raw)
         if self._world.pods.get(raw["metadata"]["uid"]) is None:
             self._reconciler.refused.freed(raw["metadata"]["namespace"])
 

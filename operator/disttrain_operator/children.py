@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 from disttrain_api.names import Label, Reason
+from disttrain_api.ownership import controller, controlling_job
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble, Throttled
@@ -27,7 +28,7 @@ _OPTIONAL = {
     VOLCANO_GROUP: ("Volcano", "scheduling.volcano"),
     COSCHEDULING_GROUP: ("coscheduling (scheduler-plugins)", "scheduling.coscheduling"),
 }
-# The operator may not read Secrets. The name holds the job's uid: whoever made it meant this job.
+# The operator may not read Secrets. Nobody else can know the name before the Secret is there (plan.identity).
 _UNREADABLE = frozenset({"Secret"})
 
 _TRIES = 5
@@ -51,7 +52,7 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
         except Conflict as error:
             refusal = error
             if error.already_exists:
-                found = await _taken(client, job, kind, name, collection, error)
+                found = await _taken(client, job, manifest, collection, error)
                 if found is not None:
                     return found
             # Else it vanished meanwhile, or many pods were counted against one quota at the same time.
@@ -79,9 +80,10 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
 
 
 async def _taken(
-    client: Client, job: Job, kind: str, name: str, collection: str, error: Conflict
+    client: Client, job: Job, manifest: Raw, collection: str, error: Conflict
 ) -> Made | CreateProblem | None:
     """What a taken name means; None where it is free again."""
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
     if kind in _UNREADABLE:
         return Made(None)
     try:
@@ -90,21 +92,28 @@ async def _taken(
         return None
     except Forbidden as refusal:
         return _problem(kind, name, Reason.OPERATOR_FORBIDDEN, refusal)
-    if is_own(found, job):
+    if is_own(found, manifest, job):
         return Made(found)
+    owner = controller(found["metadata"])
+    whose = "has no controller" if owner is None else f"is controlled by {owner.get('kind')} {owner.get('name')}"
     if "deletionTimestamp" in found["metadata"]:
-        message = "a terminating object that is not the job's holds the name"
+        message = f"a terminating object that is not the job's holds the name; it {whose}"
         return CreateProblem(kind, name, error.code, Reason.WAITING_FOR_OLD_PODS, message)
-    return CreateProblem(kind, name, error.code, Reason.NAME_CONFLICT, "an object that is not the job's holds the name")
+    message = f"an object that is not the job's holds the name; it {whose}"
+    return CreateProblem(kind, name, error.code, Reason.NAME_CONFLICT, message)
 
 
-def is_own(raw: Raw, job: Job) -> bool:
-    """Whether the object belongs to the job. A claim that outlives its job has no owner, but the label."""
-    metadata = raw["metadata"]
-    owners = metadata.get("ownerReferences") or []
-    if not owners:
-        return bool((metadata.get("labels") or {}).get(Label.JOB_UID) == job.uid)
-    return any(owner.get("uid") == job.uid for owner in owners)
+def is_own(found: Raw, manifest: Raw, job: Job) -> bool:
+    """Return whether the object that holds the manifest's name, in the job's namespace, is the job's.
+
+    A claim that outlives its job is made without an owner. It is the job's where nothing controls it and its labels
+    hold the job's whole uid: no other job's claim has that, and who may write it there may make claims, so that nothing
+    is gained by it that the storage of this namespace does not offer to them anyway.
+    """
+    metadata = found["metadata"]
+    if "ownerReferences" in manifest["metadata"]:
+        return controlling_job(metadata) == job.uid
+    return controller(metadata) is None and (metadata.get("labels") or {}).get(Label.JOB_UID) == job.uid
 
 
 def _not_installed(manifest: Raw, error: NotFound) -> CreateProblem:

@@ -151,7 +151,7 @@ class _Round:
             yield lambda: self._create(budget)
 
     def _has_service(self) -> bool:
-        return self._world.has_service(self._job.uid, child_name(self._job.name, self._job.uid))
+        return self._world.has_service(self._job, child_name(self._job.name, self._job.uid))
 
     def _other(self, action: Action) -> Iterator[Work]:
         if isinstance(action, DeletePod):

@@ -3,10 +3,11 @@
 The caches hold trimmed objects: ten thousand pods with their full templates would be hundreds of megabytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Annotation, Label
+from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Annotation
+from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, job_facts, pod_facts
 from disttrain_operator.kube.cache import Cache, Raw
 
@@ -78,6 +79,7 @@ _KEPT = (
     "uid",
     "resourceVersion",
     "labels",
+    "ownerReferences",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
     "creationTimestamp",
@@ -94,9 +96,16 @@ def _own_uid(raw: Raw) -> str | None:
     return uid
 
 
-def _job_uid(raw: Raw) -> str | None:
-    uid: str | None = (raw["metadata"].get("labels") or {}).get(Label.JOB_UID)
-    return uid
+def children_of(namespace: str, uid: str) -> str:
+    """Return the group that the children of a job are kept in."""
+    return f"{namespace}/{uid}"
+
+
+def _child_of(raw: Raw) -> str | None:
+    """Return the group of a child: a job in its own namespace that controls it. Labels say nothing of that."""
+    metadata = raw["metadata"]
+    uid = controlling_job(metadata)
+    return None if uid is None else children_of(metadata["namespace"], uid)
 
 
 @dataclass
@@ -104,8 +113,8 @@ class World:
     """All that this process knows of the cluster, and what it was refused there."""
 
     jobs: Cache = field(default_factory=lambda: Cache(group_of=_own_uid, trim=trim_job))
-    pods: Cache = field(default_factory=lambda: Cache(group_of=_job_uid, trim=trim_pod))
-    services: Cache = field(default_factory=lambda: Cache(group_of=_job_uid, trim=trim_service))
+    pods: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=trim_pod))
+    services: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=trim_service))
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
@@ -120,6 +129,12 @@ class World:
         raw = self.jobs.get(uid)
         return Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid) if raw is not None else None
 
+    def owner(self, group: str) -> Key | None:
+        """Return the key of the job whose children are in this group; None where there is no such job."""
+        namespace, _, uid = group.partition("/")
+        key = self.key_of(uid)
+        return key if key is not None and key.namespace == namespace else None
+
     def all_keys(self) -> list[Key]:
         """The keys of all jobs."""
         return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
@@ -133,9 +148,9 @@ class World:
         job = self._job(uid, raw)
         problems = self.problems.get(uid, {})
         observed = Observed(
-            pods=self._pods(uid),
+            pods=self._pods(job),
             problems=tuple(problems[child] for child in sorted(problems)),
-            services=frozenset(service["metadata"]["name"] for service in self.services.group(uid)),
+            services=frozenset(self._services(job)),
             admission=self.admission_of(job),
         )
         return job, observed
@@ -145,15 +160,20 @@ class World:
         raw = self.jobs.get(uid)
         return None if raw is None else self._job(uid, raw)
 
-    def has_service(self, uid: str, name: str) -> bool:
+    def has_service(self, job: Job, name: str) -> bool:
         """Whether the job's Service of that name exists."""
-        return any(service["metadata"]["name"] == name for service in self.services.group(uid))
+        return name in self._services(job)
 
-    def _pods(self, uid: str) -> tuple[PodFacts, ...]:
+    def _services(self, job: Job) -> Iterator[str]:
+        group = self.services.group(children_of(job.namespace, job.uid))
+        return (service["metadata"]["name"] for service in group)
+
+    def _pods(self, job: Job) -> tuple[PodFacts, ...]:
         """Facts of the job's pods. Of thousands one has changed: the others' are read once per version."""
-        known = self._pod_facts.get(uid, {})
-        now = self._pod_facts[uid] = {}
-        for gone, pods in ((False, self.pods.group(uid)), (True, self.pods.gone(uid))):
+        group = children_of(job.namespace, job.uid)
+        known = self._pod_facts.get(job.uid, {})
+        now = self._pod_facts[job.uid] = {}
+        for gone, pods in ((False, self.pods.group(group)), (True, self.pods.gone(group))):
             for raw in pods:
                 metadata = raw["metadata"]
                 seen = known.get(metadata["uid"])

@@ -67,7 +67,15 @@ class OperatorProcess:
         self._port = free_port()
         self._log = folder / f"operator-{self._port}.log"
         self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
-        self._command += ["--health-address=127.0.0.1", f"--health-port={self._port}", *flags]
+        # Processes that work for the same control plane have one key, as in a cluster.
+        key = folder / "token-key"
+        key.write_text("the key of all tokens")
+        self._command += [
+            "--health-address=127.0.0.1",
+            f"--health-port={self._port}",
+            f"--token-key-file={key}",
+            *flags,
+        ]
         self._command = dying_with_parent(self._command)
         self._environment = os.environ | {"PYTHONPATH": OPERATOR_PATH}
         self.process: subprocess.Popen[bytes] | None = None

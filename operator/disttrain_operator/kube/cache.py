@@ -9,6 +9,8 @@ what stands here is always the newest of them. Three rules make that so:
   not newer than that has been deleted: a late answer to its POST must not bring it back;
 - a deleted uid stays deleted, whatever other watches still say of it, until a newer list holds it after all.
 
+An object whose group is None is nobody's and is not kept, unless it was somebody's before: then it leaves its group.
+
 Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words.
 resourceVersions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always made true.
 """
@@ -131,27 +133,36 @@ class Cache:
         uid = raw["metadata"]["uid"]
         if uid in self._gone or self._known_version(raw) >= version_of(raw):
             return
+        known = self._objects.get(uid)
+        left = None if known is None else self._group_of(known)
         group = self._group_of(raw)
-        if group is None:
+        if known is None and group is None:
             return
         self._objects[uid] = raw
-        self._groups.setdefault(group, {})[uid] = raw
-        self.on_change(group, raw)
+        if group is not None:
+            self._groups.setdefault(group, {})[uid] = raw
+        if left is not None and left != group:
+            _discard(self._groups, left, uid)
+            self.on_change(left, raw)
+        if group is not None:
+            self.on_change(group, raw)
 
     def _remove(self, raw: Raw, version: int) -> None:
         uid = raw["metadata"]["uid"]
         if uid in self._gone:
             return
         known = self._objects.pop(uid, None)
-        group = self._group_of(raw) or ""
-        if known is not None:
+        group = self._group_of(known or raw)
+        if known is None and group is None:
+            return
+        if known is not None and group is not None:
             _discard(self._groups, group, uid)
             # A DELETED event carries the last state, which may be newer than the one we had.
-            last = raw if version_of(raw) >= version_of(known) else known
-            self._gone_groups.setdefault(group, {})[uid] = last
-        self._gone[uid] = (self._clock() + self._gone_seconds, group, version)
+            newer = version_of(raw) >= version_of(known) and self._group_of(raw) == group
+            self._gone_groups.setdefault(group, {})[uid] = raw if newer else known
+        self._gone[uid] = (self._clock() + self._gone_seconds, group or "", version)
         self._forget_old()
-        if known is not None:
+        if known is not None and group is not None:
             self.on_change(group, raw)
 
     def _forget_old(self) -> None:

@@ -6,7 +6,14 @@ from functools import cached_property
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Label, Role
 from disttrain_api.spec import AccessMode, JobSpec
-from disttrain_operator.plan.identity import Manifest, child_metadata, child_name, claim_name, job_labels
+from disttrain_operator.plan.identity import (
+    Manifest,
+    child_metadata,
+    child_name,
+    claim_name,
+    job_labels,
+    secret_name,
+)
 from disttrain_operator.plan.pods import RolePlan
 from disttrain_operator.plan.schedulers import pod_group as group_of
 from disttrain_operator.plan.site import Loopback, PlannedJob, PodDefaults, Site
@@ -88,7 +95,7 @@ def secret(job: PlannedJob, site: Site) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": child_metadata(job, child_name(job.name, job.uid)),
+        "metadata": child_metadata(job, secret_name(job.name, job.uid, site.token)),
         "immutable": True,
         "stringData": data,
     }

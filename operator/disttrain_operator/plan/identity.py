@@ -3,17 +3,30 @@
 So no address ever leads to a dying pod, and a job deleted and made again meets no namesake.
 """
 
+import hashlib
+import hmac
 from typing import Any
 
-from disttrain_api.names import API_VERSION, KIND, Label, Role
+from disttrain_api.names import Label, Role
+from disttrain_api.ownership import owner_reference
 from disttrain_operator.plan.site import PlannedJob
 
 Manifest = dict[str, Any]
 
 
 def child_name(job_name: str, uid: str) -> str:
-    """Name of the job's Service and Secret, and the stem of all others."""
+    """Name of the job's Service, and the stem of all others."""
     return f"{job_name}-{uid.replace('-', '')[:5]}"
+
+
+def secret_name(job_name: str, uid: str, token: str) -> str:
+    """Return the name of the job's Secret, which nobody can know beforehand who does not know the job's token.
+
+    The operator may make Secrets and not read them, so it cannot see whose Secret holds a name. Under a name that
+    could be foreseen somebody else's would give the pods another configuration and token.
+    """
+    digest = hmac.new(token.encode(), b"name of the Secret", hashlib.sha256).hexdigest()
+    return f"{child_name(job_name, uid)}-{digest[:16]}"
 
 
 def claim_name(job_name: str, uid: str) -> str:
@@ -41,18 +54,13 @@ def pod_labels(job_name: str, uid: str, role: Role, index: int, attempt: int) ->
     return job_labels(job_name, uid) | {Label.ROLE: role.value, Label.INDEX: str(index), Label.ATTEMPT: str(attempt)}
 
 
-def owner_reference(job: PlannedJob) -> Manifest:
-    """Without blockOwnerDeletion: that would need the right to update finalizers."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
-
-
 def child_metadata(job: PlannedJob, name: str) -> Manifest:
     """Metadata of a child that goes with the job."""
     return {
         "name": name,
         "namespace": job.namespace,
         "labels": job_labels(job.name, job.uid),
-        "ownerReferences": [owner_reference(job)],
+        "ownerReferences": [owner_reference(job.name, job.uid)],
     }
 
 

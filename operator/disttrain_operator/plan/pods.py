@@ -3,10 +3,11 @@
 import copy
 
 from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
+from disttrain_api.ownership import owner_reference
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec, PodTemplate
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
-from disttrain_operator.plan.identity import Manifest, child_name, claim_name, owner_reference, pod_labels, pod_name
+from disttrain_operator.plan.identity import Manifest, child_name, claim_name, pod_labels, pod_name, secret_name
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
@@ -67,7 +68,7 @@ class RolePlan:
             "name": name,
             "namespace": job.namespace,
             "labels": labels,
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [owner_reference(job.name, job.uid)],
         }
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}
@@ -99,8 +100,9 @@ def _fill_pod(pod_spec: Manifest, job: PlannedJob, spec: JobSpec, site: Site) ->
     _fill_tolerations(pod_spec, defaults.node_lost_seconds)
     if spec.run_policy.pod_security is PodSecurity.RESTRICTED:
         _restrict(pod_spec, defaults.user_id)
+    config = secret_name(job.name, job.uid, site.token)
     volumes: list[Manifest] = [
-        {"name": "disttrain-config", "secret": {"secretName": child_name(job.name, job.uid), "defaultMode": 0o444}},
+        {"name": "disttrain-config", "secret": {"secretName": config, "defaultMode": 0o444}},
         {"name": "disttrain-scratch", "emptyDir": {}},
         {"name": "disttrain-shm", "emptyDir": _shm(defaults.shm_size_limit)},
     ]

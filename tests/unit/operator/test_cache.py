@@ -12,12 +12,15 @@ from disttrain_operator.kube.cache import Cache, version_of
 Raw = dict[str, Any]
 
 
-def an_object(uid: str, version: int, group: str = "job", **fields: Any) -> Raw:
+def an_object(uid: str, version: int, group: str | None = "job", **fields: Any) -> Raw:
     return {"metadata": {"uid": uid, "name": uid, "resourceVersion": str(version), "group": group}, **fields}
 
 
 def a_cache(**arguments: Any) -> Cache:
     return Cache(group_of=lambda raw: raw["metadata"]["group"], **arguments)
+
+
+GROUPS = ("job", "another")
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -52,7 +55,15 @@ class Interleavings(RuleBasedStateMachine):
     def change(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.server)))
         self.version += 1
-        self.server[uid] = an_object(uid, self.version)
+        self.server[uid] = an_object(uid, self.version, self.server[uid]["metadata"]["group"])
+        self._happened("MODIFIED", self.server[uid])
+
+    @precondition(lambda self: self.server)
+    @rule(data=st.data(), group=st.sampled_from([*GROUPS, None]))
+    def change_the_group(self, data: st.DataObject, group: str | None) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.server)))
+        self.version += 1
+        self.server[uid] = an_object(uid, self.version, group)
         self._happened("MODIFIED", self.server[uid])
 
     @precondition(lambda self: self.server)
@@ -60,8 +71,8 @@ class Interleavings(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.server)))
         self.version += 1
-        del self.server[uid]
-        self._happened("DELETED", an_object(uid, self.version))
+        group = self.server.pop(uid)["metadata"]["group"]
+        self._happened("DELETED", an_object(uid, self.version, group))
 
     @precondition(lambda self: self.stream and self.list is None)
     @rule()
@@ -97,7 +108,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def no_object_goes_back(self) -> None:
-        for raw in self.cache.group("job"):
+        for raw in (raw for group in GROUPS for raw in self.cache.group(group)):
             uid, version = raw["metadata"]["uid"], version_of(raw)
             assert version >= self.highest.get(uid, 0)
             self.highest[uid] = version
@@ -109,8 +120,15 @@ class Interleavings(RuleBasedStateMachine):
             cache.replace(*copy.deepcopy(self.list))
         for event in self.stream:
             cache.apply(*copy.deepcopy(event))
-        held = {raw["metadata"]["uid"]: version_of(raw) for raw in cache.group("job")}
-        assert held == {uid: version_of(raw) for uid, raw in self.server.items()}
+        for group in GROUPS:
+            held = {raw["metadata"]["uid"]: version_of(raw) for raw in cache.group(group)}
+            wanted = {uid: raw for uid, raw in self.server.items() if raw["metadata"]["group"] == group}
+            assert held == {uid: version_of(raw) for uid, raw in wanted.items()}
+
+    @invariant()
+    def nothing_is_in_two_groups(self) -> None:
+        held = [raw["metadata"]["uid"] for group in GROUPS for raw in self.cache.group(group)]
+        assert len(held) == len(set(held))
 
 
 TestInterleavings = Interleavings.TestCase
@@ -189,6 +207,37 @@ def test_changes_are_told_once_each() -> None:
     cache.apply("DELETED", an_object("p", 12))
     cache.observe_deleted(an_object("p", 12))
     assert told == [("job", "1"), ("job", "11"), ("job", "12")]
+
+
+def test_a_change_of_group_is_told_to_both_and_leaves_no_last_words() -> None:
+    told: list[tuple[str, str]] = []
+    cache = a_cache(on_change=lambda group, raw: told.append((group, raw["metadata"]["resourceVersion"])))
+    cache.replace([an_object("p", 1)], 10)
+    cache.apply("MODIFIED", an_object("p", 11, "another"))
+    cache.apply("MODIFIED", an_object("p", 12, None))
+    cache.apply("MODIFIED", an_object("p", 13, None))
+    assert told == [("job", "1"), ("job", "11"), ("another", "11"), ("another", "12")]
+    assert cache.groups() == []
+    cache.apply("DELETED", an_object("p", 14, None))
+    assert (cache.gone("job"), cache.gone("another"), len(cache)) == ([], [], 0)
+
+
+def test_what_never_belonged_to_anybody_is_not_kept() -> None:
+    told: list[str] = []
+    cache = a_cache(on_change=lambda group, raw: told.append(group), gone_limit=1)
+    cache.replace([an_object("p", 1), an_object("foreign", 2, None)], 10)
+    cache.apply("DELETED", an_object("p", 11))
+    cache.apply("DELETED", an_object("foreign", 12, None))
+    assert names(cache.gone("job")) == ["p"], "it takes nobody's place among the gone"
+    assert (told, len(cache)) == (["job", "job"], 0)
+
+
+def test_the_last_words_of_a_pod_are_those_that_it_said_as_its_groups_own() -> None:
+    cache = a_cache()
+    cache.replace([an_object("p", 1, status="Running")], 10)
+    cache.apply("DELETED", an_object("p", 12, "another", status="Succeeded"))
+    assert [raw["status"] for raw in cache.gone("job")] == ["Running"]
+    assert cache.gone("another") == []
 
 
 def test_groups_are_kept_apart_and_empty_ones_vanish() -> None:

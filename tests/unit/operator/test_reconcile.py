@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from disttrain_api.names import Label, Role
+from disttrain_api.ownership import owner_reference
 from disttrain_operator.decide.actions import CreatePod, CreateSupport
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
@@ -19,7 +20,7 @@ from disttrain_operator.plan.site import Site
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.refused import WOKEN_AT_ONCE
-from disttrain_operator.snapshot import Key, World
+from disttrain_operator.snapshot import Key, World, children_of
 from tests.builders import a_manifest
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
@@ -50,6 +51,9 @@ class Shell:
     def pods(self) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self.api.objects if "/pods/" in path)
 
+    def known_pods(self) -> list[Raw]:
+        return self.world.pods.group(children_of(self.key.namespace, self.key.uid))
+
     def writes(self) -> list[str]:
         """Methods and collections of everything asked, in order."""
         return [f"{method} {path.removeprefix(CHILDREN).removeprefix(JOBS)}" for method, path in self.api.requests]
@@ -67,9 +71,10 @@ async def a_shell(
     workers: int = 3,
     policy: Raw | None = None,
     queue: WorkQueue[Key] | None = None,
+    storage: Raw | None = None,
     **options: Any,
 ) -> Shell:
-    manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {})
+    manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {}, storage=storage)
     raw = await api.put(f"{JOBS}/digits", spec=manifest["spec"])
     world, queue = World(), WorkQueue[Key]() if queue is None else queue
     for cache in (world.jobs, world.pods, world.services):
@@ -250,10 +255,10 @@ async def test_an_own_pod_that_the_cache_does_not_know_is_adopted(shell: Shell) 
     uid = shell.key.uid
     name = f"{child_name('digits', uid)}-worker-1-a1"
     own = await shell.api.put(f"{CHILDREN}/pods/{name}", labels={Label.JOB_UID: uid})
-    own["metadata"]["ownerReferences"] = [{"uid": uid}]
+    own["metadata"]["ownerReferences"] = [owner_reference("digits", uid)]
     await shell.reconcile()
     assert shell.world.problems == {}
-    assert own["metadata"]["uid"] in {raw["metadata"]["uid"] for raw in shell.world.pods.group(uid)}
+    assert own["metadata"]["uid"] in {raw["metadata"]["uid"] for raw in shell.known_pods()}
 
 
 async def test_a_namespace_whose_service_account_is_not_there_yet_costs_no_reason(shell: Shell) -> None:

@@ -1,10 +1,12 @@
-"""What a decision sees of a job follows its versions."""
+"""What a decision sees of a job follows its versions, and holds what is the job's alone."""
 
 from typing import Any
 
-from disttrain_operator.decide.observed import Job
-from disttrain_operator.snapshot import World
-from tests.builders import UID, a_raw_job
+import pytest
+
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.snapshot import Key, World, children_of
+from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, merge
 
 
 def seen(world: World, raw: dict[str, Any], version: str) -> Job:
@@ -38,3 +40,65 @@ def test_the_problems_of_a_spec_stay_known_and_go_with_it() -> None:
     assert seen(world, a_raw_job(**wrong), "1").problems
     assert seen(world, a_raw_job(status={"attempt": 0}, **wrong), "2").problems
     assert not seen(world, a_raw_job(), "3").problems
+
+
+OWNER = a_raw_pod(a_job())["metadata"]["ownerReferences"][0]
+FOREIGN = {
+    "of another namespace": {"namespace": "evil"},
+    "without an owner": {"ownerReferences": None},
+    "whose owner is no controller": {"ownerReferences": [OWNER | {"controller": False}]},
+    "whose owner does not say that it is a controller": {"ownerReferences": [{"uid": UID}]},
+    "of another kind of owner": {"ownerReferences": [OWNER | {"apiVersion": "v1", "kind": "ConfigMap"}]},
+    "of another group's owner": {"ownerReferences": [OWNER | {"apiVersion": "disttrain.example/v1alpha1"}]},
+    "of another job": {"ownerReferences": [OWNER | {"uid": "another"}]},
+    "of another job that is controlled by somebody and owned by this job": {
+        "ownerReferences": [OWNER | {"controller": None}, OWNER | {"uid": "another"}]
+    },
+}
+
+
+def a_world() -> World:
+    world = World()
+    for cache in (world.jobs, world.pods, world.services):
+        cache.replace([], 1)
+    world.jobs.observe(a_raw_job() | {"metadata": a_raw_job()["metadata"] | {"resourceVersion": "2"}})
+    return world
+
+
+def observed(world: World) -> Observed:
+    found = world.snapshot(UID)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
+def test_a_pod_with_the_jobs_labels_is_not_the_jobs(metadata: dict[str, Any]) -> None:
+    world = a_world()
+    told: list[str] = []
+    world.pods.on_change = lambda group, raw: told.append(group)
+    pod = merge(ended(a_raw_pod(a_job()), 0), {"metadata": metadata | {"resourceVersion": "3"}})
+    world.pods.apply("ADDED", pod)
+    assert observed(world).pods == ()
+    world.pods.apply("DELETED", merge(pod, {"metadata": {"resourceVersion": "4"}}))
+    assert observed(world).pods == (), "not even among those that are gone"
+    assert [world.owner(group) for group in told] == [None] * len(told), "and wakes nobody"
+
+
+def test_a_pod_that_the_job_controls_is_the_jobs_whatever_version_of_the_api_says_so() -> None:
+    world = a_world()
+    owners = [OWNER | {"uid": "another", "controller": None}, OWNER | {"apiVersion": "disttrain.io/v9"}]
+    pod = merge(a_raw_pod(a_job()), {"metadata": {"ownerReferences": owners, "resourceVersion": "3"}})
+    world.pods.apply("ADDED", pod)
+    assert [found.name for found in observed(world).pods] == [pod["metadata"]["name"]]
+    assert world.owner(children_of("default", UID)) == Key("default", "digits", UID)
+
+
+@pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
+def test_a_service_with_the_jobs_labels_is_not_the_jobs(metadata: dict[str, Any]) -> None:
+    world = a_world()
+    about = merge(a_raw_pod(a_job())["metadata"] | {"name": "digits-3f9a1"}, metadata | {"resourceVersion": "3"})
+    world.services.apply("ADDED", {"metadata": about})
+    assert not world.has_service(a_job(), "digits-3f9a1")
+    own = a_raw_pod(a_job())["metadata"] | {"name": "digits-3f9a1", "uid": "own", "resourceVersion": "4"}
+    world.services.apply("ADDED", {"metadata": own})
+    assert world.has_service(a_job(), "digits-3f9a1")

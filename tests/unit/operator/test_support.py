@@ -1,7 +1,12 @@
 """What others read of a gang beside its pods: PodGroups and disruption budgets, and clusters that know none."""
 
+from typing import Any
+
+import pytest
 from aiohttp import web
 
+from disttrain_api.names import Label
+from disttrain_api.ownership import owner_reference
 from disttrain_operator.kube.client import Client
 from tests.unit.operator.fake_api import FakeApi, refusal
 from tests.unit.operator.test_reconcile import CHILDREN, Shell, refuse
@@ -12,11 +17,44 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 VOLCANO = {"schedulingPolicy": {"gang": "Volcano"}}
 
 
+JOB = object()
+"""Stands for the job's uid in what a test is given."""
+CLUSTER = {"apiVersion": "example.com/v1", "kind": "Cluster", "name": "big", "uid": "of-the-cluster"}
+CLAIMS: dict[str, tuple[bool, dict[str, Any], bool]] = {
+    # retained, as the job asks for it; what the claim says; whether it is the job's
+    "retained, with the label": (True, {"label": JOB}, True),
+    "retained, with the label of another job": (True, {"label": "another"}, False),
+    "retained, without a label": (True, {}, False),
+    "retained, with the label, controlled": (True, {"label": JOB, "owner": CLUSTER | {"controller": True}}, False),
+    "retained, with the label, owned": (True, {"label": JOB, "owner": CLUSTER}, True),
+    "not retained, with the label": (False, {"label": JOB}, False),
+    "not retained, controlled by the job": (False, {"label": JOB, "owner": JOB}, True),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+async def test_a_claim_under_the_jobs_name_is_the_jobs_or_a_conflict(api: FakeApi, client: Client, case: str) -> None:
+    retain, says, is_own = CLAIMS[case]
+    shell = await a_shell_of(api, client, storage={"size": "1Gi", "retain": retain})
+    uid = shell.key.uid
+    labels = {Label.JOB_UID: uid if says["label"] is JOB else says["label"]} if "label" in says else None
+    name = f"digits-{uid[:5]}-checkpoints"
+    claim = await api.put(f"{CHILDREN}/persistentvolumeclaims/{name}", labels=labels)
+    if "owner" in says:
+        claim["metadata"]["ownerReferences"] = [
+            owner_reference("digits", uid) if says["owner"] is JOB else says["owner"]
+        ]
+    await shell.reconcile()
+    await shell.reconcile()
+    assert shell.running()["reason"] == ("WaitingForPods" if is_own else "NameConflict")
+    assert (len(shell.pods()) == 3) == is_own, "of a gang whose claim is not there one pod is held back"
+
+
 async def lose_pods(shell: Shell) -> None:
     """All of them are gone, and the operator has seen it."""
     for pod in shell.pods():
         await shell.api.remove(f"{CHILDREN}/pods/{pod}")
-    for raw in list(shell.world.pods.group(shell.key.uid)):
+    for raw in list(shell.known_pods()):
         shell.world.pods.observe_deleted(raw)
 
 

@@ -1,6 +1,7 @@
 """What an attempt's objects look like."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,6 +241,17 @@ def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
     assert job.spec is not None
     assert config.training == job.spec.training
     assert manifest["stringData"]["token"] == "a-token"
+
+
+def test_the_name_of_the_secret_follows_from_the_token_and_is_the_one_that_pods_mount() -> None:
+    job = a_job()
+    name = secret(job, SITE)["metadata"]["name"]
+    assert name.startswith("digits-3f9a1-")
+    volumes = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["volumes"]
+    assert {"name": "disttrain-config", "secret": {"secretName": name, "defaultMode": 0o444}} in volumes
+    assert secret(job, replace(SITE, token="another"))["metadata"]["name"] != name
+    assert "a-token" not in name
+    assert len(secret(a_job("a" * 40), SITE)["metadata"]["name"]) <= 63
 
 
 def test_checkpoints_of_a_job_made_again_lie_in_a_folder_of_their_own() -> None:
