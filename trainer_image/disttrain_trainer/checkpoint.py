@@ -20,8 +20,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -33,8 +34,7 @@ from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.device import GPU_RANDOM_STATE
-from disttrain_trainer.errors import CheckpointMismatch, StorageFull, no_room
+from disttrain_trainer.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.host_copy import HostCopier
@@ -42,13 +42,14 @@ from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradie
 from disttrain_trainer.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers
-from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.randomness import restore_saved_random_state, saved_random_state
 from disttrain_trainer.rotation import figure_name, kept
 from disttrain_trainer.shares import without_others
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
 from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
-from disttrain_trainer.step_writer import StepWriter, reader_of
+from disttrain_trainer.step_reader import StepReader, load
+from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import full_is_an_error, report_of, require_shared, steps_in
 
 _ALIKE = ("model", "optimizer")
@@ -94,9 +95,10 @@ class Checkpoints:
         if step is None:
             return None
         path = self._folders.path(step)
-        _load(state, path, self._world)
-        restore_kept_gradients(state, path, self._world)
-        restore_replica(state, path, self._world)
+        reader = StepReader(path)
+        _load(state, reader, self._world)
+        restore_kept_gradients(state, reader, self._world)
+        restore_replica(state, reader, self._world)
         self.latest = report_of(state.step, path)
         return self.latest
 
@@ -209,34 +211,43 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
             "position": state.cursor.position,
             "samples": state.sampler.size,
         },
-        "random": {str(rank): random_state()},
+        "random": {str(rank): saved_random_state()},
     }
 
 
-def _load(state: State, path: Place, world: World) -> None:
-    rank = world.rank
-    reader = reader_of(path)
+def _load(state: State, reader: StepReader, world: World) -> None:
+    rank, path = world.rank, reader.place
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
     names = names_of_all_ranks(contents["model"], world)
     world.all_or_none(lambda: _require_fit(metadata, contents, names, path))
     saved = metadata.state_dict_metadata
-    # A larger world has ranks without a saved random state, another precision none for the scaler.
-    for part, present in (("random", f"random.{rank}.torch" in saved), ("scaler", "scaler.scale" in saved)):
+    # A larger world has ranks without a saved random state, another precision none for the scaler; a checkpoint that a
+    # CPU has written has none of a GPU.
+    own = {kind: value for kind, value in contents["random"][str(rank)].items() if f"random.{rank}.{kind}" in saved}
+    contents["random"] = {str(rank): own}
+    for part, present in (("random", bool(own)), ("scaler", "scaler.scale" in saved)):
         if not present:
             del contents[part]
-    if "random" in contents and f"random.{rank}.{GPU_RANDOM_STATE}" not in saved:
-        # Written on a CPU.
-        contents["random"][str(rank)].pop(GPU_RANDOM_STATE, None)
-    dcp.load(contents, storage_reader=reader)
+    load(contents, reader, path)
     set_model_state_dict(state.module, contents["model"])
     groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]
     set_optimizer_state_dict(state.module, state.optimizer, {"state": contents["optimizer"], "param_groups": groups})
-    if state.precision.scaler is not None and contents.get("scaler"):
-        state.precision.scaler.load_state_dict(contents["scaler"])
-    if "random" in contents:
-        restore_random_state(contents["random"][str(rank)])
+    world.all_or_none(lambda: _restore_values(state, contents, rank, path))
+
+
+def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Place) -> None:
+    """Restore what is no tensor. Raises CheckpointBroken where it is something else than was saved."""
     train = contents["train"]
+    if any(type(value) is not int or value < 0 for value in train.values()):
+        raise CheckpointBroken(f"{path}: `train` holds something else than whole numbers")
+    try:
+        if state.precision.scaler is not None and contents.get("scaler"):
+            state.precision.scaler.load_state_dict(contents["scaler"])
+        if "random" in contents:
+            restore_saved_random_state(contents["random"][str(rank)])
+    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
+        raise CheckpointBroken(f"{path}: the state of the loss scaler, or of chance, is none: {error}") from error
     state.step = train["step"]
     # Other data (a job that continues another's model): its order begins at the beginning.
     same_data = train["samples"] == state.sampler.size
@@ -251,8 +262,9 @@ def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection
     advice = "use the model that wrote it, or another `training.checkpoint.folder`"
     require_model_fits(stored_shapes(metadata, "model."), contents["model"], names, path, advice)
     for parameter, values in contents["optimizer"].items():
-        for kind in values:
-            if f"optimizer.{parameter}.{kind}" not in metadata.state_dict_metadata:
+        for kind, value in values.items():
+            stored = metadata.state_dict_metadata.get(f"optimizer.{parameter}.{kind}")
+            if stored is None or isinstance(stored, TensorStorageMetadata) is not isinstance(value, Tensor):
                 raise CheckpointMismatch(
                     f"{path} was written with another optimizer: it has no `{kind}` of parameter `{parameter}`; use "
                     "the optimizer that wrote it, or another `training.checkpoint.folder`"

@@ -1,7 +1,9 @@
-"""Files that are never seen half written."""
+"""Files that are never seen half written, and files that others may have written."""
 
 import os
+import stat
 from pathlib import Path
+from typing import IO
 
 from disttrain_trainer.object_path import ObjectPath
 
@@ -26,3 +28,35 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class ForeignFileError(OSError):
+    """What lies there is no file that this program writes, and is not read; `strerror` says why."""
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a file of this name can lie nowhere but in the folder itself."""
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+
+
+def open_regular(path: Path | ObjectPath) -> IO[bytes]:
+    """Open a file for reading. Raises ForeignFileError for a link, which may lead anywhere, and for what is no file."""
+    if not isinstance(path, Path):
+        return path.open("rb")
+    if path.is_symlink():
+        raise ForeignFileError(None, "it is a symbolic link", str(path))
+    # What is no file, such as a named pipe, must not be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ForeignFileError(None, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: Path | ObjectPath, most: int) -> bytes:
+    """Return the content of a file of `most` bytes at most. Raises OSError, and ForeignFileError for a larger one."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ForeignFileError(None, f"it has more than {most} bytes", str(path))
+    return content

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.errors import CheckpointMismatch
@@ -37,6 +38,8 @@ def require_model_fits(
         if name not in there:
             raise CheckpointMismatch(f"{path} is of another model: it has no parameter `{name}`; {advice}")
         shape = there[name]
+        if shape is None and isinstance(value, Tensor):
+            raise CheckpointMismatch(f"{path} is of another model: parameter `{name}` is no tensor there; {advice}")
         if shape is not None and tuple(shape) != tuple(value.shape):
             raise CheckpointMismatch(
                 f"{path} is of another model: parameter `{name}` has shape {list(shape)} there and "

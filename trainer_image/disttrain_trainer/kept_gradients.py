@@ -1,15 +1,13 @@
 """What compression has kept of the gradients, in a checkpoint: of each rank its own, like the random state."""
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.mesh import World
 from disttrain_trainer.report import say
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import Place
-from disttrain_trainer.step_writer import reader_of
+from disttrain_trainer.step_reader import StepReader, load
 
 _PART = "gradients"
 _MARK = "steps"
@@ -24,21 +22,23 @@ def kept_gradients(state: State, rank: int) -> dict[str, object]:
     return {_PART: {str(rank): {state.gradient_sum.name: {**kept, _MARK: torch.tensor(state.step)}}}}
 
 
-def restore_kept_gradients(state: State, path: Place, world: World) -> None:
-    """Go on with what was kept in the checkpoint at `path`. A collective call.
+def restore_kept_gradients(state: State, reader: StepReader, world: World) -> None:
+    """Go on with what was kept in a checkpoint. A collective call.
 
     Another compression, another number of replicas or other parameters begin with nothing kept, and say so.
     """
     gradient_sum = state.gradient_sum
     if gradient_sum is None or gradient_sum.kept is None:
         return
-    reader = reader_of(path)
     room = room_for(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
     # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
     if not all(world.gather(_MARK in room and _fits(room, state))):
-        say(world, f"{path.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew")
+        say(
+            world,
+            f"{reader.place.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew",
+        )
         return
-    dcp.load({_PART: {str(world.rank): {gradient_sum.name: room}}}, storage_reader=reader)
+    load({_PART: {str(world.rank): {gradient_sum.name: room}}}, reader, reader.place)
     del room[_MARK]
     gradient_sum.restore(room)
 

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from disttrain_trainer.kept_gradients import room_for
 from disttrain_trainer.mesh import World
 from disttrain_trainer.report import say
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import Place
-from disttrain_trainer.step_writer import reader_of
+from disttrain_trainer.step_reader import StepReader, load
 
 _OWN, _COMMON = "replicas", "block"
 _MARK = "steps"
@@ -48,30 +46,29 @@ def saved_replica(state: State, rank: int) -> Iterator[dict[str, object]]:
         }
 
 
-def restore_replica(state: State, path: Place, world: World) -> None:
-    """Go on as this rank's replica in the checkpoint at `path`, whose model the state holds already.
+def restore_replica(state: State, reader: StepReader, world: World) -> None:
+    """Go on as this rank's replica in a checkpoint, whose model the state holds already.
 
     Of another mode or another number of replicas all begin with that model, and say so.
     """
     replicas = state.replicas
     if replicas is None:
         return
-    own = _load(path, (_OWN, str(world.rank), replicas.name))
+    own = _load(reader, (_OWN, str(world.rank), replicas.name))
     if _MARK not in own:
-        say(world, f"{path.name} holds no replicas of {replicas.name}: all begin with its model")
+        say(world, f"{reader.place.name} holds no replicas of {replicas.name}: all begin with its model")
         replicas.set_out()
         return
     del own[_MARK]
-    replicas.go_on(own, _load(path, (_COMMON, replicas.name)))
+    replicas.go_on(own, _load(reader, (_COMMON, replicas.name)))
 
 
-def _load(path: Place, keys: tuple[str, ...]) -> dict[str, Tensor]:
+def _load(reader: StepReader, keys: tuple[str, ...]) -> dict[str, Tensor]:
     """All tensors below `keys`; none where the checkpoint has nothing there."""
-    reader = reader_of(path)
     room = room_for(reader.read_metadata(), ".".join([*keys, ""]))
     if room:
         contents: dict[str, object] = dict(room)
         for key in reversed(keys):
             contents = {key: contents}
-        dcp.load(contents, storage_reader=reader)
+        load(contents, reader, reader.place)
     return dict(room)

@@ -31,7 +31,7 @@ def seed_everything(*seeds: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """All random states of this process, as a checkpoint holds them."""
+    """All random states of this process."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     return state | gpu_random_state()
 
@@ -50,3 +50,22 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     restore_gpu_random_state(state)
+
+
+_NUMPY_IN_CHECKPOINT = "numpy_generator"
+
+
+def saved_random_state() -> dict[str, Any]:
+    """Return all random states of this process as a checkpoint holds them: plain values and tensors, no arrays."""
+    state = random_state()
+    name, keys, *rest = state.pop("numpy")
+    return state | {_NUMPY_IN_CHECKPOINT: [name, keys.tolist(), *rest]}
+
+
+def restore_saved_random_state(state: dict[str, Any]) -> None:
+    """Restore what `saved_random_state` returned. Raises TypeError or ValueError for anything else.
+
+    A checkpoint of an earlier version holds NumPy's state as an array, which is not read: it stays as it is.
+    """
+    name, keys, *rest = state.get(_NUMPY_IN_CHECKPOINT) or saved_random_state()[_NUMPY_IN_CHECKPOINT]
+    restore_random_state({**state, "numpy": (name, np.array(keys, dtype=np.uint32), *rest)})

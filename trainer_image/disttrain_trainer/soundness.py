@@ -1,10 +1,19 @@
 """Which checkpoint to start from: the latest whose every byte is as it was written."""
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
 from disttrain_trainer.errors import CheckpointBroken
 from disttrain_trainer.mesh import World
 from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.report import say
 from disttrain_trainer.step_manifest import Place, StepManifest, flaws, read_manifest
+from disttrain_trainer.step_reader import read_metadata
+from disttrain_trainer.step_writer import METADATA_FILE
 from disttrain_trainer.storage import StepFolders
 
 
@@ -35,10 +44,62 @@ def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None
 
 def flaw_of(path: Place, world: World) -> str | None:
     """The first thing that is wrong with a checkpoint. Called by all ranks together."""
-    manifest = world.from_first(lambda: read_manifest(path))
+    manifest = world.from_first(lambda: _first_look(path))
     if isinstance(manifest, StepManifest):
         share = sorted(manifest.files)[world.rank :: world.size]
         return next((flaw for found in world.gather(flaws(path, manifest, share)) for flaw in found), None)
     if manifest is None:
         say(world, f"{path} has no manifest (an earlier version wrote it): it is loaded without a check")
     return manifest
+
+
+def lone_flaw_of(path: Place) -> str | None:
+    """Return the first thing that is wrong with a checkpoint, found by one process."""
+    manifest = _first_look(path)
+    if isinstance(manifest, StepManifest):
+        return next(iter(flaws(path, manifest, manifest.files)), None)
+    return manifest
+
+
+def _first_look(path: Place) -> StepManifest | str | None:
+    """Return the manifest, None where there is none, or a flaw in it or in what torch's metadata say."""
+    manifest = read_manifest(path)
+    if isinstance(manifest, str):
+        return manifest
+    try:
+        metadata = read_metadata(path)
+        sizes = {name: digest.size for name, digest in manifest.files.items()} if manifest else _sizes(path, metadata)
+    except CheckpointBroken as error:
+        return str(error)
+    return metadata_flaw(metadata, sizes, path) or manifest
+
+
+def _sizes(path: Place, metadata: Metadata) -> dict[str, int]:
+    """Return the size of each file that the metadata name, of those that are there."""
+    found = {}
+    for name in {info.relative_path for info in metadata.storage_data.values()}:
+        with suppress(FileNotFoundError):
+            found[name] = (path / name).stat().st_size
+    return found
+
+
+def metadata_flaw(metadata: Metadata, sizes: Mapping[str, int], path: Place) -> str | None:
+    """Return what the metadata claim to be in files of these sizes and cannot be there; None for nothing.
+
+    So that memory is asked for as much as the disk holds, whatever the metadata say.
+    """
+    stored: dict[str, int] = defaultdict(int)
+    for index, info in metadata.storage_data.items():
+        if info.offset + info.length > sizes.get(info.relative_path, -1):
+            return (
+                f"{path / METADATA_FILE} looks for `{index.fqn:.200}` where {info.relative_path:.200} has no such bytes"
+            )
+        stored[index.fqn] += info.length
+    if sum(stored.values()) > sum(sizes.values()):
+        return f"{path / METADATA_FILE} finds more bytes in the files than they have"
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            needed = math.prod(entry.size) * entry.properties.dtype.itemsize
+            if needed > stored[name]:
+                return f"{path / METADATA_FILE} says that `{name:.200}` has {needed} bytes, {stored[name]} are stored"
+    return None

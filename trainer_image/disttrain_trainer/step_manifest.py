@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from disttrain_api.base import ApiModel
-from disttrain_trainer.files import write_atomically
+from disttrain_trainer.files import is_plain_name, open_regular, read_bounded, write_atomically
 from disttrain_trainer.object_path import ObjectPath
 
 MANIFEST_FILE = "manifest.json"
 PENDING_FILE = "manifest.pending"
 """In an object store: the manifest of a checkpoint that is not committed yet."""
 
+MAX_MANIFEST_BYTES = 2**26
+"""One of 400,000 files has about as much."""
 _BLOCK_BYTES = 2**20
 
 Place = Path | ObjectPath
@@ -60,7 +62,7 @@ class StepManifest(ApiModel):
 
 def digest_of(path: Place) -> FileDigest:
     """Reads the whole file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest, size = hashlib.sha256(), 0
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
@@ -80,13 +82,20 @@ def read_manifest(folder: Place) -> StepManifest | str | None:
     """
     path = folder / MANIFEST_FILE
     try:
-        text = path.read_text()
+        text = read_bounded(path, MAX_MANIFEST_BYTES).decode()
         manifest = StepManifest.model_validate_json(text)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    except ValueError:
         return f"{path} cannot be read"
-    return manifest if manifest.text() == text else f"{path} is not as it was written"
+    if manifest.text() != text:
+        return f"{path} is not as it was written"
+    strange = next((name for name in manifest.files if not is_plain_name(name)), None)
+    if strange is not None:
+        return f"{path} names `{strange!r:.200}`, which is no name in the checkpoint's own folder"
+    return manifest
 
 
 def flaws(folder: Place, manifest: StepManifest, names: Iterable[str]) -> list[str]:

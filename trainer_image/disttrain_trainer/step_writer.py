@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -72,15 +72,6 @@ class StepWriter(FileSystemWriter):
         files[METADATA_FILE] = digest_of(self._folder / METADATA_FILE)
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         write_manifest(self._folder, self._manifest.model_copy(update={"files": files, "time": time}))
-
-
-def reader_of(place: Place) -> FileSystemReader:
-    """torch's reader of a checkpoint."""
-    if not isinstance(place, ObjectPath):
-        return FileSystemReader(place)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # needs fsspec
-
-    return FsspecReader(str(place), **OPTIONS)
 
 
 def object_file_system() -> FileSystemBase:

@@ -6,11 +6,9 @@ safetensors (https://huggingface.co/docs/safetensors) is imported where it is us
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -20,9 +18,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.mesh import World
-from disttrain_trainer.soundness import flaw_of
-from disttrain_trainer.step_manifest import Place, StepManifest, flaws, read_manifest
-from disttrain_trainer.step_writer import METADATA_FILE, reader_of
+from disttrain_trainer.soundness import flaw_of, lone_flaw_of
+from disttrain_trainer.step_manifest import Place
+from disttrain_trainer.step_reader import StepReader, load
+from disttrain_trainer.step_writer import METADATA_FILE
 from disttrain_trainer.storage import steps_in
 
 SUFFIX = ".safetensors"
@@ -67,7 +66,7 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
     flaw = None if is_file else flaw_of(source, world)
     if flaw is not None:
         raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}; name another checkpoint")
-    reader = SafetensorsReader(source) if is_file else reader_of(source)
+    reader = SafetensorsReader(source) if is_file else StepReader(source)
     weights = get_model_state_dict(module)
     there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
     names, advice = (
@@ -75,7 +74,7 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         "name weights of this model in `training.checkpoint.initialFrom`",
     )
     world.all_or_none(lambda: require_model_fits(there, weights, names, source, advice))
-    dcp.load(weights if is_file else {"model": weights}, storage_reader=reader)
+    load(weights if is_file else {"model": weights}, reader, source)
     set_model_state_dict(module, weights)
     return source
 
@@ -90,11 +89,11 @@ def export_weights(path: Place, target: Path) -> list[str]:
     from safetensors.torch import save_file
 
     source = weights_at(path)
-    manifest = read_manifest(source)
-    found = flaws(source, manifest, manifest.files) if isinstance(manifest, StepManifest) else [manifest]
-    for flaw in filter(None, found):
+    flaw = lone_flaw_of(source)
+    if flaw is not None:
         raise CheckpointBroken(f"{flaw}; export another checkpoint")
-    metadata = reader_of(source).read_metadata()
+    reader = StepReader(source)
+    metadata = reader.read_metadata()
     shapes = stored_shapes(metadata, "model.")
     stored = {name: metadata.state_dict_metadata[f"model.{name}"] for name in shapes}
     weights = {
@@ -102,10 +101,7 @@ def export_weights(path: Place, target: Path) -> list[str]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    with warnings.catch_warnings():
-        # That there is one process is what is wanted.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load({"model": weights}, storage_reader=reader_of(source), no_dist=True)
+    load({"model": weights}, reader, source, no_dist=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         # "format" tells other readers that these are torch's.

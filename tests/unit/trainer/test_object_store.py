@@ -19,6 +19,7 @@ from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
 from tests.cluster.ports import free_port
 from tests.object_store import object_store
 from tests.soak import SOAK
+from tests.unit.trainer.hostile import as_metadata
 from tests.unit.trainer.test_checkpoint import model_at
 from tests.unit.trainer.worlds import job, launch, small, user
 
@@ -168,6 +169,26 @@ class TestRuns:
             ended = world.ended()
         assert [rank.code for rank in ended] == [ExitCode.DONE], ended[0].err
         assert f"weights from {bucket}/test/step-2.1f3a9c2e-1" in ended[0].out
+
+    def test_a_hostile_one_runs_nothing(self, client, bucket, tmp_path, capsys):
+        """It is neither gone on from, nor exported, nor begun with."""
+        run(tmp_path / "first", {**TRAINING, "steps": 2}, bucket, ranks=1)
+        place = f"{bucket}/test/step-2.1f3a9c2e-1"
+        client.get(place, str(tmp_path / "step-2"), recursive=True)
+        as_metadata(tmp_path / "step-2", tmp_path / "mark")
+        client.put(f"{tmp_path}/step-2/", f"{place}/", recursive=True)
+        sentence = f"{place}/.metadata is no metadata of a checkpoint: it holds `posix.mkdir`"
+        (resumed,) = run(tmp_path / "second", {**TRAINING, "steps": 3}, bucket, ranks=1, attempt=2)
+        assert resumed.code == ExitCode.CHECKPOINT_BROKEN
+        assert sentence in resumed.report.error.message
+        config = job({**TRAINING, "steps": 1, "checkpoint": {"initialFrom": "test"}}, uid=UID)
+        with launch(tmp_path / "third", config | {"checkpointFolder": "another"}, storage=bucket) as world:
+            (begun,) = world.ended()
+        assert begun.code == ExitCode.CHECKPOINT_BROKEN
+        assert sentence in begun.report.error.message
+        assert main(["export", place, str(tmp_path / "out.safetensors")]) == 1
+        assert sentence in capsys.readouterr().err
+        assert not (tmp_path / "mark").exists()
 
 
 class TestSteps:
