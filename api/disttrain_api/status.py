@@ -159,6 +159,8 @@ class Replacement(ApiModel):
     """When it was judged."""
     reason: str
     """Why it failed."""
+    checkpoint_step: int | None = None
+    """Step of the last complete checkpoint that was known then."""
 
 
 class Attempt(ApiModel):
@@ -176,9 +178,9 @@ class Attempt(ApiModel):
     end_time: Time | None = None
     """When it ended."""
     verdict: Verdict | None = None
-    """Why it ended."""
+    """Why it ended; before `endTime` is set, why it is ending."""
     checkpoint_step: int | None = None
-    """Step of the last complete checkpoint when it ended."""
+    """Step of the last complete checkpoint when it ended, also where that was reported later."""
     avoided_nodes: list[str] = []
     """Nodes under suspicion, which its pods prefer not to use."""
     replacements: list[Replacement] = []

@@ -2,18 +2,12 @@
 
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
-from disttrain_api.status import CheckpointStatus, JobStatus, Verdict
+from disttrain_api.status import JobStatus, Verdict
 
 
-def is_fresh(checkpoint: CheckpointStatus | None, status: JobStatus) -> bool:
-    """Whether the checkpoint is newer than the one in the status."""
-    return checkpoint is not None and (status.checkpoint is None or checkpoint.step > status.checkpoint.step)
-
-
-def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict, *, fresh: bool) -> Verdict | None:
+def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict) -> Verdict | None:
     """The verdict with which the job fails where its restarts are used up, else None."""
-    used = 0 if fresh else status.restarts_since_checkpoint
-    if used < policy.max_restarts:
+    if status.restarts_since_checkpoint < policy.max_restarts:
         return None
     if policy.max_restarts == 0:
         return verdict.model_copy(update={"action": FailureAction.FAIL_JOB})

@@ -10,7 +10,6 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Move, State
 from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.decide.progress import newest_checkpoint, progress
 from disttrain_operator.decide.waiting import USUAL_REASONS
 from disttrain_operator.plan.environment import job_mesh
 from disttrain_operator.plan.identity import worker_selector
@@ -37,8 +36,6 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
         "conditions": list(_conditions(job, move, now)),
         "phase": _phase(move),
         "observed_generation": job.generation,
-        "progress": progress(job.status, observed, now),
-        "checkpoint": newest_checkpoint(job.status, observed),
         "selector": worker_selector(job.uid),
     }
     if job.spec is not None:
@@ -60,11 +57,9 @@ def _said(status: JobStatus, move: Move) -> bool:
     return running is not None and (running.reason, running.message) == (move.reason, move.message)
 
 
-def settle_counts(status: JobStatus, observed: Observed) -> JobStatus:
-    """The status of a finished job once none of its pods is alive: none is active, what they came to stays."""
+def settle_counts(status: JobStatus) -> JobStatus:
+    """The status of a job none of whose pods is alive: none is active, what they came to stays."""
     if not status.replicas and not any(count.active for count in status.replica_statuses):
-        return status
-    if any(pod.alive for pod in observed.pods):
         return status
     counts = [count.model_copy(update={"active": 0, "ready": 0}) for count in status.replica_statuses]
     return status.model_copy(update={"replica_statuses": counts, "replicas": 0})

@@ -4,6 +4,7 @@ snapshot (job, observed, now)  ->  first policy with an answer: a Move  ->  Deci
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from disttrain_api.names import Reason
@@ -17,6 +18,7 @@ from disttrain_operator.decide.finished import after_the_end, is_finished
 from disttrain_operator.decide.invalid_spec import invalid_spec
 from disttrain_operator.decide.leaving import leaving
 from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.progress import learn
 from disttrain_operator.decide.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.restart_policy import restart_policy
 from disttrain_operator.decide.revise import revise
@@ -56,6 +58,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     if job.spec is None and job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {'; '.join(job.problems)}")
+    job = replace(job, status=learn(job.status, observed, now))
     move = next(move for policy in POLICIES if (move := policy(job, observed, now)) is not None)
     return Decision(
         reason=move.reason,

@@ -10,6 +10,7 @@ from disttrain_operator.decide.conditions import condition, settle_counts
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.finish import clean_pods
 from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.progress import learn
 
 
 def is_finished(job: Job) -> bool:
@@ -19,8 +20,10 @@ def is_finished(job: Job) -> bool:
 
 
 def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
-    """What remains to be done for a finished job. Of its status only the counts still change."""
-    status = settle_counts(job.status, observed)
+    """What remains to be done for a finished job. Of its status only the counts and the last reports still change."""
+    status = job.status
+    if not any(pod.alive for pod in observed.pods):
+        status = settle_counts(learn(status, observed, now))
     cleaning = clean_pods(job.spec, observed, now)
     ttl = job.spec.run_policy.ttl_seconds_after_finished if job.spec is not None else None
     if ttl is None or job.status.completion_time is None:

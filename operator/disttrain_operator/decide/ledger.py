@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
-from disttrain_api.status import Attempt, JobStatus, Replacement, Verdict
+from disttrain_api.status import Attempt, CheckpointStatus, JobStatus, Replacement, Verdict
 from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
@@ -22,12 +22,22 @@ def begin_attempt(status: JobStatus, policy: RunPolicy, now: datetime) -> JobSta
     return status.model_copy(update=changes)
 
 
-def end_attempt(status: JobStatus, now: datetime, verdict: Verdict, checkpoint_step: int | None = None) -> JobStatus:
+def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus:
     """The current attempt, if there is one that has not ended, ends."""
     if not in_attempt(status):
         return status
-    step = checkpoint_step if checkpoint_step is not None else _known_step(status)
-    return _with_current(status, {"end_time": timestamp(now), "verdict": verdict, "checkpoint_step": step})
+    changes = {"end_time": timestamp(now), "verdict": verdict, "checkpoint_step": _known_step(status)}
+    return _with_current(status, changes)
+
+
+def await_end(status: JobStatus, verdict: Verdict) -> JobStatus:
+    """The current attempt is judged and ends when its pods have ended."""
+    return _with_current(status, {"verdict": verdict})
+
+
+def awaited_end(status: JobStatus) -> Verdict | None:
+    """The verdict over the current attempt where it is judged and has not ended."""
+    return status.attempts[-1].verdict if in_attempt(status) else None
 
 
 def mark_admitted(status: JobStatus, now: datetime) -> JobStatus:
@@ -40,15 +50,38 @@ def mark_running(status: JobStatus, now: datetime) -> JobStatus:
     return _with_current(status, {"running_time": timestamp(now)})
 
 
-def count_restart(status: JobStatus, *, new_checkpoint: bool, counted: bool) -> JobStatus:
-    """One more restart; a checkpoint since the last one starts the budget anew."""
-    since = (0 if new_checkpoint else status.restarts_since_checkpoint) + counted
+def count_restart(status: JobStatus, *, counted: bool) -> JobStatus:
+    """One more restart."""
+    since = status.restarts_since_checkpoint + counted
     return status.model_copy(update={"restarts": status.restarts + 1, "restarts_since_checkpoint": since})
+
+
+def know_checkpoint(status: JobStatus, checkpoint: CheckpointStatus, attempt: int) -> JobStatus:
+    """A new checkpoint of this attempt is known. If the attempt has ended, its restart came after the checkpoint."""
+    status = status.model_copy(update={"checkpoint": checkpoint})
+    ended = last_ended(status)
+    if ended is None or attempt > ended.number:
+        return status
+    counted = ended.verdict is not None and ended.verdict.action is FailureAction.RESTART_GANG
+    attempts = [
+        entry.model_copy(update={"checkpoint_step": checkpoint.step}) if entry is ended else entry
+        for entry in status.attempts
+    ]
+    since = min(status.restarts_since_checkpoint, int(counted))
+    return status.model_copy(update={"attempts": attempts, "restarts_since_checkpoint": since})
+
+
+def renew_budget(status: JobStatus) -> JobStatus:
+    """No restart counts any more where there is a checkpoint that was not there at the last of them."""
+    known, step = _step_at_last_restart(status), _known_step(status)
+    if step is None or (known is not None and step <= known):
+        return status
+    return status.model_copy(update={"restarts_since_checkpoint": 0})
 
 
 def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime) -> JobStatus:
     """One pod of the current attempt is to be made again, under its name."""
-    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason)
+    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=_known_step(status))
     replacements = [*status.attempts[-1].replacements, entry][-KEPT_REPLACEMENTS:]
     return _with_current(status, {"replacements": replacements})
 
@@ -68,14 +101,22 @@ def last_ended(status: JobStatus) -> Attempt | None:
     return next((attempt for attempt in reversed(status.attempts) if attempt.end_time is not None), None)
 
 
-def revise_verdict(status: JobStatus, number: int, verdict: Verdict, *, given_back: bool) -> JobStatus:
-    """Another verdict over an attempt that has ended; `given_back`: its restart does not count after all."""
+def revise_verdict(
+    status: JobStatus, number: int, verdict: Verdict, policy: RunPolicy, now: datetime, *, given_back: bool
+) -> JobStatus:
+    """Another verdict over an attempt that has ended; `given_back`: its restart does not count after all.
+
+    An attempt that has begun since avoids the nodes that are suspected by the new verdict.
+    """
     attempts = [
         attempt.model_copy(update={"verdict": verdict}) if attempt.number == number else attempt
         for attempt in status.attempts
     ]
     counted = max(0, status.restarts_since_checkpoint - given_back)
-    return status.model_copy(update={"attempts": attempts, "restarts_since_checkpoint": counted})
+    status = status.model_copy(update={"attempts": attempts, "restarts_since_checkpoint": counted})
+    if not in_attempt(status):
+        return status
+    return _with_current(status, {"avoided_nodes": suspected_nodes(status, policy, now)})
 
 
 def ended_by(status: JobStatus) -> Verdict | None:
@@ -123,6 +164,12 @@ def fruitless_attempts(status: JobStatus) -> int:
     return count
 
 
+def fruitless_replacements(status: JobStatus, pod: str) -> int:
+    """How often the pod was made again in the current attempt since the last new checkpoint before its last failure."""
+    entries = [entry for entry in status.attempts[-1].replacements if entry.pod == pod]
+    return sum(entry.checkpoint_step == entries[-1].checkpoint_step for entry in entries)
+
+
 def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:
     """Nodes on which enough attempts failed first within the window."""
     suspicion = policy.node_suspicion
@@ -143,6 +190,14 @@ def _failed_node(attempt: Attempt) -> str | None:
     at_fault = verdict is not None and verdict.class_ in ("Program", "Killed", "NodeLost")
     counted = verdict is not None and verdict.action is not FailureAction.FAIL_JOB
     return verdict.node if verdict is not None and at_fault and counted else None
+
+
+def _step_at_last_restart(status: JobStatus) -> int | None:
+    """The newest checkpoint that was known when an attempt ended or a pod was made again alone."""
+    steps = [attempt.checkpoint_step for attempt in status.attempts if attempt.end_time is not None]
+    if status.attempts:
+        steps += [entry.checkpoint_step for entry in status.attempts[-1].replacements]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _known_step(status: JobStatus) -> int | None:

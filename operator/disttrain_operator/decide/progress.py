@@ -1,36 +1,42 @@
-"""Reports of ranks -> progress and the last checkpoint. Until agents can be asked, reports come with the pods' ends."""
+"""Reports of ranks -> progress and the last checkpoint. Until agents can be asked, reports come with the pods' ends.
+
+They enter the status before any policy looks at it: when a checkpoint became known depends on whose exit was seen
+first, and no decision may.
+"""
 
 from datetime import datetime
 
 from disttrain_api.report import RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.ledger import know_checkpoint, renew_budget
 from disttrain_operator.decide.observed import Observed
 
 
-def latest_reports(observed: Observed) -> list[RankReport]:
-    """The ranks' reports, the newest attempt last and within it the lowest rank last."""
+def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
+    """The status with what the pods' reports tell: progress, the newest checkpoint, and the budget that it renews."""
+    status = status.model_copy(update={"progress": _progress(status, observed, now)})
+    for attempt, report in _reports(observed):
+        found, best = report.checkpoint, status.checkpoint
+        if found is not None and (best is None or found.step > best.step):
+            checkpoint = CheckpointStatus(step=found.step, path=found.path, time=found.time)
+            status = know_checkpoint(status, checkpoint, attempt)
+    return renew_budget(status)
+
+
+def _reports(observed: Observed) -> list[tuple[int, RankReport]]:
+    """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last."""
     reported = [
         (pod.attempt, -pod.report.progress.rank, pod.report.progress)
         for pod in observed.pods
         if pod.report is not None and pod.report.progress is not None
     ]
-    return [report for _, _, report in sorted(reported, key=lambda entry: entry[:2])]
+    return [(attempt, report) for attempt, _, report in sorted(reported, key=lambda entry: entry[:2])]
 
 
-def newest_checkpoint(status: JobStatus, observed: Observed) -> CheckpointStatus | None:
-    """The checkpoint with the highest step that was ever reported."""
-    best = status.checkpoint
-    for report in latest_reports(observed):
-        found = report.checkpoint
-        if found is not None and (best is None or found.step > best.step):
-            best = CheckpointStatus(step=found.step, path=found.path, time=found.time)
-    return best
-
-
-def progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
+def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
-    reports = [report for report in latest_reports(observed) if report.total_steps]
+    reports = [report for _, report in _reports(observed) if report.total_steps]
     if not reports:
         return status.progress
     report = reports[-1]

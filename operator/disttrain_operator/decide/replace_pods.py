@@ -4,7 +4,7 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.budget import is_fresh, used_up
+from disttrain_operator.decide.budget import used_up
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.failure_policy import is_counted
@@ -12,9 +12,15 @@ from disttrain_operator.decide.failures import Failures
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
-from disttrain_operator.decide.ledger import backoff_seconds, count_restart, in_attempt, ran, replace_pod
+from disttrain_operator.decide.ledger import (
+    backoff_seconds,
+    count_restart,
+    fruitless_replacements,
+    in_attempt,
+    ran,
+    replace_pod,
+)
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.decide.progress import newest_checkpoint
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import why_waiting
 from disttrain_operator.plan.identity import pod_name
@@ -30,16 +36,15 @@ def note_replacements(job: Job, observed: Observed, now: datetime) -> Move | Non
     if not failures.of_single_pods:
         return None
     policy, ledger = job.spec.run_policy, job.status
-    fresh = is_fresh(newest_checkpoint(ledger, observed), ledger)
     message = ""
     for cause, ruling in failures.of_single_pods:
         verdict = verdict_of(cause, ruling)
         counted = is_counted(cause)
-        if counted and (exhausted := used_up(ledger, policy, verdict, fresh=fresh)):
+        if counted and (exhausted := used_up(ledger, policy, verdict)):
             return finish(job.status, now, State.FAILED, exhausted)
-        ledger = count_restart(ledger, new_checkpoint=fresh, counted=counted)
+        ledger = count_restart(ledger, counted=counted)
         ledger = replace_pod(ledger, cause.pod.name, cause.pod.uid, cause.reason, now)
-        message, fresh = message or verdict.message, False
+        message = message or verdict.message
     state = State.RUNNING if ran(ledger) else State.STARTING
     event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
     return Move(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
@@ -72,7 +77,8 @@ def _begins_at(job: Job, pod: str) -> datetime | None:
     """When the pod of this name may be made again; None where it was never replaced."""
     assert job.spec is not None
     entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
-    return after(entries[-1].time, backoff_seconds(len(entries), job.spec.run_policy)) if entries else None
+    pause = backoff_seconds(fruitless_replacements(job.status, pod), job.spec.run_policy) if entries else 0
+    return after(entries[-1].time, pause) if entries else None
 
 
 def _deadline(job: Job, pods: list[str], now: datetime) -> Move | None:

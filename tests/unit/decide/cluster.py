@@ -16,7 +16,7 @@ from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJo
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.observed import CreateProblem, job_facts, observe
+from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts, observe
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, UID, a_raw_pod
@@ -106,6 +106,8 @@ class Operator:
         self.job = deepcopy(server.job)
         self.pods = Cache(group_of=lambda raw: raw["metadata"]["labels"][Label.JOB_UID])
         self.problems: dict[str, CreateProblem] = {}
+        self.seen = Observed()
+        """What the last decision was made from."""
         self.relist()
 
     def relist(self) -> None:
@@ -126,8 +128,8 @@ class Operator:
 
     def decide(self) -> Decision:
         """What the operator decides from what it sees."""
-        observed = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values())
-        return decide(job_facts(self.job), observed, self.server.now)
+        self.seen = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values())
+        return decide(job_facts(self.job), self.seen, self.server.now)
 
     def step(self, crash_after: int | None = None) -> bool:
         """One reconcile, of which only so many requests are made. Returns whether there was anything to do."""

@@ -336,3 +336,15 @@ def test_a_pod_without_a_reason_is_said_to_have_none_when_the_deadline_comes() -
     world = a_world(runPolicy={"startDeadlineSeconds": 60}).settle().pass_time(61).settle()
     assert world.condition("Failed")[1] == "StartDeadlineExceeded"
     assert "kubectl describe pod digits-3f9a1-worker-0-a1" in world.condition("Failed")[2]
+
+
+def test_a_verdict_that_is_put_right_clears_the_node_that_it_had_blamed() -> None:
+    world = own_world(restartBackoffSeconds=0).end(0, 1).end(2, 1, at="2026-01-01T12:00:01Z").pass_time(4)
+    restart(world).end(0, 1, at="2026-01-01T12:00:04Z").end(2, 1, at="2026-01-01T12:00:05Z").pass_time(4).settle()
+    assert world.job.status.attempts[-1].avoided_nodes == ["node1"]
+    silent = world.pod(1)
+    silent["spec"]["nodeName"] = "node2"
+    silent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.settle()
+    assert (verdict(world, 2).class_, verdict(world, 2).node) == ("NodeLost", "node2")
+    assert world.job.status.attempts[-1].avoided_nodes == []

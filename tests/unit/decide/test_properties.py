@@ -9,14 +9,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from disttrain_api.status import JobStatus
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.finished import is_finished
+from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.reconcile import same_meaning
-from tests.builders import a_raw_job, ended, running, waiting
+from tests.builders import a_raw_job, a_report, ended, running, waiting
 from tests.soak import SOAK
 from tests.unit.decide.cluster import Operator, Server, member
+from tests.unit.decide.oracle import Budget
 
 INDEX = st.integers(min_value=0, max_value=2)
 CODES = st.sampled_from([0, 0, 1, 3, 42, 43, 44, 80, 91, 134, 137, 143])
+# Whether it makes a checkpoint, whose program ends first, how, and whether the operator looks before the others end.
+MOSTLY = st.sampled_from([True, True, True, False])
+LIVES = st.tuples(MOSTLY, INDEX, st.sampled_from([1, 3, 134, 137]), MOSTLY)
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
 RULES = [
     {"action": "RestartPod", "exitCodes": {"values": [42]}},
@@ -53,24 +60,49 @@ class Jobs(RuleBasedStateMachine):
         self.terminal: str | None = None
         self.attempt = self.restarts = 0
         self.made: dict[str, set[str]] = {}
+        self.checkpoint = 0
+        self.budget = Budget()
 
     # The operator
 
+    def _step(self, crash_after: int | None = None) -> bool:
+        """One reconcile, of which the oracle hears what was seen and written."""
+        before = self.server.job
+        busy = self.operator.step(crash_after)
+        if self.server.job is not before:
+            self._audit(job_facts(before).status, job_facts(self.server.job).status)
+        return busy
+
+    def _audit(self, before: JobStatus, after: JobStatus) -> None:
+        assert after.restarts - before.restarts <= 3, "at most one restart for each pod that failed"
+        self.budget.hear(self.operator.seen)
+        used = self.budget.used
+        self.budget.see(self.operator.seen, before, after)
+        if is_finished(job_facts(self.server.job)):
+            if (
+                after.attempts
+                and after.attempts[-1].verdict
+                and after.attempts[-1].verdict.reason == "RestartsExhausted"
+            ):
+                assert used >= self._policy["maxRestarts"], "it had a restart left"
+            return
+        assert after.restarts_since_checkpoint == self.budget.used
+
     @rule()
     def reconcile(self) -> None:
-        self.operator.step()
+        self._step()
 
     @rule(requests=st.integers(0, 7))
     def reconcile_and_crash(self, requests: int) -> None:
         """The process dies after some of its requests; the next one knows the cluster, and nothing else."""
-        self.operator.step(crash_after=requests)
+        self._step(crash_after=requests)
         self.operator = Operator(self.server)
 
     @rule()
     def reconcile_in_full_view(self) -> None:
         self.operator.hear(100)
         self.operator.read_job()
-        self.operator.step()
+        self._step()
 
     @rule(count=st.integers(1, 4), twice=st.booleans())
     def events_arrive(self, count: int, twice: bool) -> None:
@@ -96,11 +128,18 @@ class Jobs(RuleBasedStateMachine):
         for pod in self._pods(index, "Pending"):
             self.server.put_pod(waiting(pod, reason))
 
-    @rule(index=INDEX, code=CODES)
-    def a_program_ends(self, index: int, code: int) -> None:
+    @rule()
+    def a_checkpoint_is_made(self) -> None:
+        if len([pod for index in range(3) for pod in self._pods(index, "Running")]) == 3:
+            self.checkpoint += 10
+
+    @rule(index=INDEX, code=CODES, reports=st.booleans())
+    def a_program_ends(self, index: int, code: int, reports: bool = False) -> None:
+        """Its last words tell of the newest checkpoint, which may be of an earlier attempt."""
+        report = a_report(self.checkpoint, checkpoint=self.checkpoint or None) if reports else None
         for pod in self._pods(index, "Running"):
             if not _lost(pod):
-                self.server.put_pod(ended(pod, code, at=timestamp(self.server.now)))
+                self.server.put_pod(ended(pod, code, at=timestamp(self.server.now), report=report))
 
     @rule()
     def what_was_told_to_stop_stops(self) -> None:
@@ -125,6 +164,27 @@ class Jobs(RuleBasedStateMachine):
         for pod in self._pods(index, "Running"):
             self._disrupt(pod, "DeletionByTaintManager", ready=False)
             self.server.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], None)
+
+    # What is common on a cluster and rare in a drawn order of rules
+
+    @rule(lives=st.lists(LIVES, min_size=2, max_size=4))
+    def attempts_run_and_fail(self, lives: list[tuple[bool, int, int, bool]]) -> None:
+        for checkpoint, first, code, looks in lives:
+            for _ in range(3):
+                self.reconcile_in_full_view()
+                self.what_was_told_to_stop_stops()
+                for index in range(3):
+                    self.a_pod_starts(index)
+            self.reconcile_in_full_view()
+            if checkpoint:
+                self.a_checkpoint_is_made()
+            self.a_program_ends(first, code, reports=True)
+            if looks:
+                self.reconcile_in_full_view()
+            for index in {0, 1, 2} - {first}:
+                self.a_program_ends(index, 1, reports=True)
+            self.reconcile_in_full_view()
+            self.time_passes_or_steps_back(70)
 
     # People and clocks
 
@@ -166,13 +226,11 @@ class Jobs(RuleBasedStateMachine):
         attempt, restarts = self._status.get("attempt", 0), self._status.get("restarts", 0)
         assert attempt >= self.attempt
         assert restarts >= self.restarts
-        assert restarts - self.restarts <= 3, "at most one restart for each pod that failed"
         self.attempt, self.restarts = attempt, restarts
 
     @invariant()
     def counted_restarts_stay_within_the_budget(self) -> None:
-        allowed = self.server.job["spec"]["runPolicy"]["maxRestarts"]
-        assert self._status.get("restartsSinceCheckpoint", 0) <= allowed
+        assert self._status.get("restartsSinceCheckpoint", 0) <= self._policy["maxRestarts"]
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:
@@ -215,15 +273,18 @@ class Jobs(RuleBasedStateMachine):
         for _ in range(30):
             self.operator.hear(1000)
             self.operator.read_job()
-            if not self.operator.step():
+            if not self._step():
                 break
         else:
             raise AssertionError(f"not at rest: {self.operator.decide()}")
         decision = self.operator.decide()
         assert decision.actions == ()
-        from disttrain_operator.decide.observed import job_facts
-
         assert decision.status is None or same_meaning(decision.status, job_facts(self.server.job).status)
+
+    @property
+    def _policy(self) -> dict[str, Any]:
+        policy: dict[str, Any] = self.server.job["spec"]["runPolicy"]
+        return policy
 
     @property
     def _status(self) -> dict[str, Any]:

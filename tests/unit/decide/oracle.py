@@ -1,0 +1,53 @@
+"""An independent count of the restarts that a job has used: from the history of what was seen, never from the status.
+
+It is kept as a bookkeeper would: every checkpoint that a pod reported, with its attempt, and every restart, in order.
+The count is then the number of counted restarts since the newest checkpoint was made.
+"""
+
+from dataclasses import dataclass, field
+
+from disttrain_api.status import JobStatus
+from disttrain_operator.decide.observed import Observed
+
+_CLUSTER = {"Preempted", "Drained", "Evicted", "NodeLost"}
+
+
+@dataclass
+class Budget:
+    """What happened to one job."""
+
+    newest: int = 0
+    made_in: int = 0
+    """The attempt that made the newest checkpoint."""
+    ends: dict[int, bool] = field(default_factory=dict)
+    """By attempt: whether the restart that followed from its end counts."""
+    singles: set[tuple[int, str]] = field(default_factory=set)
+    """Counted restarts of single pods, by attempt and uid, since the newest checkpoint was heard of."""
+    known_singles: set[tuple[int, str]] = field(default_factory=set)
+
+    def see(self, observed: Observed, before: JobStatus, after: JobStatus) -> None:
+        """A status was written, from what was observed."""
+        self.hear(observed)
+        for attempt in after.attempts:
+            if attempt.end_time is not None:
+                verdict = attempt.verdict
+                self.ends[attempt.number] = verdict is not None and verdict.action == "RestartGang"
+            for entry in attempt.replacements:
+                if (attempt.number, entry.uid) not in self.known_singles:
+                    self.known_singles.add((attempt.number, entry.uid))
+                    if entry.reason not in _CLUSTER:
+                        self.singles.add((attempt.number, entry.uid))
+
+    def hear(self, observed: Observed) -> None:
+        """Pods have reported."""
+        for pod in sorted(observed.pods, key=lambda pod: pod.attempt):
+            progress = pod.report.progress if pod.report is not None else None
+            if progress is not None and progress.checkpoint is not None and progress.checkpoint.step > self.newest:
+                self.newest, self.made_in = progress.checkpoint.step, pod.attempt
+                self.singles.clear()
+
+    @property
+    def used(self) -> int:
+        """Counted restarts since the newest checkpoint."""
+        gang = sum(counted for number, counted in self.ends.items() if number >= self.made_in)
+        return gang + len(self.singles)
