@@ -75,8 +75,8 @@ class Env:
     NODE_RANK = "NODE_RANK"  # P
     GROUP_RANK = "GROUP_RANK"  # P
     LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # P
-    RANK = "RANK"  # R; P only where a pod is one rank
-    LOCAL_RANK = "LOCAL_RANK"  # R; P only where a pod is one rank
+    RANK = "RANK"  # R; P only where a pod is one rank of several
+    LOCAL_RANK = "LOCAL_RANK"  # R; P only where a pod is one rank of several
     # torchrun's settings, so that an image with its own `torchrun` needs no arguments.
     PET_NNODES = "PET_NNODES"
     PET_NPROC_PER_NODE = "PET_NPROC_PER_NODE"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -156,6 +157,28 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     workplace = Workplace(tmp_path)
     yield workplace
     workplace.clean_up()
+
+
+def command(*words: str, env: list[dict[str, Any]] | None = None, **container: Any) -> dict[str, Any]:
+    """A template whose container runs these words."""
+    whole = {"name": "trainer", "image": "unused", "command": list(words), "env": env or [], **container}
+    return {"spec": {"containers": [whole]}}
+
+
+def own(workplace: Workplace, *words: str, replicas: int = 1, name: str = "own", **spec: Any) -> Path:
+    workers = {
+        "replicas": replicas,
+        **spec.pop("workers", {}),
+        "template": command(*words, **spec.pop("container", {})),
+    }
+    return workplace.write(name, training=None, workers=workers, **spec)
+
+
+def script(workplace: Workplace, text: str, name: str = "program.py") -> str:
+    """Path of a program with this text."""
+    path = workplace.folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
 
 
 def is_root() -> bool:

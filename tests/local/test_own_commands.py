@@ -1,18 +1,13 @@
 """Programs that know nothing of us, and how their processes live and end."""
 
-import json
-import os
 import signal
-import sys
-import textwrap
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from .conftest import DISTTRAIN, Run, Workplace
+from .conftest import DISTTRAIN, Run, Workplace, command, own, script
 
 TORCHRUN_SCRIPT = """
 import os
@@ -31,28 +26,6 @@ dist.barrier()
 dist.destroy_process_group()
 """
 STAY = "import time; time.sleep(1000)"
-
-
-def command(*words: str, env: list[dict[str, Any]] | None = None, **container: Any) -> dict[str, Any]:
-    """A template whose container runs these words."""
-    whole = {"name": "trainer", "image": "unused", "command": list(words), "env": env or [], **container}
-    return {"spec": {"containers": [whole]}}
-
-
-def own(workplace: Workplace, *words: str, replicas: int = 1, name: str = "own", **spec: Any) -> Path:
-    workers = {
-        "replicas": replicas,
-        **spec.pop("workers", {}),
-        "template": command(*words, **spec.pop("container", {})),
-    }
-    return workplace.write(name, training=None, workers=workers, **spec)
-
-
-def script(workplace: Workplace, text: str, name: str = "program.py") -> str:
-    """Path of a program with this text."""
-    path = workplace.folder / name
-    path.write_text(textwrap.dedent(text))
-    return str(path)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -74,48 +47,6 @@ def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(work
     assert run.exit_code == 0, run.stderr + logs
     assert "rank 0 of 2, local 0: 3.000" in logs
     assert "rank 1 of 2, local 0: 3.000" in logs
-
-
-def test_the_environment_is_the_users_with_the_contract_laid_over_it(
-    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MINE", "kept")
-    monkeypatch.setenv("RANK", "77")
-    monkeypatch.setenv("PET_NNODES", "77")
-    monkeypatch.setenv("DISTTRAIN_ATTEMPT", "77")
-    program = script(
-        workplace,
-        "import json, os, sys; json.dump([dict(os.environ), sys.argv, os.getcwd(), sys.executable], open('seen', 'w'))",
-    )
-    env = [
-        {"name": "DATA", "value": "$(DISTTRAIN_STORAGE)/data $(UNKNOWN) $$(HOME)"},
-        {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
-    ]
-    path = own(
-        workplace, "python3", program, container={"args": ["--rank=$(RANK)"], "env": env}, storage={"size": "1Gi"}
-    )
-    run = workplace.run(path)
-    assert run.exit_code == 0, run.stderr
-    seen, arguments, folder, python = json.loads((workplace.folder / "seen").read_text())
-    storage = run.home / "storage"
-    assert arguments == [program, "--rank=0"]
-    assert Path(folder) == workplace.folder
-    assert python == sys.executable
-    expected = {
-        "MINE": "kept",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "PET_NNODES": "1",
-        "DISTTRAIN_ATTEMPT": "1",
-        "DISTTRAIN_STORAGE": str(storage),
-        "DATA": f"{storage}/data $(UNKNOWN) $(HOME)",
-        "HOME": os.environ["HOME"],
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    assert {name: seen.get(name) for name in expected} == expected
-    assert storage.is_dir()
-    assert "not part of a local run: the values of SECRET (set them in your shell)" in run.stderr
 
 
 @pytest.mark.parametrize(

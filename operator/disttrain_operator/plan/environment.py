@@ -61,8 +61,9 @@ def pod_environment(spec: JobSpec, role: Role, index: int) -> dict[str, str]:
     environment = {Env.ROLE_INDEX: str(index)}
     if role is Role.WORKER:
         environment |= {Env.NODE_RANK: str(index), Env.GROUP_RANK: str(index), Env.PET_NODE_RANK: str(index)}
-        if spec.workers.ranks_per_pod == 1:
-            # Only here: elsewhere a RANK on the pod would be the node's, which programs mistake for the process's.
+        # A pod of several ranks has none of its own. A rank without peers is a plain program: scripts that find a RANK
+        # open a process group, often with NCCL, where alone they need neither group nor GPU.
+        if spec.workers.ranks_per_pod == 1 and spec.world_size > 1:
             environment |= {Env.RANK: str(index), Env.LOCAL_RANK: "0"}
     return environment
 

@@ -50,6 +50,15 @@ def test_a_worker_of_one_rank_has_it_in_its_environment() -> None:
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("1", "0", "2")
 
 
+def test_a_rank_without_peers_has_none_in_its_environment() -> None:
+    job = a_job(training=None, workers={"replicas": 1, "template": command_template()})
+    found = environment(pod(job, Role.WORKER, 0, 1, SITE))
+    assert found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] == found["PET_NNODES"] == "1", (
+        "what torchrun needs is there"
+    )
+    assert not {"RANK", "LOCAL_RANK"} & found.keys()
+
+
 def test_the_master_has_the_name_that_its_peers_are_told() -> None:
     job = a_job()
     master = pod(job, Role.WORKER, 0, 1, SITE)

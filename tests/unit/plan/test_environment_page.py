@@ -1,0 +1,104 @@
+"""docs/environment.md says what a pod's environment holds: no variable more, none less, under the right heading."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_api import manifest
+from disttrain_api.names import Env, Role
+from disttrain_operator.plan.desired import Site, pod
+from disttrain_trainer.agent.environment import read_environment
+from tests.builders import a_job
+from tests.cluster.paths import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "environment.md").read_text()
+SITE = Site(trainer_image="disttrain/trainer:test", token="t")
+OWN: dict[str, Any] = {
+    "training": None,
+    "workers": {"template": {"spec": {"containers": [{"name": "trainer", "command": ["torchrun", "x.py"]}]}}},
+}
+SERVERS = {"parameterServers": {"replicas": 2, "template": OWN["workers"]["template"]}}
+TRAINED_BY_SERVERS = {"parameterServers": {}, "parallelism": {"dataParallel": {"mode": "ParameterServer"}}}
+
+
+def page(heading: str) -> list[str]:
+    """Variables of the table under a heading."""
+    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert found
+    return list(found)
+
+
+def environment(role: Role = Role.WORKER, **spec: Any) -> dict[str, str]:
+    (container, *_) = pod(a_job(**spec), role, 0, 1, SITE)["spec"]["containers"]
+    return {entry["name"]: entry.get("value", "from the node") for entry in container["env"]}
+
+
+def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            whole[key] = {**whole[key], **value} if isinstance(whole.get(key), dict) else value
+    return whole
+
+
+def ranks(number: int, each: int) -> dict[str, Any]:
+    return {"workers": {"replicas": number, "processesPerPod": each}}
+
+
+@pytest.mark.parametrize("program", [OWN, {}], ids=["own", "training"])
+@pytest.mark.parametrize(("number", "each"), [(1, 1), (1, 4), (3, 1), (3, 4)])
+def test_the_page_has_the_variables_of_workers(program: dict[str, Any], number: int, each: int) -> None:
+    expected = {*page("Every pod"), *page("Workers")}
+    if each == 1 and number > 1:
+        expected |= set(page("Workers that are one rank of several"))
+    if program is not OWN:
+        expected.add(Env.CONFIG)
+    assert environment(**merged(program, ranks(number, each))).keys() == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [(merged(OWN, SERVERS), set()), (TRAINED_BY_SERVERS, {Env.CONFIG, Env.LOCAL_WORLD_SIZE})],
+    ids=["own", "training"],
+)
+def test_the_page_has_the_variables_of_servers(spec: dict[str, Any], more: set[str]) -> None:
+    assert environment(Role.PS, **spec).keys() == {*page("Every pod"), Env.PS_ADDRESSES} | more
+
+
+def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
+    training = {"training": {"preflight": True}}
+    asked = {"storage": {"size": "1Gi"}}
+    found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS)).keys()
+    always = environment(**OWN).keys()
+    assert found - always == set(page("Where the job asks for it"))
+
+
+def test_the_page_has_the_variables_of_ranks() -> None:
+    config = {name: value for name, value in environment(**ranks(2, 4)).items() if name != "PYTHONUNBUFFERED"}
+    rank = read_environment(config).of_rank(0)
+    laid_over = {name for name, value in rank.items() if config.get(name) != value}
+    unchanged = {"LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    assert laid_over | unchanged == set(page("Ranks of the trainer"))
+
+
+def test_the_page_names_every_variable_of_the_contract_and_the_values_that_are_constant() -> None:
+    names = {value for key, value in vars(Env).items() if not key.startswith("_")}
+    assert names <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+    found = environment(**OWN, storage={"size": "1Gi"})
+    for name in ("MASTER_PORT", "DISTTRAIN_SCRATCH", "DISTTRAIN_GRACE_SECONDS", "DISTTRAIN_STORAGE", "USER"):
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
+        assert re.search(rf"(?<![\w/]){re.escape(found[name])}\b", row), row
+
+
+def test_the_manifests_of_the_page_are_valid() -> None:
+    found = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert [manifest.parse(text).spec.world_size for text in found] == [8, 4]
+
+
+def test_the_page_is_found() -> None:
+    for path in (REPOSITORY / "README.md", REPOSITORY / "docs" / "command-line.md"):
+        assert "environment.md" in Path(path).read_text(), path
