@@ -11,6 +11,7 @@ from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_pipelines import FLUSHLESS_REFUSALS, PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
+from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
 
 
@@ -39,6 +40,7 @@ REFUSALS = (
     *PIPELINE_REFUSALS,
     *FLUSHLESS_REFUSALS,
     *RELAXED_REFUSALS,
+    *RESERVED_NAME_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -321,18 +323,6 @@ REFUSALS = (
             ),
         )
     ),
-    Refusal(
-        "WorkersLabels",
-        f"{WORKERS}.metadata.labels",
-        "label `disttrain.io/role` is the operator's to set: remove it",
-        {"workers": {"template": {"metadata": {"labels": {"mine": "fine", "disttrain.io/role": "chief"}}}}},
-    ),
-    Refusal(
-        "ServersLabels",
-        f"{SERVERS}.metadata.labels",
-        "label `disttrain.io/job-name` is the operator's to set: remove it",
-        servers(metadata={"labels": {"disttrain.io/job-name": "mine"}}),
-    ),
 )
 
 NAME_REFUSALS = {
@@ -353,6 +343,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **SERVERS_ACCEPTED,
     **PIPELINES_ACCEPTED,
     **RELAXED_ACCEPTED,
+    **RESERVED_NAMES_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

@@ -29,11 +29,13 @@ _KEPT = (
     "x-kubernetes-map-type",
 )
 
-# Of a template's metadata only these reach a pod: the operator sets the rest.
+# Of a template's metadata only these reach a pod: the operator sets the rest. More of them than any pod has would make
+# the API server take every CEL rule over them for too expensive.
 _METADATA: Schema = {
     "type": "object",
     "properties": {
-        key: {"type": "object", "additionalProperties": {"type": "string"}} for key in ("labels", "annotations")
+        key: {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": 256}
+        for key in ("labels", "annotations")
     },
 }
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"

@@ -113,6 +113,9 @@ def _field_schema(schema: Schema, key: str) -> Schema:
 
 def _check_object(value: dict[str, Any], schema: Schema, location: Location) -> Iterator[Violation]:
     properties, additional = schema.get("properties"), schema.get("additionalProperties")
+    most = schema.get("maxProperties")
+    if most is not None and len(value) > most:
+        yield Violation(location, f"must have at most {most} entries, not {len(value)}")
     for key in schema.get("required", []):
         if key not in value:
             yield Violation((*location, key), "must be given")

@@ -215,9 +215,15 @@ containers = st.lists(
     unique_by=lambda container: container["name"],
 )
 OTHER_PODS = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "a/zone"}]}
+own_names = one_of("mine", "disttrain.io/role", "disttrain.io/released-at", "app.kubernetes.io/managed-by")
+claims = some(
+    2, labels=st.dictionaries(own_names, st.just("x"), max_size=1), annotations=st.dictionaries(own_names, st.just("x"))
+)
 templates = some(
     2,
-    metadata=some(2, labels=st.dictionaries(one_of("mine", "disttrain.io/role", "disttrain.io/index"), st.just("x"))),
+    metadata=some(
+        2, labels=st.dictionaries(own_names, st.just("x")), annotations=st.dictionaries(own_names, st.just("x"))
+    ),
     spec=some(
         4,
         containers=containers,
@@ -225,7 +231,14 @@ templates = some(
         restartPolicy=one_of("Never", "Always"),
         hostname=st.just("mine"),
         priorityClassName=one_of("", "high"),
-        volumes=one_of([], [{"name": "disttrain-x"}], [{"name": "mine"}]),
+        volumes=st.one_of(
+            one_of([], [{"name": "disttrain-x"}], [{"name": "mine"}]),
+            claims.map(
+                lambda metadata: [
+                    {"name": "mine", "ephemeral": {"volumeClaimTemplate": {"metadata": metadata, "spec": {}}}}
+                ]
+            ),
+        ),
         affinity=one_of({}, {"podAffinity": {}}, {"podAffinity": OTHER_PODS}, {"podAntiAffinity": OTHER_PODS}),
         topologySpreadConstraints=one_of(
             [], [{"maxSkew": 1, "topologyKey": "a/zone", "whenUnsatisfiable": "DoNotSchedule"}]

@@ -145,6 +145,10 @@ def test_kubectl_apply_refuses_a_misspelt_field(jobs: Jobs, spec: dict[str, Any]
         ({"storage": {"size": "0Gi"}}, "spec.storage.size"),
         ({"workers": {"template": {"spec": {"containers": "x"}}}}, "spec.workers.template.spec.containers"),
         (
+            {"workers": {"template": {"metadata": {"labels": {f"l{number}": "x" for number in range(257)}}}}},
+            "spec.workers.template.metadata.labels",
+        ),
+        (
             {"workers": {"template": {"spec": {"containers": [{"name": "a", "resources": {"limits": {"cpu": "x"}}}]}}}},
             "spec.workers.template.spec.containers[0].resources.limits.cpu",
         ),

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Env, Label
+from disttrain_api.names import CONTAINER, RESERVED_PREFIX, Env, Label
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
 VOLUME_PREFIX = "disttrain-"
-OPERATOR_LABELS = tuple(value for key, value in vars(Label).items() if key.isupper() and key != "MANAGER")
 OPERATOR_ENVIRONMENT = tuple(value for key, value in vars(Env).items() if key.isupper())
 
 _HOST_NAMES = ("hostname", "subdomain", "hostnameOverride")
@@ -95,9 +94,20 @@ def _first(names: Iterable[Any]) -> Values | None:
     return None
 
 
-def _operator_label(template: dict[str, Any]) -> Values | None:
-    labels = _object(_object(template, "metadata"), "labels")
-    return _first(label for label in OPERATOR_LABELS if label in labels)
+def _reserved_label(metadata: dict[str, Any]) -> bool:
+    return any(key.startswith(RESERVED_PREFIX) or key == Label.MANAGED_BY for key in _object(metadata, "labels"))
+
+
+def _reserved_annotation(metadata: dict[str, Any]) -> bool:
+    return any(key.startswith(RESERVED_PREFIX) for key in _object(metadata, "annotations"))
+
+
+def _reserved_in_claim(template: dict[str, Any]) -> Values | None:
+    for volume in _objects(_object(template, "spec"), "volumes"):
+        metadata = _object(_object(_object(volume, "ephemeral"), "volumeClaimTemplate"), "metadata")
+        if _reserved_label(metadata) or _reserved_annotation(metadata):
+            return {"name": str(volume.get("name", ""))}
+    return None
 
 
 def _operator_volume(template: dict[str, Any]) -> Values | None:
@@ -132,7 +142,15 @@ def _gpu_cel(containers: str) -> str:
     return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, !has(c.resources) || ({wanted})))"
 
 
-_LABELS_OF_OPERATOR = f"{_cel_list(OPERATOR_LABELS)}.filter(l, l in self)"
+_RESERVED_ANNOTATION = f"k.startsWith('{RESERVED_PREFIX}')"
+_RESERVED_LABEL = f"{_RESERVED_ANNOTATION} || k == '{Label.MANAGED_BY}'"
+_CLAIM = "v.ephemeral.volumeClaimTemplate"
+# CEL: the template of the volume's (v) claim has a reserved label or annotation.
+_CLAIM_IS_RESERVED = (
+    f"has(v.ephemeral) && has({_CLAIM}) && has({_CLAIM}.metadata)"
+    f" && ((has({_CLAIM}.metadata.labels) && {_CLAIM}.metadata.labels.exists(k, {_RESERVED_LABEL}))"
+    f" || (has({_CLAIM}.metadata.annotations) && {_CLAIM}.metadata.annotations.exists(k, {_RESERVED_ANNOTATION})))"
+)
 # CEL: the first of the operator's variables that the container `trainer` sets. Looking through the variables of the
 # container for one of the operator's would be shorter, but its message counts as too expensive.
 _FIRST_VARIABLE = (
@@ -216,10 +234,26 @@ POD_RULES = (
     *_per_role(
         "Labels",
         "metadata.labels",
-        "label `{name}` is the operator's to set: remove it",
-        _operator_label,
-        f"{_LABELS_OF_OPERATOR}.size() == 0",
-        {"name": f"{_LABELS_OF_OPERATOR}[0]"},
+        # A message that names the key would count as too expensive: nothing bounds the length of keys.
+        f"labels that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are the operator's to set: remove them",
+        lambda template: when(_reserved_label(_object(template, "metadata"))),
+        f"!self.exists(k, {_RESERVED_LABEL})",
+    ),
+    *_per_role(
+        "Annotations",
+        "metadata.annotations",
+        f"annotations that begin with '{RESERVED_PREFIX}' are the operator's to set: remove them",
+        lambda template: when(_reserved_annotation(_object(template, "metadata"))),
+        f"!self.exists(k, {_RESERVED_ANNOTATION})",
+    ),
+    *_per_role(
+        "Claims",
+        "spec.volumes",
+        f"the claim of volume `{{name}}` has a label or annotation that begins with '{RESERVED_PREFIX}', or the label"
+        f" '{Label.MANAGED_BY}', which are the operator's to set: remove them",
+        _reserved_in_claim,
+        f"!self.exists(v, {_CLAIM_IS_RESERVED})",
+        {"name": f"self.filter(v, {_CLAIM_IS_RESERVED})[0].name"},
     ),
     *_per_role(
         "Volumes",
