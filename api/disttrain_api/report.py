@@ -1,26 +1,89 @@
-"""What ranks tell their agent, and what the agent tells the operator in the pod's termination message."""
+"""What ranks tell their agent, and what the agent tells the operator in the pod's termination message.
 
-from typing import Annotated
+Whoever can write to a pod's termination message writes what he likes there. So a report holds only what a status can
+hold: finite numbers, integers of 64 bits, times, short texts. A value that is none of these is left out; where it is one
+that the report cannot do without, that report is. A field of another version is passed by.
+"""
 
-from pydantic import Field
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from disttrain_api.base import ApiModel
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
+from disttrain_api.times import parse_time, timestamp
 
 # The kubelet cuts a termination message at 4096 bytes.
 MAX_TERMINATION_MESSAGE_BYTES = 4096
+MAX_METRICS = 64
 MAX_ERROR_NAME = 120
 MAX_PLACE = 200
+_MAX_METRIC_NAME = 128
+_MAX_LOG = _MAX_PATH = 4096
 
 
-class CheckpointReport(ApiModel):
+def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValueError:
+        return None
+
+
+def _cut(most: int) -> BeforeValidator:
+    return BeforeValidator(lambda value: cut(value, most) if isinstance(value, str) else value)
+
+
+def _time(value: Any) -> str:
+    moment = parse_time(value)
+    if moment is None:
+        raise ValueError("no time")
+    return timestamp(moment)
+
+
+def _metrics(value: Any) -> dict[str, Any]:
+    """The first of the figures that are numbers and have a name."""
+    if not isinstance(value, dict):
+        return {}
+    sound = (
+        (name, number)
+        for name, number in value.items()
+        if isinstance(name, str) and 0 < len(name) <= _MAX_METRIC_NAME and _is_finite(number)
+    )
+    return dict(pair for pair, _ in zip(sound, range(MAX_METRICS), strict=False))
+
+
+def _is_finite(number: Any) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return -1e308 < number < 1e308
+
+
+_OrNone = WrapValidator(_or_none)
+
+_Rank = Annotated[int, Field(ge=0, le=2**31)]
+_Steps = Annotated[int, Field(ge=0, le=2**53)]
+_Number = Annotated[float | None, Field(allow_inf_nan=False), _OrNone]
+_Code = Annotated[int, Field(ge=-(2**31), le=2**31)]
+_Word = Annotated[str, _cut(MAX_REASON_LENGTH)]
+_Message = Annotated[str, _cut(MAX_MESSAGE_BYTES)]
+# Its end holds the cause.
+_Log = Annotated[str, BeforeValidator(lambda value: value[-_MAX_LOG:] if isinstance(value, str) else value)]
+
+
+class _Report(ApiModel):
+    model_config = {**ApiModel.model_config, "extra": "ignore"}
+
+
+class CheckpointReport(_Report):
     """A complete checkpoint."""
 
-    step: int
-    path: str
-    time: str
+    step: _Steps
+    path: Annotated[str, Field(max_length=_MAX_PATH)]
+    time: Annotated[str, BeforeValidator(_time)]
 
 
-class FailureSignature(ApiModel):
+class FailureSignature(_Report):
     """What makes a failure recognisable when it comes again.
 
     Failures that come from outside, such as a lost peer, a signal or a stop, have no signature.
@@ -30,9 +93,9 @@ class FailureSignature(ApiModel):
     """Type of the exception; with its module, unless the type is Python's or the trainer's own."""
     place: Annotated[str, Field(max_length=MAX_PLACE)] | None = None
     """`file:line` of the innermost frame outside of torch and Python's own library. None: unknown."""
-    step: Annotated[int, Field(ge=0)] | None = None
+    step: _Steps | None = None
     """The last step that the job had done; for a loss that is not finite, its step. None: unknown."""
-    steps_done: Annotated[int, Field(ge=0)] | None = None
+    steps_done: _Steps | None = None
     """Steps that this attempt had done before. None: unknown."""
 
     def repeats(self, former: "FailureSignature | None") -> bool:
@@ -45,67 +108,79 @@ class FailureSignature(ApiModel):
         return self.step is not None or self.steps_done == former.steps_done == 0
 
 
-class RankError(ApiModel):
+class RankError(_Report):
     """Why a rank ended, in its own words; `reason` is UpperCamelCase, `message` one sentence."""
 
-    exit_code: int
-    reason: str
-    message: str
-    signature: FailureSignature | None = None
+    exit_code: _Code
+    reason: _Word
+    message: _Message
+    signature: Annotated[FailureSignature | None, _OrNone] = None
 
 
-class RankReport(ApiModel):
+class RankReport(_Report):
     """A rank rewrites this file atomically at every logged step, evaluation and checkpoint, and when it ends."""
 
-    rank: int
-    step: int = 0
-    total_steps: int = 0
-    loss: float | None = None
-    samples_per_second: float | None = None
-    metrics: dict[str, float] = {}
-    checkpoint: CheckpointReport | None = None
-    error: RankError | None = None
+    rank: _Rank
+    step: _Steps = 0
+    total_steps: _Steps = 0
+    loss: _Number = None
+    samples_per_second: _Number = None
+    metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
+    checkpoint: Annotated[CheckpointReport | None, _OrNone] = None
+    error: Annotated[RankError | None, _OrNone] = None
     done: bool = False
     """All work is finished; what happens to the process from here on is tear-down."""
 
 
-class RankFailure(ApiModel):
+class RankFailure(_Report):
     """The rank of a pod that failed first."""
 
-    rank: int
-    exit_code: int | None = None
-    signal: int | None = None
-    reason: str | None = None
-    message: str | None = None
-    signature: FailureSignature | None = None
-    log_tail: str | None = None
+    rank: _Rank
+    exit_code: Annotated[_Code | None, _OrNone] = None
+    signal: Annotated[Annotated[int, Field(ge=0, le=128)] | None, _OrNone] = None
+    reason: Annotated[_Word | None, _OrNone] = None
+    message: Annotated[_Message | None, _OrNone] = None
+    signature: Annotated[FailureSignature | None, _OrNone] = None
+    log_tail: Annotated[_Log | None, _OrNone] = None
 
 
-class PodReport(ApiModel):
+class PodReport(_Report):
     """The agent's termination message. Rank 0's pod holds the job's progress."""
 
-    progress: RankReport | None = None
-    failure: RankFailure | None = None
+    progress: Annotated[RankReport | None, _OrNone] = None
+    failure: Annotated[RankFailure | None, _OrNone] = None
 
 
 def encode_pod_report(report: PodReport) -> str:
-    """JSON of at most MAX_TERMINATION_MESSAGE_BYTES; the log tail gives way first, then the message."""
+    """JSON of at most MAX_TERMINATION_MESSAGE_BYTES; the log tail gives way first, then messages, then figures."""
     text = _dump(report)
-    if report.failure is None or len(text.encode()) <= MAX_TERMINATION_MESSAGE_BYTES:
-        return text
+    for shorter in _shorter(report):
+        if len(text.encode()) <= MAX_TERMINATION_MESSAGE_BYTES:
+            break
+        text = _dump(shorter)
+    return text
+
+
+def _shorter(report: PodReport) -> Iterator[PodReport]:
+    """The report with less and less in it."""
+    progress, failure = report.progress, report.failure
     for field in ("log_tail", "message"):
-        value = getattr(report.failure, field) or ""
-        while value and len(text.encode()) > MAX_TERMINATION_MESSAGE_BYTES:
+        value = (getattr(failure, field) if failure is not None else None) or ""
+        while failure is not None and value:
             # The end of a log and the start of a message hold the cause.
             value = value[len(value) // 4 + 1 :] if field == "log_tail" else value[: len(value) * 3 // 4]
-            failure = report.failure.model_copy(update={field: value or None})
-            report = report.model_copy(update={"failure": failure})
-            text = _dump(report)
-    return text
+            failure = failure.model_copy(update={field: value or None})
+            yield PodReport(progress=progress, failure=failure)
+    for left_out in ({"error": None}, {"metrics": {}}, {"checkpoint": None}):
+        if progress is not None:
+            progress = progress.model_copy(update=left_out)
+            yield PodReport(progress=progress, failure=failure)
 
 
 def decode_pod_report(text: str) -> PodReport | None:
     """The report in a termination message, None where another program wrote it."""
+    if len(text) > MAX_TERMINATION_MESSAGE_BYTES:
+        return None
     try:
         return PodReport.model_validate_json(text)
     except ValueError:

@@ -1,4 +1,8 @@
-"""`status` of a DistTrainingJob. Conditions are the truth; `phase` is one word for people and read by no code."""
+"""`status` of a DistTrainingJob. Conditions are the truth; `phase` is one word for people and read by no code.
+
+Another version of the operator may have written it, or may read it next. So its words are open strings, which code
+compares with the constants below, and fields that this version does not know are kept and written back.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,13 +10,18 @@ from typing import Annotated
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
-from disttrain_api.run_policy import FailureAction
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
+class StatusModel(ApiModel):
+    """A part of the status. Fields of another version are kept."""
+
+    model_config = {**ApiModel.model_config, "extra": "allow"}
+
+
 class ConditionType(StrEnum):
-    """All of them are set at the first status write."""
+    """All of them are set at the first status write. Conditions of other types are left as they are."""
 
     RUNNING = "Running"
     SUSPENDED = "Suspended"
@@ -35,12 +44,12 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-class Condition(ApiModel):
+class Condition(StatusModel):
     """A Kubernetes condition."""
 
-    type: ConditionType
+    type: str
     """Running, Suspended, Restarting, CheckpointsDurable, Complete, Failed or Finished."""
-    status: Annotated[str, Field(pattern="^(True|False|Unknown)$")]
+    status: Annotated[str, Field(json_schema_extra={"pattern": "^(True|False|Unknown)$"})]
     """True, False or Unknown."""
     reason: str
     """One word for programs."""
@@ -52,7 +61,7 @@ class Condition(ApiModel):
     """The generation of the job that this was derived from."""
 
 
-class ReplicaStatus(ApiModel):
+class ReplicaStatus(StatusModel):
     """Counts of the current attempt's pods of one role."""
 
     role: str
@@ -67,7 +76,7 @@ class ReplicaStatus(ApiModel):
     """Pods that ended otherwise."""
 
 
-class Metric(ApiModel):
+class Metric(StatusModel):
     """A named figure of the last evaluation."""
 
     name: str
@@ -76,7 +85,7 @@ class Metric(ApiModel):
     """Its value."""
 
 
-class Progress(ApiModel):
+class Progress(StatusModel):
     """The last progress that the ranks reported."""
 
     step: int
@@ -93,7 +102,7 @@ class Progress(ApiModel):
     """When the operator learned it."""
 
 
-class CheckpointStatus(ApiModel):
+class CheckpointStatus(StatusModel):
     """The last complete checkpoint."""
 
     step: int
@@ -118,18 +127,18 @@ class FailureClass(StrEnum):
     PEER_LOST = "PeerLost"
 
 
-class Verdict(ApiModel):
+class Verdict(StatusModel):
     """Why an attempt ended: the first cause, not the last symptom."""
 
     reason: str
     """One word for programs, for example OOMKilled or RankFailed."""
     message: str
     """A sentence for people."""
-    class_: Annotated[FailureClass | None, Field(alias="class")] = None
+    class_: Annotated[str | None, Field(alias="class")] = None
     """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, Killed, Disruption
     (preempted, evicted, drained), NodeLost, PodLost, Stopped or PeerLost. Absent: nothing failed."""
-    action: FailureAction | None = None
-    """What followed from it by the failure policy. Absent: nothing failed."""
+    action: str | None = None
+    """What followed from it by the failure policy, one of its actions. Absent: nothing failed."""
     rule: str | None = None
     """Name, or place in the list, of the failure policy's rule that said so. Absent: the default."""
     role: str | None = None
@@ -148,7 +157,7 @@ class Verdict(ApiModel):
     """The last lines of its log, where they could be had."""
 
 
-class Replacement(ApiModel):
+class Replacement(StatusModel):
     """A pod that was made again alone, within an attempt."""
 
     pod: str
@@ -163,7 +172,7 @@ class Replacement(ApiModel):
     """Step of the last complete checkpoint that was known then."""
 
 
-class Attempt(ApiModel):
+class Attempt(StatusModel):
     """One life of the gang."""
 
     number: int
@@ -187,12 +196,12 @@ class Attempt(ApiModel):
     """Pods that were made again alone; the last fifty."""
 
 
-class JobStatus(ApiModel):
+class JobStatus(StatusModel):
     """What the operator observed and decided."""
 
     conditions: list[Condition] = []
     """The truth; wait for `Finished`, which is True at either end."""
-    phase: Phase | None = None
+    phase: str | None = None
     """One word for people: Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
     observed_generation: int | None = None
     """The generation of the job that this status was derived from."""

@@ -1,16 +1,15 @@
 """Times in a status. The clock itself is never read here: `now` always comes in as an argument."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
+from disttrain_api.times import EARLIEST, parse_time, timestamp
 
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in whole seconds, as Kubernetes writes it."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+__all__ = ["after", "earliest", "timestamp"]
 
 
 def after(text: str, seconds: float) -> datetime:
-    """The moment `seconds` after a timestamp."""
-    return datetime.fromisoformat(text).astimezone(UTC) + timedelta(seconds=seconds)
+    """The moment `seconds` after a timestamp. A time that cannot be read is long past."""
+    return (parse_time(text) or EARLIEST) + timedelta(seconds=seconds)
 
 
 def earliest(*moments: datetime | None) -> datetime | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.errors import LayoutError
 from disttrain_api.names import Reason, Role
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
@@ -23,6 +24,8 @@ _PHASES = {
     State.COMPLETE: Phase.SUCCEEDED,
     State.FAILED: Phase.FAILED,
 }
+_OUR_TYPES, _OUR_ROLES = frozenset(ConditionType), frozenset(Role)
+_KEPT_OF_OTHERS = 32
 
 
 def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
@@ -33,7 +36,7 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
 def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus:
     """The whole status that the move leads to."""
     changes: dict[str, object] = {
-        "conditions": list(_conditions(job, move, now)),
+        "conditions": [*_conditions(job, move, now), *_of_others(job.status)],
         "phase": _phase(move),
         "observed_generation": job.generation,
         "selector": worker_selector(job.uid),
@@ -54,7 +57,8 @@ def _phase(move: Move) -> Phase:
 def _said(status: JobStatus, move: Move) -> bool:
     """Counts alone are no news: a job of N pods would else cost N writes whenever its pods come or go."""
     running = condition(status, ConditionType.RUNNING)
-    return running is not None and (running.reason, running.message) == (move.reason, move.message)
+    said = cut(move.reason, MAX_REASON_LENGTH), cut(move.message, MAX_MESSAGE_BYTES)
+    return running is not None and (running.reason, running.message) == said
 
 
 def settle_counts(status: JobStatus) -> JobStatus:
@@ -103,6 +107,11 @@ def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
         yield _condition(job, type_, holds, reason, message, now)
 
 
+def _of_others(status: JobStatus) -> list[Condition]:
+    """Conditions of types that this version does not know."""
+    return [entry for entry in status.conditions if entry.type not in _OUR_TYPES][:_KEPT_OF_OTHERS]
+
+
 def _restarting(move: Move) -> tuple[str, str]:
     if move.state is not State.RESTARTING:
         return Reason.NOT_RESTARTING, "the job is not restarting"
@@ -117,8 +126,8 @@ def _condition(job: Job, type_: ConditionType, holds: bool, reason: str, message
     return Condition(
         type=type_,
         status=status,
-        reason=reason,
-        message=message,
+        reason=cut(reason, MAX_REASON_LENGTH),
+        message=cut(message, MAX_MESSAGE_BYTES),
         last_transition_time=old.last_transition_time if old is not None and same else timestamp(now),
         observed_generation=job.generation,
     )
@@ -140,8 +149,9 @@ def _counts(job: Job, observed: Observed, attempt: int) -> dict[str, object]:
         wanted[Role.PS] = job.spec.parameter_servers.replicas
     counts = [_count(observed, role, attempt) for role in wanted]
     worker = counts[0]
+    others = [entry for entry in job.status.replica_statuses if entry.role not in _OUR_ROLES][:_KEPT_OF_OTHERS]
     return {
-        "replica_statuses": counts,
+        "replica_statuses": [*counts, *others],
         "replicas": worker.active,
         "ready": f"{worker.ready}/{wanted[Role.WORKER]}",
     }

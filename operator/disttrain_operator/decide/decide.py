@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
+from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
 from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
@@ -73,5 +74,5 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
 def _events(job: Job, move: Move) -> tuple[Event, ...]:
     """The move's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
-    said = running is not None and running.reason == move.reason and job.status.attempt == move.ledger.attempt
+    said = running is not None and running.reason == cut(move.reason, MAX_REASON_LENGTH) and job.status.attempt == move.ledger.attempt
     return () if said else move.events

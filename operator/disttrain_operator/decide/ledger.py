@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import Attempt, CheckpointStatus, JobStatus, Replacement, Verdict
@@ -26,13 +27,13 @@ def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus
     """The current attempt, if there is one that has not ended, ends."""
     if not in_attempt(status):
         return status
-    changes = {"end_time": timestamp(now), "verdict": verdict, "checkpoint_step": _known_step(status)}
+    changes = {"end_time": timestamp(now), "verdict": _bounded(verdict), "checkpoint_step": _known_step(status)}
     return _with_current(status, changes)
 
 
 def await_end(status: JobStatus, verdict: Verdict) -> JobStatus:
     """The current attempt is judged and ends when its pods have ended."""
-    return _with_current(status, {"verdict": verdict})
+    return _with_current(status, {"verdict": _bounded(verdict)})
 
 
 def awaited_end(status: JobStatus) -> Verdict | None:
@@ -62,7 +63,7 @@ def know_checkpoint(status: JobStatus, checkpoint: CheckpointStatus, attempt: in
     ended = last_ended(status)
     if ended is None or attempt > ended.number:
         return status
-    counted = ended.verdict is not None and ended.verdict.action is FailureAction.RESTART_GANG
+    counted = ended.verdict is not None and ended.verdict.action == FailureAction.RESTART_GANG
     attempts = [
         entry.model_copy(update={"checkpoint_step": checkpoint.step}) if entry is ended else entry
         for entry in status.attempts
@@ -109,7 +110,7 @@ def revise_verdict(
     An attempt that has begun since avoids the nodes that are suspected by the new verdict.
     """
     attempts = [
-        attempt.model_copy(update={"verdict": verdict}) if attempt.number == number else attempt
+        attempt.model_copy(update={"verdict": _bounded(verdict)}) if attempt.number == number else attempt
         for attempt in status.attempts
     ]
     counted = max(0, status.restarts_since_checkpoint - given_back)
@@ -188,7 +189,7 @@ def _failed_node(attempt: Attempt) -> str | None:
     """The node that may be at fault: a full disk or a broken GPU shows as the program's failure."""
     verdict = attempt.verdict
     at_fault = verdict is not None and verdict.class_ in ("Program", "Killed", "NodeLost")
-    counted = verdict is not None and verdict.action is not FailureAction.FAIL_JOB
+    counted = verdict is not None and verdict.action != FailureAction.FAIL_JOB
     return verdict.node if verdict is not None and at_fault and counted else None
 
 
@@ -198,6 +199,13 @@ def _step_at_last_restart(status: JobStatus) -> int | None:
     if status.attempts:
         steps += [entry.checkpoint_step for entry in status.attempts[-1].replacements]
     return max((step for step in steps if step is not None), default=None)
+
+
+def _bounded(verdict: Verdict) -> Verdict:
+    """The verdict with words of a length that a status can hold ten of."""
+    return verdict.model_copy(
+        update={"reason": cut(verdict.reason, MAX_REASON_LENGTH), "message": cut(verdict.message, MAX_MESSAGE_BYTES)}
+    )
 
 
 def _known_step(status: JobStatus) -> int | None:

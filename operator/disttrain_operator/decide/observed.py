@@ -2,17 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import CONTAINER, GANG_GATE, MANAGED_BY_US, Annotation, Label, Reason, Role
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
+from disttrain_api.times import EARLIEST, LATEST, parse_time
 from disttrain_api.validate import read_spec
 from disttrain_operator.plan.kueue import MANAGED_LABEL, QUEUE_LABEL, TERMINATION_TARGET
 
 Raw = Mapping[str, Any]
+
+_MAX_MESSAGE = 1024
+_MAX_LAST_WORDS = 4096
+_MAX_CONDITIONS = 100
+_MAX_GRACE_SECONDS = 10**9
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ def job_facts(raw: Raw, *, former: Job | None = None) -> Job:
         resource_version=metadata.get("resourceVersion", ""),
         deleting="deletionTimestamp" in metadata,
         spec=spec,
-        status=_status(raw.get("status") or {}),
+        status=JobStatus.model_validate(raw.get("status") or {}),
         problems=problems,
         managed_by=_managed_by(raw.get("spec")),
     )
@@ -198,12 +205,6 @@ def _managed_by(spec: Any) -> str | None:
     policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
     name = policy.get("managedBy") if isinstance(policy, Mapping) else None
     return name if isinstance(name, str) and name != MANAGED_BY_US else None
-
-
-def _status(raw: Raw) -> JobStatus:
-    # Our own words; a field of another version of the operator must not stop this one.
-    known = {field.alias for field in JobStatus.model_fields.values()}
-    return JobStatus.model_validate({key: value for key, value in raw.items() if key in known}, extra="ignore")
 
 
 def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
@@ -217,6 +218,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     status: Raw = raw.get("status") or {}
     container = _trainer_status(status)
     exit_ = _exit(status, container)
+    runs = "running" in (container.get("state") or {})
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
     gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
@@ -228,8 +230,8 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         index=index,
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
-        started=exit_ is not None or "running" in container.get("state", {}),
-        cut_off=exit_ is None and "running" in container.get("state", {}) and _unready(status),
+        started=exit_ is not None or runs,
+        cut_off=exit_ is None and runs and _unready(status),
         deletion=deletion,
         gone=gone,
         waiting=None if exit_ or gated else _waiting(status, container, labels, released=released_at is not None),
@@ -259,17 +261,18 @@ def observe(
     return Observed(tuple(known), tuple(problems), frozenset(services), admission)
 
 
-def parse_time(text: str | None) -> datetime | None:
-    """A Kubernetes timestamp as an aware datetime."""
-    return datetime.fromisoformat(text).astimezone(UTC) if text else None
+def _text(raw: Raw, key: str, most: int, default: str = "") -> str:
+    """A text that anybody may have written, of any length."""
+    return cut(raw.get(key) or default, most)
 
 
 def _deletion(metadata: Raw) -> Deletion | None:
-    deadline = parse_time(metadata.get("deletionTimestamp"))
-    if deadline is None:
+    if not metadata.get("deletionTimestamp"):
         return None
-    grace = metadata.get("deletionGracePeriodSeconds") or 0
-    return Deletion(asked=deadline - timedelta(seconds=grace), deadline=deadline)
+    # A grace of centuries, which anybody may ask for, ends beyond all times that are reckoned with.
+    deadline = parse_time(metadata["deletionTimestamp"]) or LATEST
+    grace = timedelta(seconds=min(max(metadata.get("deletionGracePeriodSeconds") or 0, 0), _MAX_GRACE_SECONDS))
+    return Deletion(asked=max(deadline - grace, EARLIEST), deadline=deadline)
 
 
 # Reasons of the condition DisruptionTarget.
@@ -288,7 +291,7 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
     conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
     evicted = conditions.get(TERMINATION_TARGET)
     if evicted is not None and evicted.get("status") == "True":
-        return Reason.PREEMPTED, evicted.get("message", ""), parse_time(evicted.get("lastTransitionTime"))
+        return Reason.PREEMPTED, _text(evicted, "message", _MAX_MESSAGE), parse_time(evicted.get("lastTransitionTime"))
     target = conditions.get("DisruptionTarget")
     if target is not None and target.get("status") == "True":
         reason: str = _DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED)
@@ -296,9 +299,9 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
         # A node that is alive lets a pod that it must give up end well; on a dead one it only ceases to be ready.
         if target.get("reason") == "DeletionByTaintManager" and ready == "False" and not ended:
             reason = Reason.NODE_LOST
-        return reason, target.get("message", ""), parse_time(target.get("lastTransitionTime"))
+        return reason, _text(target, "message", _MAX_MESSAGE), parse_time(target.get("lastTransitionTime"))
     if status.get("phase") == "Failed":
-        return _POD_REASONS.get(status.get("reason", "")), status.get("message", ""), None
+        return _POD_REASONS.get(status.get("reason", "")), _text(status, "message", _MAX_MESSAGE), None
     return None, "", None
 
 
@@ -310,8 +313,11 @@ def _unready(status: Raw) -> bool:
 
 
 def _conditions(status: Raw) -> tuple[PodCondition, ...]:
-    entries = status.get("conditions") or []
-    return tuple(PodCondition(entry["type"], entry["status"], entry.get("reason", "")) for entry in entries)
+    # As long as those that a rule of the failure policy can name.
+    return tuple(
+        PodCondition(_text(entry, "type", 316), _text(entry, "status", 16), _text(entry, "reason", 1024))
+        for entry in (status.get("conditions") or [])[:_MAX_CONDITIONS]
+    )
 
 
 def _trainer_status(status: Raw) -> Raw:
@@ -320,7 +326,7 @@ def _trainer_status(status: Raw) -> Raw:
 
 
 def _exit(status: Raw, container: Raw) -> Exit | None:
-    terminated = container.get("state", {}).get("terminated")
+    terminated = (container.get("state") or {}).get("terminated")
     # A pod that the kubelet or the node controller ended (eviction, lost node) may say nothing of its container.
     pod_reason = status.get("reason") if status.get("phase") == "Failed" else None
     if terminated:
@@ -329,12 +335,13 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
         return Exit(
             code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
             signal=signal,
-            reason=pod_reason or terminated.get("reason", ""),
-            message=terminated.get("message") or status.get("message") or "",
+            reason=cut(pod_reason or terminated.get("reason") or "", MAX_REASON_LENGTH),
+            message=(terminated.get("message") or status.get("message") or "")[-_MAX_LAST_WORDS:],
             finished_at=parse_time(terminated.get("finishedAt")),
         )
     if status.get("phase") == "Failed":
-        return Exit(None, None, status.get("reason", "PodFailed"), status.get("message", ""), None)
+        reason = _text(status, "reason", MAX_REASON_LENGTH, "PodFailed")
+        return Exit(None, None, reason, _text(status, "message", _MAX_MESSAGE), None)
     if status.get("phase") == "Succeeded":
         return Exit(0, None, "Completed", "", None)
     return None
@@ -347,15 +354,17 @@ _NOT_PLACED = {"Schedulable": Reason.UNSCHEDULABLE, "Undetermined": Reason.UNSCH
 def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Waiting | None:
     init_containers = status.get("initContainerStatuses") or []
     for entry in (*init_containers, container):
-        waiting = entry.get("state", {}).get("waiting")
-        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return Waiting(waiting["reason"], waiting.get("message", ""), entry.get("image", ""))
+        waiting = (entry.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
+            reason, message = _text(waiting, "reason", MAX_REASON_LENGTH), _text(waiting, "message", _MAX_MESSAGE)
+            return Waiting(reason, message, _text(entry, "image", _MAX_MESSAGE))
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            reason = _NOT_PLACED.get(condition.get("reason", ""), condition.get("reason", Reason.UNSCHEDULABLE))
+            said = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)
+            reason = _NOT_PLACED.get(said, said)
             if reason == "SchedulingGated" and released:
                 return None  # the scheduler has not seen its release yet
             if reason == "SchedulingGated" and QUEUE_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
-            return Waiting(reason, condition.get("message", ""))
+            return Waiting(reason, _text(condition, "message", _MAX_MESSAGE))
     return None

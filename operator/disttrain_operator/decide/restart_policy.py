@@ -53,8 +53,8 @@ def _state(job: Job) -> State:
 
 def _restart_or_fail(job: Job, gang: Gang, now: datetime, verdict: Verdict) -> Move:
     policy, status = spec_of(job).run_policy, job.status
-    counted = verdict.action is not FailureAction.RESTART_WITHOUT_COUNTING
-    if verdict.action is FailureAction.FAIL_JOB:
+    counted = verdict.action != FailureAction.RESTART_WITHOUT_COUNTING
+    if verdict.action == FailureAction.FAIL_JOB:
         return finish(status, now, State.FAILED, verdict)
     if counted and (exhausted := used_up(status, policy, verdict)):
         may_be_renewed = policy.max_restarts and any(pod.alive for pod in gang.pods)

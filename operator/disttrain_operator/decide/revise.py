@@ -36,7 +36,7 @@ def revise(job: Job, observed: Observed, now: datetime) -> Move | None:
     ruling = ruling_on(job.spec.run_policy, cause)
     if ruling.action not in _RESTARTS:
         return None  # the job has restarted, and goes on
-    given_back = ended.verdict.action is FailureAction.RESTART_GANG and ruling.action is not ended.verdict.action
+    given_back = ended.verdict.action == FailureAction.RESTART_GANG and ruling.action != ended.verdict.action
     verdict = verdict_of(cause, ruling)
     ledger = revise_verdict(job.status, ended.number, verdict, job.spec.run_policy, now, given_back=given_back)
     message = f"waiting for pods older than attempt {ledger.attempt} to end"

@@ -1,0 +1,31 @@
+"""How much is kept of texts that others have written: pods, other tenants, the API server."""
+
+from collections.abc import Sequence
+
+MAX_MESSAGE_BYTES = 2048
+"""Of a condition's message, a verdict's, a list of problems."""
+MAX_REASON_LENGTH = 128
+MAX_LISTED = 20
+
+_MORE = "…"
+
+
+def cut(text: str, most: int = MAX_MESSAGE_BYTES) -> str:
+    """Return the begin of `text`, at most `most` bytes of UTF-8, with a mark where something is missing."""
+    if len(text) <= most // 4:  # no character has more than four bytes
+        return text
+    encoded = text[: most + 1].encode(errors="replace")
+    if len(encoded) <= most:
+        return encoded.decode()
+    return encoded[: most - len(_MORE.encode())].decode(errors="ignore") + _MORE
+
+
+def listed(sentences: Sequence[str], most: int = MAX_MESSAGE_BYTES) -> str:
+    """Return the first sentences, then how many more there are: at most MAX_LISTED, and `most` bytes."""
+    for count in range(min(len(sentences), MAX_LISTED), 0, -1):
+        more = len(sentences) - count
+        end = f"; and {more} more" if more else ""
+        text = "; ".join(sentences[:count])
+        if count == 1 or len((text + end).encode(errors="replace")) <= most:
+            return cut(text, most - len(end)) + end
+    return ""

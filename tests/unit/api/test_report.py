@@ -1,0 +1,149 @@
+"""What a pod says of itself is bounded: a bad value costs that value, or the report, and never more."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttrain_api.report import (
+    MAX_METRICS,
+    MAX_TERMINATION_MESSAGE_BYTES,
+    PodReport,
+    RankError,
+    RankFailure,
+    RankReport,
+    decode_pod_report,
+    encode_pod_report,
+)
+
+CHECKPOINT = {"step": 50, "path": "/checkpoints/x/step-50", "time": "2026-01-01T12:00:00Z"}
+PROGRESS = {"rank": 0, "step": 50, "totalSteps": 100, "loss": 0.5, "checkpoint": CHECKPOINT}
+FAILURE = {"rank": 1, "exitCode": 1, "reason": "RankFailed", "message": "no", "logTail": "line"}
+
+
+def decoded(**parts: Any) -> PodReport:
+    report = decode_pod_report(json.dumps(parts))
+    assert report is not None
+    return report
+
+
+def progress(**changes: Any) -> RankReport | None:
+    return decoded(progress=PROGRESS | changes, failure=FAILURE).progress
+
+
+def test_a_sound_report_is_read_as_it_was_written() -> None:
+    report = PodReport(progress=RankReport(rank=0, step=3, metrics={"loss": 1.5}), failure=RankFailure(rank=1))
+    assert decode_pod_report(encode_pod_report(report)) == report
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, "many", 10**400])
+def test_a_figure_that_is_no_finite_number_is_left_out(number: Any) -> None:
+    assert progress(loss=number, samplesPerSecond=number) == progress(loss=None)
+    found = progress(metrics={"accuracy": 0.5, "loss": number})
+    assert found is not None
+    assert found.metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("step", [2**63, -1, 10**40, 1.5, "x", None, [1]])
+def test_a_step_that_cannot_be_costs_the_progress_and_not_the_failure(step: Any) -> None:
+    report = decoded(progress=PROGRESS | {"step": step}, failure=FAILURE)
+    assert report.progress is None
+    assert report.failure is not None
+
+
+@pytest.mark.parametrize("time", ["soon", "", "0000-01-01T00:00:00Z", "99999-01-01T00:00:00Z", 7, None, "9" * 3000])
+def test_a_checkpoint_without_a_time_is_left_out(time: Any) -> None:
+    found = progress(checkpoint=CHECKPOINT | {"time": time})
+    assert found is not None
+    assert (found.step, found.checkpoint) == (50, None)
+
+
+def test_a_time_is_written_as_kubernetes_writes_it() -> None:
+    found = progress(checkpoint=CHECKPOINT | {"time": "2026-01-01T13:00:00.123456+01:00"})
+    assert found is not None
+    assert found.checkpoint is not None
+    assert found.checkpoint.time == "2026-01-01T12:00:00Z"
+
+
+def test_metrics_are_bounded_in_number_and_length() -> None:
+    found = progress(metrics={f"m{number}": 1.0 for number in range(200)})
+    assert found is not None
+    assert len(found.metrics) == MAX_METRICS
+    found = progress(metrics={"x" * 1000: 1.0, "": 1.0, "accuracy": 1.0})
+    assert found is not None
+    assert found.metrics == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize("field", ["exitCode", "signal"])
+@pytest.mark.parametrize("number", [2**63, -(2**63), "x", 1.5])
+def test_a_number_of_a_failure_that_cannot_be_is_left_out(field: str, number: Any) -> None:
+    failure = decoded(failure=FAILURE | {field: number}).failure
+    assert failure is not None
+    assert failure.message == "no"
+    assert getattr(failure, "exit_code" if field == "exitCode" else field) is None
+
+
+def test_fields_of_another_version_are_passed_by() -> None:
+    report = decoded(progress=PROGRESS | {"epoch": 3}, failure=FAILURE | {"device": "cuda:0"}, mood="good")
+    assert report.progress is not None
+    assert report.failure is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "Traceback (most recent call last):",
+        '{"progress": ',
+        '{"failure":' * 600 + "1" + "}" * 600,
+        "[" * 4000,
+        json.dumps({"failure": FAILURE | {"message": "x" * 10_000}}),
+        '{"failure": {"rank": 0, "message": "\\ud800"}}',
+    ],
+)
+def test_what_is_no_report_or_too_long_for_one_is_none_or_says_nothing(text: str) -> None:
+    assert decode_pod_report(text) in (None, PodReport())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["progress", "failure", *PROGRESS, *FAILURE, *CHECKPOINT]), inner),
+    )
+)
+def test_any_json_is_read_into_what_the_status_can_hold(value: Any) -> None:
+    report = decode_pod_report(json.dumps({"progress": value, "failure": value}))
+    if report is None:
+        return
+    # What the API server refuses in a status: numbers that are none, and integers beyond 64 bits.
+    written = json.dumps(report.model_dump(mode="json"), allow_nan=False)
+    assert all(abs(number) < 2**63 for number in _integers(json.loads(written)))
+
+
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in _integers(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in _integers(item)]
+    return [value] if isinstance(value, int) else []
+
+
+def test_a_report_fits_the_message_whatever_it_holds() -> None:
+    metrics = {f"{number:03}" + "m" * 200: float(number) for number in range(60)}
+    long = "word " * 2000
+    error = RankError(exit_code=1, reason="RankFailed", message=long)
+    kept = RankReport(rank=0, step=7, total_steps=9, metrics=metrics, error=error)
+    failure = RankFailure(rank=0, exit_code=1, message=long, log_tail=long)
+    for report in (PodReport(progress=kept), PodReport(progress=kept, failure=failure)):
+        text = encode_pod_report(report)
+        assert len(text.encode()) <= MAX_TERMINATION_MESSAGE_BYTES
+        read = decode_pod_report(text)
+        assert read is not None
+        assert read.progress is not None
+        assert (read.progress.step, read.progress.total_steps) == (7, 9)
