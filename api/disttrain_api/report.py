@@ -1,8 +1,8 @@
 """What ranks tell their agent, and what the agent tells the operator in the pod's termination message.
 
-Whoever can write to a pod's termination message writes what he likes there. So a report holds only what a status can
-hold: finite numbers, integers of 64 bits, times, short texts. A value that is none of these is left out; where it is one
-that the report cannot do without, that report is. A field of another version is passed by.
+Every program of a pod can write any termination message. So a report holds only what a status can hold: finite numbers,
+integers of 64 bits, times, short texts. A value that is none of these is left out; a report that cannot do without it
+is left out as a whole. A field of another version is passed by.
 """
 
 from collections.abc import Iterator
@@ -171,9 +171,9 @@ def _shorter(report: PodReport) -> Iterator[PodReport]:
             value = value[len(value) // 4 + 1 :] if field == "log_tail" else value[: len(value) * 3 // 4]
             failure = failure.model_copy(update={field: value or None})
             yield PodReport(progress=progress, failure=failure)
-    for left_out in ({"error": None}, {"metrics": {}}, {"checkpoint": None}):
+    for field, nothing in (("error", None), ("metrics", {}), ("checkpoint", None)):
         if progress is not None:
-            progress = progress.model_copy(update=left_out)
+            progress = progress.model_copy(update={field: nothing})
             yield PodReport(progress=progress, failure=failure)
 
 

@@ -42,6 +42,7 @@ logger = logging.getLogger("disttrain_operator")
 
 SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
 STOP_SECONDS = 2.0
+MIN_KEY_BYTES = 32
 SWITCH_SECONDS = 0.0002
 SHARES = 4
 
@@ -179,15 +180,23 @@ class Operator:
 
 
 def token_key(settings: Settings) -> bytes:
-    """The key that the tokens of all jobs are derived from."""
-    if settings.token_key_file is not None:
-        return settings.token_key_file.read_bytes().strip()
+    """The key that the tokens of all jobs are derived from. Raises AccessError where the file holds none."""
+    file = settings.token_key_file
+    if file is not None:
+        key = file.read_bytes().strip()
+        if len(key) < MIN_KEY_BYTES:
+            raise AccessError(
+                f"--token-key-file {file} holds a key of {len(key)} bytes, and must hold at least {MIN_KEY_BYTES}"
+                f" bytes: `openssl rand -hex {MIN_KEY_BYTES} > {file}` makes one"
+            )
+        return key
     logger.info("no --token-key-file: tokens of jobs are made with a random key of this process")
     return secrets.token_bytes(32)
 
 
 async def serve(settings: Settings) -> None:
     """The whole life of the process: until SIGTERM or SIGINT."""
+    key = token_key(settings)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -196,7 +205,7 @@ async def serve(settings: Settings) -> None:
     # Renewals do not queue behind the work that they are the permission for.
     lease_client = Client(access, max_in_flight=1, retry_delays=(0.0,))
     election = _election(settings, lease_client) if settings.leader_elect else None
-    working = asyncio.create_task(Operator(settings, client, election, token_key(settings)).run())
+    working = asyncio.create_task(Operator(settings, client, election, key).run())
     stopped = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,18 +1,23 @@
 """What Prometheus is told at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from disttrain_api.status import JobStatus, Phase
-from disttrain_operator.transitions import PhaseClock, Ran, happenings
+from disttrain_api.status import FailureClass, JobStatus, Phase
+from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, happenings
 
 # The phases in which a job waits, works, or recovers: what goodput is made of.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED)
 _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
+
+UNKNOWN = "Unknown"
+"""A word of another version of the operator."""
+_PHASES = frozenset(Phase)
+_CLASSES = frozenset((*FailureClass, SINGLE_POD))
 
 Gauges = Callable[[], Mapping[str, float]]
 
@@ -51,7 +56,8 @@ class Metrics:
             self._phases.see(uid, None, now)
             return
         self._first_seen.setdefault(uid, now)
-        self._phases.see(uid, phase or Phase.PENDING, now)
+        # Anybody who may write statuses may write any word there.
+        self._phases.see(uid, _known(phase or Phase.PENDING, _PHASES), now)
 
     def wrote_status(self, old: JobStatus, new: JobStatus) -> None:
         """This process changed a job's status."""
@@ -61,7 +67,7 @@ class Metrics:
                 if happening.since_failure is not None:
                     self._recovery.observe(happening.since_failure)
             else:
-                self._restarts.labels(happening.class_).inc()
+                self._restarts.labels(_known(happening.class_, _CLASSES)).inc()
 
     def made_pods(self, uid: str, attempt: int) -> None:
         """All pods of an attempt are created."""
@@ -78,10 +84,10 @@ class Metrics:
         counts, seconds = self._phases.counts(), self._phases.seconds(self._clock())
         jobs = GaugeMetricFamily("disttrain_jobs", "Jobs by phase", labels=["phase"])
         spent = CounterMetricFamily("disttrain_job_seconds", "Time that jobs spent in each phase", labels=["phase"])
-        for phase in Phase:
-            jobs.add_metric([phase.value], counts.get(phase, 0))
+        for phase in (*Phase, UNKNOWN):
+            jobs.add_metric([phase], counts.get(phase, 0))
         for phase in _UNFINISHED:
-            spent.add_metric([phase.value], seconds.get(phase, 0.0))
+            spent.add_metric([phase], seconds.get(phase, 0.0))
         yield jobs
         yield spent
         for name, value in self._gauges().items():
@@ -98,3 +104,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(f"disttrain_{name}", text, labels, registry=self.registry, buckets=_LATENCIES)
+
+
+def _known(word: str, words: Container[str]) -> str:
+    return word if word in words else UNKNOWN

@@ -13,16 +13,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from disttrain_api.bounds import cut
 from disttrain_api.names import API_VERSION, KIND
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.minimal_status import minimal_status
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.errors import Conflict, KubeError, NotFound, StandingBy
+from disttrain_operator.kube.errors import ApiError, Conflict, KubeError, NotFound, StandingBy
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
 from disttrain_operator.snapshot import Key, World, job_collection
@@ -130,7 +132,19 @@ class Reconciler:
         self._queue.add(key)
 
     async def _write_status(self, job: Job, status: JobStatus) -> str | None:
-        """The new resourceVersion; None where the job has changed meanwhile, or is gone."""
+        """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone."""
+        try:
+            return await self._put_status(job, status)
+        except ApiError as error:
+            if not error.is_of_content:
+                raise
+            kept = minimal_status(status, job.status, error.message)
+            if same_meaning(kept, job.status):
+                return job.resource_version
+            logger.warning("%s/%s: writing a minimal status: %s", job.namespace, job.name, cut(str(error)))
+            return await self._put_status(job, kept)
+
+    async def _put_status(self, job: Job, status: JobStatus) -> str | None:
         path = f"{job_collection(job.namespace)}/{job.name}/status"
         try:
             raw = await self._client.replace(path, status_body(job, status))

@@ -7,6 +7,9 @@ from datetime import datetime
 from disttrain_api.status import Attempt, JobStatus
 from disttrain_operator.decide.clock import after
 
+SINGLE_POD = "SinglePod"
+"""Stands for the class of a cause after which one pod was made again."""
+
 
 @dataclass(frozen=True)
 class Restarted:
@@ -35,7 +38,7 @@ def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
             verdict = attempt.verdict
             yield Restarted(verdict.class_ if verdict is not None and verdict.class_ is not None else "Unknown")
         replaced = len(attempt.replacements) - (len(before.replacements) if before is not None else 0)
-        yield from (Restarted("SinglePod") for _ in range(replaced))
+        yield from (Restarted(SINGLE_POD) for _ in range(replaced))
         if attempt.running_time and not (before and before.running_time):
             yield _ran(attempt, new.attempts[number - 1] if number else None)
 

@@ -74,5 +74,6 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
 def _events(job: Job, move: Move) -> tuple[Event, ...]:
     """The move's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
-    said = running is not None and running.reason == cut(move.reason, MAX_REASON_LENGTH) and job.status.attempt == move.ledger.attempt
+    now = cut(move.reason, MAX_REASON_LENGTH), move.ledger.attempt
+    said = running is not None and (running.reason, job.status.attempt) == now
     return () if said else move.events

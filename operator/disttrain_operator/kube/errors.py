@@ -16,10 +16,14 @@ KubeError
 
 # ruff: noqa: N818 - these are Kubernetes' own words
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
+
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
+
+_MAX_CAUSES = 100
 
 
 class KubeError(Exception):
@@ -44,6 +48,11 @@ class ApiError(KubeError):
     def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code, self.reason, self.message, self.causes = code, reason, message, causes
+
+    @property
+    def is_of_content(self) -> bool:
+        """What was sent is refused as it stands, for a value or its size: it will be refused again."""
+        return self.code in (400, 413, 422)
 
 
 class Unauthorized(ApiError):
@@ -129,11 +138,19 @@ def error_of(code: int, body: bytes) -> KubeError:
 def error_of_status(code: int, status: Mapping[str, Any], body: bytes = b"") -> KubeError:
     """The error that a Status object speaks of, as answer or as an ERROR event of a watch."""
     message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
+    # The API server may repeat in it what it refuses, of any size.
+    message = cut(message, MAX_MESSAGE_BYTES)
     if code >= 500:
         return ServerTrouble(code, message)
-    details = status.get("details") or {}
-    causes = tuple(str(cause.get("reason", "")) for cause in details.get("causes") or ())
+    details = status.get("details")
+    causes = tuple(_reasons(details.get("causes"))) if isinstance(details, Mapping) else ()
     return _BY_CODE.get(code, ApiError)(code, str(status.get("reason") or ""), message, causes)
+
+
+def _reasons(causes: Any) -> Iterator[str]:
+    for cause in causes[:_MAX_CAUSES] if isinstance(causes, list) else ():
+        if isinstance(cause, Mapping):
+            yield str(cause.get("reason", ""))
 
 
 def _parse(body: bytes) -> Mapping[str, Any]:

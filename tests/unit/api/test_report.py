@@ -113,8 +113,10 @@ def test_what_is_no_report_or_too_long_for_one_is_none_or_says_nothing(text: str
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["progress", "failure", *PROGRESS, *FAILURE, *CHECKPOINT]), inner),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["progress", "failure", *PROGRESS, *FAILURE, *CHECKPOINT]), inner)
+        ),
     )
 )
 def test_any_json_is_read_into_what_the_status_can_hold(value: Any) -> None:

@@ -88,3 +88,18 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     ):
         assert line in told, told
     assert "uid-of-a-job" not in told
+
+
+def test_words_of_another_version_are_one_label() -> None:
+    metrics = Metrics(dict, dict)
+    for number in range(50):
+        metrics.saw_job("a", f"Phase{number}", gone=False)
+    verdict = failed(1, 0, 1, 2).verdict
+    assert verdict is not None
+    attempt = failed(1, 0, 1, 2).model_copy(update={"verdict": verdict.model_copy(update={"class_": "Gremlins"})})
+    metrics.wrote_status(JobStatus(), JobStatus(restarts=1, attempts=[attempt]))
+    page = metrics.text().decode()
+    assert 'disttrain_jobs{phase="Unknown"} 1.0' in page
+    assert 'disttrain_restarts_total{class="Unknown"} 1.0' in page
+    assert "Phase49" not in page
+    assert "Gremlins" not in page

@@ -1,0 +1,59 @@
+"""What is left of a status that the API server has refused: what the next decision follows from, and why.
+
+A report of a pod, or a word of the cluster, may hold what no version of this operator has thought of. It must cost
+itself alone: without a status that can be written, a failure would never be counted and its survivors never removed.
+"""
+
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
+from disttrain_api.status import Attempt, Condition, ConditionType, JobStatus, Verdict
+
+_MAX_WORDS = 600
+_MAX_MESSAGE = 300
+
+
+def minimal_status(wanted: JobStatus, written: JobStatus, refusal: str) -> JobStatus:
+    """Return `wanted` with the numbers and times of the operator alone, and with the API server's words in a condition.
+
+    written: the status that stands there, whose progress and checkpoint the API server has taken.
+    """
+    return wanted.model_copy(
+        update={
+            "conditions": [_condition(entry, refusal) for entry in wanted.conditions],
+            "progress": written.progress,
+            "checkpoint": written.checkpoint,
+            "attempts": [_attempt(attempt, written) for attempt in wanted.attempts],
+        }
+    )
+
+
+def _condition(entry: Condition, refusal: str) -> Condition:
+    if entry.type != ConditionType.RUNNING:
+        return entry.model_copy(update={"message": _plain(entry.message)})
+    said = f"the API server refused a part of the status, which is left out: {_plain(refusal)}"
+    return entry.model_copy(update={"message": cut(f"{_plain(entry.message)}; {said}", MAX_MESSAGE_BYTES)})
+
+
+def _attempt(attempt: Attempt, written: JobStatus) -> Attempt:
+    """The attempt with what restarts follow from. One that stands there as it is has been taken before."""
+    if attempt in written.attempts or attempt.verdict is None:
+        return attempt
+    verdict = attempt.verdict
+    kept = Verdict(
+        reason=verdict.reason,
+        message=_plain(verdict.message),
+        class_=verdict.class_,
+        action=verdict.action,
+        rule=verdict.rule,
+        role=verdict.role,
+        pod=verdict.pod,
+        node=verdict.node,
+        exit_code=verdict.exit_code,
+        signal=verdict.signal,
+    )
+    return attempt.model_copy(update={"verdict": kept})
+
+
+def _plain(text: str) -> str:
+    """The begin of a text, in characters that nobody refuses."""
+    kept = cut(text, _MAX_WORDS)
+    return cut("".join(letter if letter.isprintable() else " " for letter in kept), _MAX_MESSAGE)
