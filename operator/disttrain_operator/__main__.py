@@ -52,7 +52,12 @@ class Operator:
 
     def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes) -> None:
         self._settings, self._client, self._token_key = settings, client, token_key
-        self._site = Site(trainer_image=settings.trainer_image, token="", defaults=settings.pods)
+        self._site = Site(
+            trainer_image=settings.trainer_image,
+            token="",
+            defaults=settings.pods,
+            network_policies=settings.network_policies,
+        )
         self._world = World()
         # One namespace never has all workers, whatever its jobs wait for.
         self._queue = WorkQueue[Key](group_of=lambda key: key.namespace, limit=max(1, settings.workers // SHARES))
@@ -94,8 +99,14 @@ class Operator:
         try:
             await wait_for_jobs(self._client, self._settings.namespace)
             lease_namespace = self._settings.lease_namespace if self._election is not None else None
-            gate = self._settings.gang_gate
-            say_missing(await missing_rights(self._client, self._settings.namespace, lease_namespace, gate=gate))
+            missing = await missing_rights(
+                self._client,
+                self._settings.namespace,
+                lease_namespace,
+                gate=self._settings.gang_gate,
+                network_policies=self._settings.network_policies,
+            )
+            say_missing(missing)
             self._client.may_write = lambda: self._leadership.acts
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.

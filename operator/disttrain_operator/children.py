@@ -12,6 +12,7 @@ from disttrain_api.ownership import controller, controlling_job
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble, Throttled
+from disttrain_operator.plan.desired import NETWORK_POLICY_VERSION
 from disttrain_operator.plan.schedulers import COSCHEDULING_GROUP, VOLCANO_GROUP
 from disttrain_operator.snapshot import child_collection
 
@@ -22,11 +23,13 @@ _PLURALS = {
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodGroup": "podgroups",
+    "NetworkPolicy": "networkpolicies",
 }
-# Schedulers that a cluster need not have: what to install, and the chart's value with which the operator may use it.
+# What not every cluster needs: its name, and the chart's value with which the operator may use it.
 _OPTIONAL = {
     VOLCANO_GROUP: ("Volcano", "scheduling.volcano"),
     COSCHEDULING_GROUP: ("coscheduling (scheduler-plugins)", "scheduling.coscheduling"),
+    NETWORK_POLICY_VERSION: ("networking.k8s.io", "networkPolicy.perJob"),
 }
 # The operator may not read Secrets. Nobody else can know the name before the Secret is there (plan.identity).
 _UNREADABLE = frozenset({"Secret"})

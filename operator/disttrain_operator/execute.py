@@ -1,7 +1,8 @@
 """Actions -> requests, side by side. The only module that asks for creations and deletions.
 
-All of a gang goes out at once, at most `max_in_flight` requests at a time; only a PodGroup goes ahead of its pods:
-their scheduler may refuse them without it. One pod is held back until Service, Secret and claim are there: so a gang
+All of a gang goes out at once, at most `max_in_flight` requests at a time; only two things go ahead of its pods: a
+NetworkPolicy, without which strangers might reach them, and a PodGroup, without which their scheduler may refuse them.
+One pod is held back until Service, Secret and claim are there: so a gang
 that is complete has all it needs, and a process that is killed half-way finds a pod missing and comes here again. A
 process that has seen them for an earlier attempt holds nothing back: it asks for them once more, lest somebody took
 them away, but the new pods need not wait for that.
@@ -13,6 +14,7 @@ no longer wanted. Every request may be repeated: names are fixed, deletes carry 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from disttrain_api.names import Reason, Role
 from disttrain_operator.children import create_child
@@ -21,7 +23,16 @@ from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
-from disttrain_operator.plan.desired import GangPlan, Site, claim, disruption_budget, pod_group, secret, service
+from disttrain_operator.plan.desired import (
+    GangPlan,
+    Site,
+    claim,
+    disruption_budget,
+    network_policy,
+    pod_group,
+    secret,
+    service,
+)
 from disttrain_operator.plan.identity import child_name, pod_name
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
@@ -132,9 +143,11 @@ class _Round:
         return first, then
 
     def _ahead_of_pods(self, attempt: int) -> Iterator[Work]:
-        group = pod_group(self._job, attempt) if self.supported != attempt else None
-        if group is not None:
-            yield lambda: self._create(group)
+        if self.supported == attempt:
+            return
+        for manifest in (network_policy(self._job, self._site), pod_group(self._job, attempt)):
+            if manifest is not None:
+                yield partial(self._create, manifest)
 
     def _support(self, attempt: int) -> Iterator[Work]:
         job = self._job

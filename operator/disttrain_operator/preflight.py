@@ -38,6 +38,8 @@ GATE_RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "nodes", ("get", "list", "watch")),
     ("", "pods", ("patch",)),
 )
+# Only with --network-policies.
+NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "create")),)
 
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
@@ -58,10 +60,15 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
 
 
 async def missing_rights(
-    client: Client, namespace: str | None, lease_namespace: str | None = None, *, gate: bool = False
+    client: Client,
+    namespace: str | None,
+    lease_namespace: str | None = None,
+    *,
+    gate: bool = False,
+    network_policies: bool = False,
 ) -> list[str]:
     """The rights that this operator needs and lacks, as "verb resource"."""
-    rights = RIGHTS + (GATE_RIGHTS if gate else ())
+    rights = RIGHTS + (GATE_RIGHTS if gate else ()) + (NETWORK_POLICY_RIGHTS if network_policies else ())
     asked = [(namespace, group, resource, verb) for group, resource, verbs in rights for verb in verbs]
     if lease_namespace is not None:
         asked += [(lease_namespace, group, resource, verb) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]

@@ -39,6 +39,8 @@ class Settings:
     pods: PodDefaults = field(default_factory=PodDefaults)
     gang_gate: bool = False
     """Whether jobs may ask for `gang: Gate`, for which all nodes and pods of the cluster are watched."""
+    network_policies: bool = False
+    """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""
     log_level: str = "INFO"
     json_logs: bool = False
 
@@ -87,6 +89,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         ("json-logs", "one JSON object per line"),
         ("leader-elect", "act only while holding a lease: for several replicas"),
         ("gang-gate", "serve jobs with gang Gate: watches all nodes and pods of the cluster"),
+        ("network-policies", "make a NetworkPolicy per job: its pods are reached by its own pods alone"),
     ):
         given_there = environment.get("DISTTRAIN_" + name.upper().replace("-", "_"), "").lower() in ("1", "true", "yes")
         parser.add_argument(f"--{name}", action="store_true", default=given_there, help=help_)
@@ -125,6 +128,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
             node_lost_seconds=given.node_lost_seconds,
         ),
         gang_gate=given.gang_gate,
+        network_policies=given.network_policies,
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )

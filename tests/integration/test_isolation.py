@@ -31,7 +31,7 @@ def control_plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with running_operator(control_plane, tmp_path_factory.mktemp("operator")) as started:
+    with running_operator(control_plane, tmp_path_factory.mktemp("operator"), "--network-policies") as started:
         yield started
 
 
@@ -222,6 +222,12 @@ FOREIGN: dict[str, tuple[str, str, Raw, Raw]] = {
         {"apiVersion": f"{POD_GROUP}/v1alpha1", "kind": "PodGroup", "spec": {"minMember": 1}},
         {"runPolicy": {"schedulingPolicy": {"gang": "Coscheduling"}}},
     ),
+    "NetworkPolicy": (
+        "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+        "",
+        {"spec": {"podSelector": {}, "ingress": [{}]}},
+        {},
+    ),
     "Pod": ("/api/v1/namespaces/{}/pods", "-worker-0-a1", {"spec": {"containers": [CONTAINER]}}, {}),
 }
 
@@ -315,3 +321,38 @@ def test_a_claim_that_outlives_its_job_is_found_again_by_a_new_process(
     (claim,) = victim.children("persistentvolumeclaims")
     assert claim["metadata"]["name"] == f"{stem(job)}-checkpoints"
     assert victim.ask("GET", f"{JOBS.format(victim.namespace)}/job")["status"]["restarts"] == 1
+
+
+# --- the network ---
+
+
+def selected(team: Team, selector: Raw) -> list[str]:
+    """Names of the namespace's pods that the API server finds by a selector of labels."""
+    wanted = ",".join(f"{key}={value}" for key, value in selector["matchLabels"].items())
+    found = team.ask("GET", f"/api/v1/namespaces/{team.namespace}/pods?labelSelector={wanted}")["items"]
+    return sorted(pod["metadata"]["name"] for pod in found)
+
+
+def test_only_pods_of_the_job_may_reach_its_pods_in_every_attempt(victim: Team) -> None:
+    job, other = victim.create(), victim.create("other")
+    eventually(lambda: len(own_pods(victim, job)) == len(own_pods(victim, other)) == 2, victim.status)
+    path = f"/apis/networking.k8s.io/v1/namespaces/{victim.namespace}/networkpolicies/{stem(job)}"
+    policy = victim.ask("GET", path)
+    assert policy["metadata"]["ownerReferences"] == reference(job), "it goes with the job"
+    ((source,),) = (rule.pop("from") for rule in policy["spec"]["ingress"])
+    assert policy["spec"]["ingress"] == [{}]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert source.keys() == {"podSelector"}
+    own = sorted(pod["metadata"]["name"] for pod in own_pods(victim, job))
+    assert selected(victim, policy["spec"]["podSelector"]) == selected(victim, source["podSelector"]) == own
+
+    pods = own_pods(victim, job)
+    victim.run(pods)
+    victim.wait_for("Running")
+    victim.ask("DELETE", path)
+    victim.finish(pods[:1], code=1)
+    eventually(lambda: len(own_pods(victim, job, attempt=2)) == 2, victim.status)
+    again = victim.ask("GET", path)
+    assert again["metadata"]["uid"] != policy["metadata"]["uid"]
+    made = [pod["metadata"]["creationTimestamp"] for pod in own_pods(victim, job, attempt=2)]
+    assert again["metadata"]["creationTimestamp"] <= min(made)

@@ -184,10 +184,11 @@ def test_missing_rights_are_named_in_one_line(control_plane: ControlPlane, tmp_p
         },
     )
     kubeconfig = control_plane.kubeconfig_for("reader", "reader")
-    with running_operator(control_plane, tmp_path, f"--kubeconfig={kubeconfig}") as operator:
+    with running_operator(control_plane, tmp_path, f"--kubeconfig={kubeconfig}", "--network-policies") as operator:
         line = next(line for line in operator.log().splitlines() if "may not" in line)
     assert "create pods" in line
     assert "create secrets" in line
+    assert "create networkpolicies" in line
     assert "list pods" not in line
 
 

@@ -52,6 +52,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create]
+{{- if .Values.networkPolicy.perJob }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create]
+{{- end }}
 {{- if .Values.scheduling.volcano }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]

@@ -7,7 +7,7 @@ from disttrain_api.names import Role
 
 @dataclass(frozen=True)
 class CreateSupport:
-    """Create what an attempt needs, where it is missing: Service, Secret, claim, PodGroup, disruption budget."""
+    """Create what an attempt needs, where it is missing: Service, Secret, claim, PodGroup, policies."""
 
     attempt: int
     why: str

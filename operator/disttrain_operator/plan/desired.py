@@ -25,11 +25,15 @@ __all__ = [
     "Site",
     "claim",
     "disruption_budget",
+    "network_policy",
     "pod",
     "pod_group",
     "secret",
     "service",
 ]
+
+
+NETWORK_POLICY_VERSION = "networking.k8s.io/v1"
 
 
 class GangPlan:
@@ -154,6 +158,23 @@ def disruption_budget(job: PlannedJob) -> Manifest | None:
             # A pod that is not ready trains nothing: it may be evicted whatever the others do.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
+    }
+
+
+def network_policy(job: PlannedJob, site: Site) -> Manifest | None:
+    """Return the NetworkPolicy by which only pods of the job reach pods of the job; None where the site has none.
+
+    On all ports, since own programs choose theirs. Nothing is said of what the pods may reach. The kubelet's probes and
+    `kubectl port-forward` come from the node, which no policy keeps out.
+    """
+    if not site.network_policies:
+        return None
+    pods = {"matchLabels": {Label.JOB_UID: job.uid}}
+    return {
+        "apiVersion": NETWORK_POLICY_VERSION,
+        "kind": "NetworkPolicy",
+        "metadata": child_metadata(job, child_name(job.name, job.uid)),
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]},
     }
 
 

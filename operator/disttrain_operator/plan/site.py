@@ -52,3 +52,5 @@ class Site:
     scratch_dir: str = SCRATCH_DIR
     loopback: Loopback | None = None
     defaults: PodDefaults = field(default_factory=PodDefaults)
+    network_policies: bool = False
+    """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
+from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, NETWORK_POLICY_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
 
@@ -148,6 +148,17 @@ def test_the_gate_brings_its_flag_and_its_rights_and_no_others(helm: Path) -> No
     assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *GATE_RIGHTS}
 
 
+def test_network_policies_bring_their_flag_and_their_rights_and_no_others(helm: Path) -> None:
+    objects = render(helm, "networkPolicy.perJob=true")
+    assert read_settings(container(objects)["args"], {}).network_policies
+    assert not read_settings(container(render(helm))["args"], {}).network_policies
+    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *NETWORK_POLICY_RIGHTS}
+    assert rights(only(render(helm, "networkPolicy.perJob=true", "watchNamespace=team-a"), "Role")) == {
+        *RIGHTS,
+        *NETWORK_POLICY_RIGHTS,
+    }
+
+
 def test_the_gate_of_an_operator_of_one_namespace_is_refused(helm: Path) -> None:
     settings = ["--set", "gangGate.enabled=true", "--set", "watchNamespace=team-a"]
     done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", *settings)
@@ -173,7 +184,14 @@ def test_without_crds_enabled_there_is_none(helm: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["crds.kept=true", "image.pullPolicy=Sometimes", "podDefaults.userId=0", "log.level=loud"]
+    "setting",
+    [
+        "crds.kept=true",
+        "networkPolicy.perPod=true",
+        "image.pullPolicy=Sometimes",
+        "podDefaults.userId=0",
+        "log.level=loud",
+    ],
 )
 def test_wrong_values_are_refused_by_name(helm: Path, setting: str) -> None:
     done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", "--set", setting)

@@ -29,6 +29,9 @@ JOBS = "/apis/disttrain.io/v1alpha1/namespaces/default/disttrainingjobs"
 CHILDREN = "/api/v1/namespaces/default"
 
 
+SITE = Site(trainer_image="image", token="token")
+
+
 @dataclass
 class Shell:
     """The operator without its watches: the cache learns of the job once, and then of its own writes."""
@@ -72,6 +75,7 @@ async def a_shell(
     policy: Raw | None = None,
     queue: WorkQueue[Key] | None = None,
     storage: Raw | None = None,
+    site: Site = SITE,
     **options: Any,
 ) -> Shell:
     manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {}, storage=storage)
@@ -80,7 +84,7 @@ async def a_shell(
     for cache in (world.jobs, world.pods, world.services):
         cache.replace([], api.version - 1)
     world.jobs.observe(raw)
-    executor = Executor(client, world, lambda job: Site(trainer_image="image", token="token"))
+    executor = Executor(client, world, lambda job: site)
     reconciler = Reconciler(client, world, executor, queue, **options)
     return Shell(api, world, queue, reconciler, Key("default", "digits", raw["metadata"]["uid"]))
 

@@ -1,5 +1,6 @@
 """What others read of a gang beside its pods: PodGroups and disruption budgets, and clusters that know none."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from disttrain_api.names import Label
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.kube.client import Client
 from tests.unit.operator.fake_api import FakeApi, refusal
-from tests.unit.operator.test_reconcile import CHILDREN, Shell, refuse
+from tests.unit.operator.test_reconcile import CHILDREN, JOBS, SITE, Shell, refuse
 from tests.unit.operator.test_reconcile import a_shell as a_shell_of
 
 GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 VOLCANO = {"schedulingPolicy": {"gang": "Volcano"}}
 
 
@@ -58,6 +60,15 @@ async def lose_pods(shell: Shell) -> None:
         shell.world.pods.observe_deleted(raw)
 
 
+async def begin_another_attempt(shell: Shell) -> None:
+    """All pods are gone, and the status says that another attempt has begun."""
+    await lose_pods(shell)
+    job = shell.job()
+    job["status"]["attempt"], job["status"]["attempts"][0]["number"] = 2, 2
+    shell.world.jobs.observe(await shell.api.put(f"{JOBS}/digits"))
+    await shell.reconcile()
+
+
 async def test_a_pod_group_is_there_before_the_first_pod(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client, policy=VOLCANO)
     await shell.reconcile()
@@ -66,6 +77,42 @@ async def test_a_pod_group_is_there_before_the_first_pod(api: FakeApi, client: C
     (group,) = [raw for path, raw in api.objects.items() if path.startswith(GROUPS)]
     assert group["spec"]["minMember"] == 3
     assert group["metadata"]["ownerReferences"][0]["uid"] == shell.key.uid
+
+
+async def test_no_pod_is_there_before_the_network_policy_of_its_job(api: FakeApi, client: Client) -> None:
+    shell = await a_shell_of(api, client, site=replace(SITE, network_policies=True))
+    words = 'networkpolicies is forbidden: User "x" cannot create resource "networkpolicies" in API group'
+    api.refusals.append(refuse("/networkpolicies", lambda: refusal(403, "Forbidden", words)))
+    await shell.reconcile()
+    await shell.reconcile()
+    assert shell.pods() == []
+    assert shell.running()["reason"] == "OperatorForbidden"
+    assert "`networkPolicy.perJob: true` in the chart's values gives the right" in shell.running()["message"]
+    api.refusals.clear()
+    await shell.reconcile()
+    assert len(shell.pods()) == 3
+    (policy,) = [raw for path, raw in api.objects.items() if path.startswith(POLICIES)]
+    assert policy["metadata"]["ownerReferences"] == [owner_reference("digits", shell.key.uid)]
+
+
+async def test_a_network_policy_costs_a_job_one_request_and_is_asked_for_again_by_each_attempt(
+    api: FakeApi, client: Client
+) -> None:
+    shell = await a_shell_of(api, client, site=replace(SITE, network_policies=True))
+    await shell.reconcile()
+    assert len(api.asked("POST", "/networkpolicies")) == 1
+    posts = api.asked("POST")
+    assert posts.index(POLICIES) < posts.index(f"{CHILDREN}/pods")
+    (path,) = [path for path in api.objects if path.startswith(POLICIES)]
+    await api.remove(path)
+    await begin_another_attempt(shell)
+    assert path in api.objects
+
+
+async def test_without_the_switch_no_network_policy_is_asked_for(api: FakeApi, client: Client) -> None:
+    shell = await a_shell_of(api, client)
+    await shell.reconcile()
+    assert api.asked("POST", "/networkpolicies") == []
 
 
 async def test_a_scheduler_that_is_not_installed_is_a_reason_and_no_pod_is_made(api: FakeApi, client: Client) -> None:
@@ -113,11 +160,7 @@ async def test_a_disruption_budget_is_made_with_the_job_and_again_with_a_later_a
     (path,) = [path for path in api.objects if path.startswith(BUDGETS)]
     assert api.objects[path]["spec"]["minAvailable"] == 2
     await api.remove(path)
-    await lose_pods(shell)
-    job = shell.job()
-    job["status"]["attempt"], job["status"]["attempts"][0]["number"] = 2, 2
-    shell.world.jobs.observe(await api.put("/apis/disttrain.io/v1alpha1/namespaces/default/disttrainingjobs/digits"))
-    await shell.reconcile()
+    await begin_another_attempt(shell)
     assert path in api.objects
 
 

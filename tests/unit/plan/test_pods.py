@@ -8,7 +8,17 @@ import pytest
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import Role
-from disttrain_operator.plan.desired import GangPlan, Loopback, PodDefaults, Site, claim, pod, secret, service
+from disttrain_operator.plan.desired import (
+    GangPlan,
+    Loopback,
+    PodDefaults,
+    Site,
+    claim,
+    network_policy,
+    pod,
+    secret,
+    service,
+)
 from disttrain_operator.plan.identity import pod_name
 from disttrain_operator.plan.site import PlannedJob
 from tests.builders import UID, a_job
@@ -250,6 +260,27 @@ def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
     assert job.spec is not None
     assert config.training == job.spec.training
     assert manifest["stringData"]["token"] == "a-token"
+
+
+def test_only_pods_of_the_job_reach_its_pods_where_the_site_wants_a_policy() -> None:
+    job = a_job(parameterServers={"replicas": 2}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
+    assert network_policy(job, SITE) is None
+    site = replace(SITE, network_policies=True)
+    policy = network_policy(job, site)
+    assert policy is not None
+    assert policy["metadata"]["ownerReferences"] == pod(job, Role.PS, 0, 1, site)["metadata"]["ownerReferences"]
+    spec = policy["spec"]
+    assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False), "what pods may reach stays open"
+    ((source,),) = (rule["from"] for rule in spec["ingress"])
+    assert source.keys() == {"podSelector"}, "a namespace selector would let other namespaces in"
+    assert all("ports" not in rule for rule in spec["ingress"])
+    for selector in (spec["podSelector"], source["podSelector"]):
+        wanted = selector["matchLabels"].items()
+        assert wanted
+        for member in (pod(job, role, 1, attempt, site) for role in Role for attempt in (1, 2)):
+            assert wanted <= member["metadata"]["labels"].items()
+        another = replace(job, uid="another-uid")
+        assert not wanted <= pod(another, Role.WORKER, 0, 1, site)["metadata"]["labels"].items()
 
 
 def test_the_name_of_the_secret_follows_from_the_token_and_is_the_one_that_pods_mount() -> None:
