@@ -69,7 +69,7 @@ class OperatorProcess:
         self._command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={control_plane.kubeconfig}"]
         # Processes that work for the same control plane have one key, as in a cluster.
         key = folder / "token-key"
-        key.write_text("the key of all tokens")
+        key.write_text("one key for the tokens of all jobs of this folder")
         self._command += [
             "--health-address=127.0.0.1",
             f"--health-port={self._port}",
