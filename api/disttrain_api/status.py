@@ -127,6 +127,19 @@ class FailureClass(StrEnum):
     PEER_LOST = "PeerLost"
 
 
+class Signature(StatusModel):
+    """What makes a failure recognisable when it comes again."""
+
+    error: str
+    """Type of the exception."""
+    place: str | None = None
+    """File and line where it was raised."""
+    step: int | None = None
+    """The last step that the job had done."""
+    steps_done: int | None = None
+    """Steps that the attempt had done before."""
+
+
 class Verdict(StatusModel):
     """Why an attempt ended: the first cause, not the last symptom."""
 
@@ -153,6 +166,9 @@ class Verdict(StatusModel):
     """Its exit code."""
     signal: int | None = None
     """The signal that ended it."""
+    signature: Signature | None = None
+    """What makes the failure recognisable when it comes again: a job ends with the second of two that are the same,
+    without a step between them. Absent: it came from outside, or its program was not the trainer."""
     log: str | None = None
     """The last lines of its log, where they could be had."""
 

@@ -168,6 +168,17 @@ def test_a_failing_program_of_the_users_own_is_quoted(workplace: Workplace) -> N
     assert "seven is not a layer" in run.stderr
 
 
+def test_a_failure_that_comes_again_without_a_step_ends_the_job(workplace: Workplace) -> None:
+    (workplace.folder / "my_model.py").write_text("def make():\n    return no_such_name\n")
+    training = {**SHORT, "model": {"name": None, "entrypoint": "my_model:make"}}
+    run = workplace.run(workplace.write(workers={"replicas": 1}, training=training))
+    failed(run, "RankFailed", "rank 0 ", 1)
+    assert [attempt["verdict"]["action"] for attempt in run.status["attempts"]] == ["RestartGang", "FailJob"]
+    sentence = run.status["attempts"][1]["verdict"]["message"]
+    assert "attempt 1 ended with the same failure (NameError at " in sentence
+    assert "my_model.py:2), and no step was done between them" in sentence
+
+
 def test_gpus_that_are_not_there_are_refused_before_anything_starts(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus
     """The current attempt, if there is one that has not ended, ends."""
     if not in_attempt(status):
         return status
-    changes = {"end_time": timestamp(now), "verdict": _bounded(verdict), "checkpoint_step": _known_step(status)}
+    changes = {"end_time": timestamp(now), "verdict": _bounded(verdict), "checkpoint_step": last_known_step(status)}
     return _with_current(status, changes)
 
 
@@ -74,7 +74,7 @@ def know_checkpoint(status: JobStatus, checkpoint: CheckpointStatus, attempt: in
 
 def renew_budget(status: JobStatus) -> JobStatus:
     """No restart counts any more where there is a checkpoint that was not there at the last of them."""
-    known, step = _step_at_last_restart(status), _known_step(status)
+    known, step = _step_at_last_restart(status), last_known_step(status)
     if step is None or (known is not None and step <= known):
         return status
     return status.model_copy(update={"restarts_since_checkpoint": 0})
@@ -82,7 +82,7 @@ def renew_budget(status: JobStatus) -> JobStatus:
 
 def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime) -> JobStatus:
     """One pod of the current attempt is to be made again, under its name."""
-    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=_known_step(status))
+    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=last_known_step(status))
     replacements = [*status.attempts[-1].replacements, entry][-KEPT_REPLACEMENTS:]
     return _with_current(status, {"replacements": replacements})
 
@@ -208,7 +208,8 @@ def _bounded(verdict: Verdict) -> Verdict:
     )
 
 
-def _known_step(status: JobStatus) -> int | None:
+def last_known_step(status: JobStatus) -> int | None:
+    """Step of the last complete checkpoint that is known."""
     return status.checkpoint.step if status.checkpoint is not None else None
 
 

@@ -24,6 +24,7 @@ from disttrain_operator.decide.ledger import (
     restarting,
 )
 from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.repetition import repeated
 from disttrain_operator.decide.verdict import verdict_of
 
 
@@ -42,7 +43,8 @@ def restart_policy(job: Job, observed: Observed, now: datetime) -> Move | None:
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Move(_state(job), Reason.POD_FAILED, message, job.status, look_again_at=failures.settled_at)
-    return _restart_or_fail(job, gang, now, verdict_of(*found))
+    verdict = verdict_of(*found)
+    return _restart_or_fail(job, gang, now, repeated(job.status, verdict) or verdict)
 
 
 def _state(job: Job) -> State:
@@ -58,11 +60,9 @@ def _restart_or_fail(job: Job, gang: Gang, now: datetime, verdict: Verdict) -> M
         return finish(status, now, State.FAILED, verdict)
     if counted and (exhausted := used_up(status, policy, verdict)):
         may_be_renewed = policy.max_restarts and any(pod.alive for pod in gang.pods)
-        return (
-            _hear_last_reports(job, gang, now, verdict)
-            if may_be_renewed
-            else finish(status, now, State.FAILED, exhausted)
-        )
+        if may_be_renewed:
+            return _hear_last_reports(job, gang, now, verdict)
+        return finish(status, now, State.FAILED, exhausted)
     ledger = count_restart(end_attempt(status, now, verdict), counted=counted)
     begins_at = next_attempt_at(ledger, policy)
     begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"

@@ -1,7 +1,8 @@
 """The first cause of a failure, in words."""
 
 from disttrain_api.names import ExitCode, Reason
-from disttrain_api.status import FailureClass, Verdict
+from disttrain_api.report import RankFailure
+from disttrain_api.status import FailureClass, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.observed import Exit, PodFacts
@@ -34,8 +35,14 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
         node=pod.node,
         exit_code=exit_.code if exit_ else None,
         signal=exit_.signal if exit_ else None,
+        signature=_signature(failure) if cause.class_ is FailureClass.PROGRAM else None,
         log=_log(pod),
     )
+
+
+def _signature(failure: RankFailure | None) -> Signature | None:
+    found = failure.signature if failure is not None else None
+    return None if found is None else Signature(**found.model_dump())
 
 
 def _sentence(cause: Cause, rank: int | None) -> str:

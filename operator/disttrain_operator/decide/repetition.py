@@ -1,0 +1,39 @@
+"""A failure that comes again exactly: the same exception, at the same place, and no step done in between.
+
+Only failures with a signature are compared, which those that come from outside do not have.
+"""
+
+from disttrain_api.report import FailureSignature
+from disttrain_api.run_policy import FailureAction
+from disttrain_api.status import Attempt, FailureClass, JobStatus, Signature, Verdict
+from disttrain_operator.decide.ledger import last_known_step
+
+
+def repeated(status: JobStatus, verdict: Verdict) -> Verdict | None:
+    """The verdict with which the job fails where the current attempt ends as a former one did; else None."""
+    former = _former(status)
+    if verdict.signature is None or verdict.action != FailureAction.RESTART_GANG or verdict.rule is not None:
+        return None
+    if former is None or former.verdict is None or former.checkpoint_step != last_known_step(status):
+        return None
+    if former.verdict.signature is None or not _read(verdict.signature).repeats(_read(former.verdict.signature)):
+        return None
+    place = f" at {verdict.signature.place}" if verdict.signature.place else ""
+    same = f"attempt {former.number} ended with the same failure ({verdict.signature.error}{place})"
+    sentence = f"{verdict.message}; {same}, and no step was done between them: another restart would end the same way"
+    return verdict.model_copy(update={"action": FailureAction.FAIL_JOB, "message": sentence})
+
+
+def _read(signature: Signature) -> FailureSignature:
+    """The signature as it was reported; unchecked, since another version may have written it."""
+    return FailureSignature.model_construct(
+        error=signature.error, place=signature.place, step=signature.step, steps_done=signature.steps_done
+    )
+
+
+def _former(status: JobStatus) -> Attempt | None:
+    """The last attempt that its program ended. What the cluster or a person ended in between says nothing of it."""
+    ended = (attempt for attempt in reversed(status.attempts) if attempt.end_time is not None)
+    return next(
+        (attempt for attempt in ended if attempt.verdict and attempt.verdict.class_ == FailureClass.PROGRAM), None
+    )
