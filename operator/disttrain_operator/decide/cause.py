@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from disttrain_api.names import ExitCode, Reason, Role, exit_reason, permanent_reason
-from disttrain_api.status import FailureClass
+from disttrain_api.status import FailureClass, Replacement
 from disttrain_operator.decide.observed import PodFacts
 
 _FAR_FUTURE = datetime.max.replace(tzinfo=UTC)
@@ -36,6 +36,8 @@ class Cause:
     pod: PodFacts
     class_: FailureClass
     reason: str
+    follows: Replacement | None = None
+    """The pod that was made again alone shortly before, where this one ended because it lost it: that was the cause."""
 
     @property
     def permanent(self) -> bool:
@@ -44,14 +46,14 @@ class Cause:
 
     @property
     def symptom(self) -> bool:
-        """Whether there must be another cause before it."""
-        return self.class_ is FailureClass.PEER_LOST
+        """Whether there must be another cause before it, which is not known."""
+        return self.class_ is FailureClass.PEER_LOST and self.follows is None
 
     @property
     def certain(self) -> bool:
         """Whether it cannot be the symptom of another pod's failure."""
         stopped = self.pod.exit is not None and self.pod.exit.code == ExitCode.STOPPED
-        return _DISTANCES[self.class_] <= _CERTAIN and not stopped
+        return self.follows is not None or (_DISTANCES[self.class_] <= _CERTAIN and not stopped)
 
     @property
     def rank(self) -> tuple[int, datetime, str, int]:

@@ -19,8 +19,9 @@ class Ruling:
 
 
 def is_counted(cause: Cause) -> bool:
-    """Whether it is the job's fault: what the cluster does to it is not, whoever is made again for it."""
-    return cause.class_ not in _UNCOUNTED
+    """Whether it is the job's fault and not counted yet: what the cluster does to it is not, whoever is made again for
+    it; what follows from a pod that was made again was counted with that pod."""
+    return cause.class_ not in _UNCOUNTED and cause.follows is None
 
 
 def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
@@ -34,6 +35,13 @@ def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
     if not is_counted(cause):
         return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
     return Ruling(FailureAction.RESTART_GANG)
+
+
+def instead_of(symptom: Ruling, cause: Cause) -> Ruling:
+    """What follows for the gang from a symptom whose cause is a failure that alone would concern one pod."""
+    if symptom.action is not FailureAction.RESTART_GANG or symptom.rule is not None or is_counted(cause):
+        return symptom
+    return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
 
 
 def _matches(rule: FailureRule, cause: Cause) -> bool:

@@ -1,13 +1,14 @@
 """What failed in a gang, and which failure decides. Everything that is not ignored by the failure policy counts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
 from disttrain_api.run_policy import FailureAction
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
-from disttrain_operator.decide.failure_policy import Ruling, ruling_on
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.failure_policy import Ruling, instead_of, ruling_on
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.ledger import ran
@@ -34,7 +35,7 @@ class Failures:
     @cached_property
     def all(self) -> tuple[tuple[Cause, Ruling], ...]:
         """Every failed member."""
-        causes = [cause_of(pod) for pod in (*self.gang.failed, *self._overdue(), *self._lost())]
+        causes = [self._explained(cause_of(pod)) for pod in (*self.gang.failed, *self._overdue(), *self._lost())]
         if causes and all(cause.symptom for cause in causes):
             causes += [node_is_lost(pod) for pod in self.gang.pods if pod.cut_off]
         return tuple((cause, ruling_on(self.gang.spec.run_policy, cause)) for cause in causes)
@@ -50,7 +51,13 @@ class Failures:
     def of_the_gang(self) -> tuple[Cause, Ruling] | None:
         """The first cause among the failures that concern all."""
         found = [(cause, ruling) for cause, ruling in self.all if ruling.action not in _OF_ONE_POD]
-        return min(found, key=lambda entry: entry[0].rank, default=None)
+        first = min(found, key=lambda entry: entry[0].rank, default=None)
+        if first is None or not first[0].symptom:
+            return first
+        # The peer that was lost may be one that alone would be made again.
+        known = [cause for cause, _ in self.of_single_pods if not cause.symptom]
+        cause = min(known, key=lambda cause: cause.rank, default=None)
+        return first if cause is None else (cause, instead_of(first[1], cause))
 
     @cached_property
     def of_single_pods(self) -> tuple[tuple[Cause, Ruling], ...]:
@@ -71,6 +78,16 @@ class Failures:
         if first is None or not self.now - window < first < self.now + window:
             return None
         return first + window
+
+    def _explained(self, cause: Cause) -> Cause:
+        """The cause with the pod that it follows from: what that one held is lost by the time at which it must run."""
+        policy, end = self.gang.spec.run_policy, cause.pod.exit.finished_at if cause.pod.exit else None
+        if not cause.symptom or end is None:
+            return cause
+        for entry in reversed(self.gang.ledger.attempts[-1].replacements):
+            if entry.pod != cause.pod.name and end < after(entry.time, policy.start_deadline_seconds):
+                return replace(cause, follows=entry)
+        return cause
 
     def _overdue(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

@@ -2,7 +2,7 @@
 
 from disttrain_api.names import ExitCode, Reason
 from disttrain_api.report import RankFailure
-from disttrain_api.status import FailureClass, Signature, Verdict
+from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.observed import Exit, PodFacts
@@ -23,6 +23,8 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
     pod, exit_ = cause.pod, cause.pod.exit
     failure = pod.report.failure if pod.report else None
     rank = failure.rank if failure else None
+    if cause.follows is not None:
+        return _of_replaced(cause, cause.follows, ruling, rank)
     return Verdict(
         reason=cause.reason,
         message=_sentence(cause, rank),
@@ -43,6 +45,19 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
 def _signature(failure: RankFailure | None) -> Signature | None:
     found = failure.signature if failure is not None else None
     return None if found is None else Signature(**found.model_dump())
+
+
+def _of_replaced(cause: Cause, replaced: Replacement, ruling: Ruling, rank: int | None) -> Verdict:
+    """The verdict where a pod ended because it lost one that was made again: that one is named."""
+    before = f"pod {replaced.pod} failed ({replaced.reason}) and was made again alone, after which"
+    return Verdict(
+        reason=replaced.reason,
+        message=f"{before} {_sentence(cause, rank)}",
+        class_=cause.class_,
+        action=ruling.action,
+        rule=ruling.rule,
+        pod=replaced.pod,
+    )
 
 
 def _sentence(cause: Cause, rank: int | None) -> str:

@@ -1,9 +1,15 @@
 """Pods that are made again alone: under which name, how often, and what counts."""
 
+from typing import Any
+
 import pytest
 
+from disttrain_api.names import ExitCode, Role
+from disttrain_api.report import RankFailure
+from disttrain_operator.decide.clock import timestamp
 from tests.builders import a_report, running
-from tests.unit.decide.test_failures import own_world, verdict
+from tests.unit.decide.test_failures import COMMAND, own_world, restart, verdict
+from tests.unit.decide.world import World, a_running_world
 
 
 def test_one_pod_is_made_again_under_its_name_and_the_others_go_on() -> None:
@@ -71,3 +77,76 @@ def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
 def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:
     world = own_world({"action": "RestartPod", "exitCodes": {"values": [5]}}).end(1, 5).end(2, 137).settle()
     assert (world.job.status.attempt, verdict(world).pod) == (2, "digits-3f9a1-worker-2-a1")
+
+
+SERVER = {"action": "RestartPod", "roles": ["ps"]}
+EVERY_POD = {"action": "RestartPod"}
+
+
+def with_a_server(*rules: dict[str, Any], **policy: Any) -> World:
+    """Two workers and a parameter server that these rules make again alone."""
+    return a_running_world(
+        training=None,
+        workers={"template": COMMAND},
+        parameterServers={"replicas": 1, "template": COMMAND},
+        runPolicy={"failurePolicy": {"rules": list(rules)}, "restartBackoffSeconds": 0, **policy},
+    )
+
+
+def leave(world: World, index: int) -> World:
+    """A worker ends because the server that was made again has lost what it held."""
+    words = "parameter server 0 at here:1 was started anew and has lost what it held"
+    failure = RankFailure(rank=index, exit_code=91, reason="PeerLost", message=words)
+    return world.end(index, ExitCode.PEER_LOST, report=a_report(5, failure=failure), at=timestamp(world.now))
+
+
+def test_a_server_that_was_made_again_is_the_cause_where_workers_then_leave_and_counts_once() -> None:
+    world = restart(with_a_server(SERVER).end(0, 137, Role.PS))
+    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 1)
+    leave(world.pass_time(20), 0).settle()
+    assert (world.job.status.attempt, world.job.status.restarts) == (2, 2), "nothing else is waited for"
+    assert world.job.status.restarts_since_checkpoint == 1
+    found = verdict(world)
+    assert (found.reason, found.pod, found.action) == ("PodFailed", "digits-3f9a1-ps-0-a1", "RestartWithoutCounting")
+    assert found.message == (
+        "pod digits-3f9a1-ps-0-a1 failed (PodFailed) and was made again alone, after which rank 0 (pod "
+        "digits-3f9a1-worker-0-a1 on node node1) exited with code 91: parameter server 0 at here:1 was started anew "
+        "and has lost what it held"
+    )
+    assert (found.rank, found.node) == (None, None)
+
+
+def test_workers_that_are_made_again_because_a_server_was_count_no_more_than_it() -> None:
+    world = restart(with_a_server(EVERY_POD, maxRestarts=1).end(0, 137, Role.PS))
+    restart(leave(leave(world.pass_time(2), 0), 1))
+    assert world.condition("Running")[:2] == ("True", "AllPodsRunning")
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 3)
+    assert world.job.status.restarts_since_checkpoint == 1
+
+
+def test_a_server_that_the_cluster_ended_does_not_count_by_way_of_its_workers() -> None:
+    world = with_a_server(SERVER, maxRestarts=0)
+    server = world.pod(0, Role.PS)
+    server["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "no room"}
+    ]
+    world.end(0, 143, Role.PS)
+    restart(leave(restart(world), 1))
+    assert world.condition("Running")[0] == "True"
+    assert (world.job.status.attempt, verdict(world).reason) == (2, "Drained")
+    assert world.job.status.restarts_since_checkpoint == 0
+
+
+def test_a_server_and_the_worker_that_lost_it_are_one_failure_also_where_both_are_seen_at_once() -> None:
+    world = leave(with_a_server(SERVER).end(0, 137, Role.PS, reason="OOMKilled"), 0).settle()
+    found = verdict(world)
+    assert (found.class_, found.pod, found.action) == ("OutOfMemory", "digits-3f9a1-ps-0-a1", "RestartGang")
+    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 1)
+
+
+def test_a_peer_that_is_lost_long_after_a_replacement_is_a_failure_of_its_own() -> None:
+    world = restart(with_a_server(SERVER, startDeadlineSeconds=60).end(0, 137, Role.PS))
+    world.pass_time(600).settle()
+    leave(leave(world, 0), 1).settle().pass_time(90).settle()
+    assert (verdict(world).class_, verdict(world).action) == ("PeerLost", "RestartGang")
+    assert world.job.status.restarts_since_checkpoint == 2
