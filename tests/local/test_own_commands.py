@@ -1,11 +1,12 @@
 """Programs that know nothing of us, and how their processes live and end."""
 
 import signal
-import time
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.waiting import until
 
 from .conftest import DISTTRAIN, Run, Workplace, command, own, script
 
@@ -88,13 +89,11 @@ def test_parameter_servers_are_reached_by_their_addresses_and_end_with_the_worke
         import os, socket, time
         for index, address in enumerate(os.environ["DISTTRAIN_PS_ADDRESSES"].split(",")):
             host, port = address.split(":")
-            deadline = time.monotonic() + 60
             while True:
                 try:
                     connection = socket.create_connection((host, int(port)))
                     break
                 except ConnectionRefusedError:
-                    assert time.monotonic() < deadline
                     time.sleep(0.05)
             assert connection.recv(10) == str(index).encode()
         """,
@@ -191,10 +190,7 @@ def stubborn(workplace: Workplace, **spec: Any) -> Run:
 
 
 def nothing_left(run: Run) -> None:
-    deadline = time.monotonic() + 60
-    while run.left():
-        assert time.monotonic() < deadline, run.left()
-        time.sleep(0.05)
+    until(lambda: not run.left(), run.left)
 
 
 def test_no_process_outlives_a_runner_that_was_killed(workplace: Workplace) -> None:

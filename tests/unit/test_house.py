@@ -45,6 +45,19 @@ def test_one_module_of_the_trainer_knows_what_differs_between_a_cpu_and_a_gpu() 
     assert knowing == {"device.py"}
 
 
+CLOCKS = re.compile(r"\b(time\.(time|monotonic|perf_counter|process_time)(_ns)?|(loop|get_running_loop\(\))\.time)\(")
+CLOCK_READERS = {"integration/test_fairness.py": "how many tries came by themselves meanwhile is a bound, not a goal"}
+
+
+def test_no_test_looks_at_a_clock() -> None:
+    """A loaded machine is normal: tests wait on conditions (tests/waiting.py) or hand in a clock of their own."""
+    tests = REPOSITORY / "tests"
+    reading = {
+        str(module.relative_to(tests)) for module in tests.rglob("test_*.py") if CLOCKS.search(module.read_text())
+    }
+    assert reading == set(CLOCK_READERS)
+
+
 @pytest.mark.parametrize(
     ("path", "generated"),
     [

@@ -19,7 +19,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -53,6 +53,8 @@ class Client:
         max_in_flight: int = 64,
         timeout: float = REQUEST_SECONDS,
         retry_delays: tuple[float, ...] = RETRY_DELAYS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.access = access
         self.max_in_flight = max_in_flight
@@ -62,6 +64,7 @@ class Client:
         self._slots = Slots(max_in_flight)
         self._retry_delays = retry_delays
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
+        self._clock, self._sleep = clock, sleep
         self._not_before = 0.0
         self._tls = access.ssl_context()
         self._session = self._new_session()
@@ -148,7 +151,7 @@ class Client:
                 if delay is None:
                     raise
                 if not isinstance(error, Throttled):  # a throttled request waits in _once, as all others do
-                    await asyncio.sleep(delay)
+                    await self._sleep(delay)
 
     async def _once(self, method: str, path: str, query: Query | None, data: bytes | None) -> Raw:
         async with self._slots.of(namespace_of(path)):
@@ -217,13 +220,12 @@ class Client:
         seconds = 1.0
         with suppress(TypeError, ValueError):
             seconds = float(retry_after)  # type: ignore[arg-type]
-        loop = asyncio.get_running_loop()
-        self._not_before = max(self._not_before, loop.time() + min(max(seconds, 0.1), 30.0))
+        self._not_before = max(self._not_before, self._clock() + min(max(seconds, 0.1), 30.0))
 
     async def _wait_if_throttled(self) -> None:
         # Others may be told 429 meanwhile, which moves the time.
-        while (delay := self._not_before - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(delay)
+        while (delay := self._not_before - self._clock()) > 0:
+            await self._sleep(delay)
 
 
 def _socket(address: Any) -> socket.socket:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 
 from disttrain_api.names import Env
 from disttrain_api.report import PodReport, decode_pod_report
+from tests.waiting import GENEROUS, until
 
 AGENT = [sys.executable, "-m", "disttrain_trainer.agent"]
-GENEROUS = 60.0
 
 
 @dataclass
@@ -72,10 +71,7 @@ class Pod:
         return self.start(rank_program).wait()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + GENEROUS
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {GENEROUS} s: {what}\n{self.log}"
-            time.sleep(0.01)
+        until(condition, lambda: f"{what}\n{self.log}")
 
     def until_ready(self) -> "Pod":
         self.until(lambda: len(list(self.folder.glob("ready-*"))) == self.ranks, "all ranks are ready")

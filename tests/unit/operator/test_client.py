@@ -88,18 +88,28 @@ async def test_nobody_listening_is_unavailable() -> None:
     await client.close()
 
 
-async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi, client: Client) -> None:
-    answers = [refusal(429, "TooManyRequests", headers={"Retry-After": "0.2"})]
+async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi) -> None:
+    now, over, waits = [100.0], asyncio.Event(), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await over.wait()
+
+    client = Client(Access(api.url), retry_delays=(), clock=lambda: now[0], sleep=sleep)
+    answers = [refusal(429, "TooManyRequests", headers={"Retry-After": "7"})]
     api.refusals.append(lambda *_: answers.pop() if answers else None)
-    loop = asyncio.get_running_loop()
-    await client.get(PODS)
-    answers.append(refusal(429, "TooManyRequests", headers={"Retry-After": "0.2"}))
-    first = asyncio.create_task(client.get(PODS))
-    await eventually(lambda: not answers)
-    told_at = loop.time()
-    await client.get(PODS)
-    assert loop.time() - told_at > 0.1
-    await first
+    with pytest.raises(errors.Throttled):
+        await client.get(PODS)
+    asked = len(api.asked("GET"))
+    held = [asyncio.create_task(client.get(path)) for path in (PODS, "/api/v1/nodes")]
+    await eventually(lambda: len(waits) == 2)
+    assert waits == [7.0, 7.0]
+    assert len(api.asked("GET")) == asked
+    now[0] += 7
+    over.set()
+    await asyncio.gather(*held, client.get(PODS))
+    assert len(waits) == 2, "the time is over"
+    await client.close()
 
 
 async def test_429_for_ever_reaches_the_caller(api: FakeApi, client: Client) -> None:

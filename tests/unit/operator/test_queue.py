@@ -1,8 +1,19 @@
 """Keys: once in the queue, with one worker at a time, now or later."""
 
 import asyncio
+from collections.abc import Iterator
+
+import pytest
 
 from disttrain_operator.queue import WorkQueue
+from tests.unit.operator.clocked_loop import ClockedLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[ClockedLoop]:
+    loop = ClockedLoop()
+    yield loop
+    loop.close()
 
 
 async def drain(queue: WorkQueue[str]) -> list[str]:
@@ -64,17 +75,15 @@ async def test_a_delay_that_ends_while_the_key_is_held_is_not_lost() -> None:
     assert await drain(queue) == ["a"]
 
 
-async def test_back_off_doubles_until_forgotten() -> None:
-    queue = WorkQueue[str](first_delay=0.01, max_delay=0.04)
-    loop = asyncio.get_running_loop()
-    waits = []
-    for _ in range(5):
-        began = loop.time()
-        queue.retry("a")
-        await queue.get()
-        queue.done("a")
-        waits.append(loop.time() - began)
-    assert all(wait >= least - 0.002 for wait, least in zip(waits, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True))
+def test_back_off_doubles_until_forgotten(loop: ClockedLoop) -> None:
+    queue = WorkQueue[str](first_delay=1, max_delay=4)
+    for delay in (1, 2, 4, 4, 4):
+        loop.call(queue.retry, "a")
+        loop.pass_time(delay - 0.5)
+        assert not queue.ready
+        loop.pass_time(0.5)
+        assert loop.run_until_complete(queue.get()) == "a"
+        loop.call(queue.done, "a")
     assert queue.failures("a") == 5
     queue.forget("a")
     assert queue.failures("a") == 0
@@ -88,16 +97,14 @@ async def test_a_change_overtakes_the_back_off() -> None:
     assert await drain(queue) == ["a"]
 
 
-async def test_a_held_key_waits_whatever_is_added() -> None:
+def test_a_held_key_waits_whatever_is_added(loop: ClockedLoop) -> None:
     queue = WorkQueue[str]()
-    queue.hold("a", 0.03)
-    queue.add("a")
-    queue.add("a")
-    queue.add("b")
-    assert await drain(queue) == ["b"]
-    assert await queue.get() == "a"
-    queue.done("a")
-    assert len(queue) == 0
+    loop.call(queue.hold, "a", 3)
+    for key in ("a", "a", "b"):
+        loop.call(queue.add, key)
+    assert list(queue) == ["b"]
+    loop.pass_time(3)
+    assert list(queue) == ["b", "a"]
 
 
 async def test_workers_that_wait_get_one_key_each() -> None:

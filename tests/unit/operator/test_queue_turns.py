@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,30 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from disttrain_operator.queue import WorkQueue
 from tests.soak import SOAK
+from tests.unit.operator.clocked_loop import ClockedLoop
 
-Result = TypeVar("Result")
 Key = tuple[str, int]
 
 LIMIT = 2
 FOR_EVER = 10_000.0
-
-
-class ClockedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still between `pass_time`."""
-
-    now = 1000.0
-
-    def time(self) -> float:
-        return self.now
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.run_until_complete(_turn())
-
-
-async def _turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -68,26 +48,19 @@ class QueueMachine(RuleBasedStateMachine):
 
     keys = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
-    def within(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self.loop.run_until_complete(work)
-
-    async def _call(self, what: Any, *arguments: Any) -> None:
-        what(*arguments)
-        await _turn()
-
     @rule(key=keys)
     def add(self, key: Key) -> None:
-        self.within(self._call(self.queue.add, key))
+        self.loop.call(self.queue.add, key)
         self.owed.add(key)
 
     @rule(key=keys, delay=st.sampled_from([0.5, 1.0, 5.0]))
     def add_later(self, key: Key, delay: float) -> None:
-        self.within(self._call(self.queue.add, key, delay))
+        self.loop.call(self.queue.add, key, delay)
         self.owed.add(key)
 
     @rule(key=keys, at_least=st.sampled_from([0.0, 7.0]))
     def retry(self, key: Key, at_least: float) -> None:
-        self.within(self._call(self.queue.retry, key, at_least))
+        self.loop.call(self.queue.retry, key, at_least)
         self.owed.add(key)
 
     @rule(key=keys)
@@ -100,8 +73,8 @@ class QueueMachine(RuleBasedStateMachine):
     def hold(self, which: int, seconds: float) -> None:
         """As a worker does with the key that it has."""
         key = self.taken[which % len(self.taken)]
-        self.within(self._call(self.queue.hold, key, seconds))
-        self.not_before[key] = self.loop.time() + seconds
+        self.loop.call(self.queue.hold, key, seconds)
+        self.not_before[key] = self.loop.now + seconds
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0]))
     def time_passes(self, seconds: float) -> None:
@@ -110,10 +83,10 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue.ready)
     @rule()
     def take(self) -> None:
-        key = self.within(self.queue.get())
+        key = self.loop.run_until_complete(self.queue.get())
         namespace = key[0]
         assert key not in self.taken, "two workers have it"
-        assert self.loop.time() >= self.not_before.get(key, 0.0), "it was held back"
+        assert self.loop.now >= self.not_before.get(key, 0.0), "it was held back"
         assert key in self.owed
         assert key == next(entry for entry in self.ready if entry[0] == namespace), "the first of its namespace"
         assert Counter(name for name, _ in self.taken)[namespace] < LIMIT
@@ -131,7 +104,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5))
     def give_back(self, which: int) -> None:
         key = self.taken.pop(which % len(self.taken))
-        self.within(self._call(self.queue.done, key))
+        self.loop.call(self.queue.done, key)
 
     @invariant()
     def note_who_waits(self) -> None:

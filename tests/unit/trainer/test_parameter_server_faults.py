@@ -1,7 +1,6 @@
 """Workers that die, hang and come back, servers that lose what they held: real processes, as their pods run them."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from disttrain_api.report import decode_pod_report
 from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import small, user
+from tests.waiting import until
 
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
@@ -173,12 +173,11 @@ def test_servers_told_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
 def test_data_that_differs_between_workers_is_refused(tmp_path):
     with a_job(tmp_path, {**TRAINING, "data": user("unlike_samples")}) as running:
         # Who comes first says how many samples there are, and trains; the other one is refused.
-        deadline = time.monotonic() + 120.0
-        refused = None
-        while refused is None:
-            assert time.monotonic() < deadline
+        def refused_ranks():
             codes = [worker.processes[0].wait(0.1) for worker in running.workers]
-            refused = next((rank for rank, code in enumerate(codes) if code == ExitCode.DATA_NOT_FOUND), None)
+            return [rank for rank, code in enumerate(codes) if code == ExitCode.DATA_NOT_FOUND]
+
+        refused = until(refused_ranks)[0]
         assert "training samples, others find" in running.workers[refused].report(refused).error.message
 
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -35,6 +34,7 @@ from tests.builders import TRAINING
 from tests.cluster.ports import free_port
 from tests.integration.proxy import TcpProxy
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
+from tests.waiting import until
 
 KEY = key_of("token", "uid", 1)
 
@@ -265,13 +265,6 @@ class Serving:
         self.thread.join(30.0)
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 class TestFencing:
     def test_a_manager_that_was_replaced_ends_and_its_successor_knows_what_was_done(self):
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
@@ -326,7 +319,7 @@ class TestFencing:
                 answers = [servers.next() for servers in (leader, other)]
                 push(other, answers[1])
                 waits = background.submit(other.next, (answers[1].task, 1.0, 1.0, 1.0))
-                wait_for(lambda: serving.server._manager._waiting)
+                until(lambda: serving.server._manager._waiting)
                 # Of the questions, of the heartbeat.
                 proxy.reset()
                 push(leader, answers[0])

@@ -36,6 +36,10 @@ class Timing:
     report: float = 2.0
     """Between two looks at the ranks' reports."""
 
+    def kill_after(self, grace: float) -> float:
+        """Return when ranks that were asked to end are killed, counted from the begin of the pod's grace period."""
+        return max(grace - self.kill_margin, grace / 2)
+
 
 class Supervisor:
     """One life of a pod. `run` may be called once, in an event loop on the main thread.
@@ -115,8 +119,7 @@ class Supervisor:
         """SIGTERM, once, when told to stop or when one of them has failed."""
         collected_at = self._collected_at()
         if self._stop_at is not None:
-            grace = self._pod.grace_seconds
-            self._kill_at = self._stop_at + max(grace - self._timing.kill_margin, grace / 2)
+            self._kill_at = self._stop_at + self._timing.kill_after(self._pod.grace_seconds)
         elif collected_at is not None and now >= collected_at:
             self._kill_at = now + self._timing.peer_grace
             say(f"stopping ranks {_names(self._processes.alive)} because rank {self._ends_failed()[0].rank} failed")
