@@ -15,6 +15,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.json_collectives import all_gather
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
@@ -49,8 +50,7 @@ def sums(values: torch.Tensor, repeats: int, group: dist.ProcessGroup) -> Iterat
         target=serve, args=(rank, ranks, repeats + 1, address), daemon=True
     )
     process.start()
-    addresses = [""] * ranks
-    dist.all_gather_object(addresses, address, group)
+    addresses = all_gather(address, str, group)
     parameter = nn.Parameter(torch.zeros_like(values))
     servers = Servers(addresses, KEY, rank, {"values": parameter}, lambda: False, PATIENCE_SECONDS)
     content = Gradients(servers.placement, {"values": parameter}, Plain())

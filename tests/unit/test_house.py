@@ -1,5 +1,6 @@
 """The house itself: imports go one way, modules stay small, each thing has its place, generated files are generated."""
 
+import ast
 import json
 import re
 import subprocess
@@ -56,6 +57,18 @@ def test_no_test_looks_at_a_clock() -> None:
         str(module.relative_to(tests)) for module in tests.rglob("test_*.py") if CLOCKS.search(module.read_text())
     }
     assert reading == set(CLOCK_READERS)
+
+
+def test_torch_loads_no_code() -> None:
+    """`weights_only=True` is written out: a default may change, and a pickle runs code."""
+    trainer = REPOSITORY / "trainer_image" / "disttrain_trainer"
+    calls = [
+        (module.name, {one.arg: ast.unparse(one.value) for one in node.keywords})
+        for module in trainer.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert [module for module, options in calls if options.get("weights_only") != "True"] == []
 
 
 @pytest.mark.parametrize(

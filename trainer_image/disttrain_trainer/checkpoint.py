@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -32,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
+from disttrain_trainer import checkpoint_plans
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
@@ -148,11 +148,11 @@ class Checkpoints:
         group = self._world.background
         partial = self._folders.partial(manifest.step, self._attempt)
         try:
-            dcp.save(contents, storage_writer=StepWriter(partial, manifest), process_group=group)
+            checkpoint_plans.save(contents, StepWriter(partial, manifest), group)
         except CheckpointException as failure:
-            self._world.from_first(functools.partial(self._give_up, partial, failure), group)
+            self._world.from_first(functools.partial(self._give_up, partial, failure), group=group)
             raise
-        return self._world.from_first(lambda: self._commit(partial, manifest.step), group)
+        return self._world.from_first(lambda: self._commit(partial, manifest.step), CheckpointReport, group)
 
     def _manifest(self, step: int, figures: Mapping[str, float]) -> StepManifest:
         return StepManifest(
@@ -229,7 +229,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     for part, present in (("random", bool(own)), ("scaler", "scaler.scale" in saved)):
         if not present:
             del contents[part]
-    load(contents, reader, path)
+    load(contents, reader, path, world)
     set_model_state_dict(state.module, contents["model"])
     groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]
     set_optimizer_state_dict(state.module, state.optimizer, {"state": contents["optimizer"], "param_groups": groups})

@@ -24,7 +24,7 @@ def stored_shapes(metadata: Metadata, prefix: str) -> Shapes:
 
 def names_of_all_ranks(weights: Mapping[str, Any], world: World) -> Collection[str]:
     """Names of a model's parameters and buffers: ranks of a pipeline hold different ones. A collective call there."""
-    return weights.keys() if world.mesh.pipeline == 1 else set().union(*world.gather(set(weights)))
+    return weights.keys() if world.mesh.pipeline == 1 else set().union(*world.gather(set(weights), set[str]))
 
 
 def require_model_fits(

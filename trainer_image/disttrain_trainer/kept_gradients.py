@@ -32,13 +32,13 @@ def restore_kept_gradients(state: State, reader: StepReader, world: World) -> No
         return
     room = room_for(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
     # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
-    if not all(world.gather(_MARK in room and _fits(room, state))):
+    if not all(world.gather(_MARK in room and _fits(room, state), bool)):
         say(
             world,
             f"{reader.place.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew",
         )
         return
-    load({_PART: {str(world.rank): {gradient_sum.name: room}}}, reader, reader.place)
+    load({_PART: {str(world.rank): {gradient_sum.name: room}}}, reader, reader.place, world)
     del room[_MARK]
     gradient_sum.restore(room)
 

@@ -54,21 +54,21 @@ def restore_replica(state: State, reader: StepReader, world: World) -> None:
     replicas = state.replicas
     if replicas is None:
         return
-    own = _load(reader, (_OWN, str(world.rank), replicas.name))
+    own = _load(reader, (_OWN, str(world.rank), replicas.name), world)
     if _MARK not in own:
         say(world, f"{reader.place.name} holds no replicas of {replicas.name}: all begin with its model")
         replicas.set_out()
         return
     del own[_MARK]
-    replicas.go_on(own, _load(reader, (_COMMON, replicas.name)))
+    replicas.go_on(own, _load(reader, (_COMMON, replicas.name), world))
 
 
-def _load(reader: StepReader, keys: tuple[str, ...]) -> dict[str, Tensor]:
+def _load(reader: StepReader, keys: tuple[str, ...], world: World) -> dict[str, Tensor]:
     """All tensors below `keys`; none where the checkpoint has nothing there."""
     room = room_for(reader.read_metadata(), ".".join([*keys, ""]))
     if room:
         contents: dict[str, object] = dict(room)
         for key in reversed(keys):
             contents = {key: contents}
-        load(contents, reader, reader.place)
+        load(contents, reader, reader.place, world)
     return dict(room)

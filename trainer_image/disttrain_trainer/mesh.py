@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from disttrain_api.mesh import AXES, Mesh
 from disttrain_api.pipeline import output_index
+from disttrain_trainer import json_collectives
 from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
 from disttrain_trainer.errors import PeerLost, PortInUse, TrainerError, last_line
+from disttrain_trainer.failures import Failure
+from disttrain_trainer.unpickler import restrict_unpickling
 
 T = TypeVar("T")
 
@@ -93,37 +96,37 @@ class World:
         """A CPU copy of `values`, the largest of all ranks, in float64."""
         return self._all_reduce(values.detach().to("cpu", torch.float64), dist.ReduceOp.MAX)
 
-    def gather(self, value: T) -> list[T]:
-        """`value` of every rank, in order of rank, on every rank."""
-        values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
+    def gather(self, value: T, kind: Any) -> list[T]:
+        """`value` of every rank, in order of rank, on every rank. `kind`: its type (see json_collectives.py)."""
+        return json_collectives.all_gather(value, kind)
 
-    def from_first(self, work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-        """The result of `work` on rank 0, on every rank; a TrainerError it raises is raised on every rank."""
-        outcome: list[object] = [None]
+    def from_first(self, work: Callable[[], T], kind: Any = None, group: dist.ProcessGroup | None = None) -> T:
+        """The result of `work` on rank 0, on every rank; a TrainerError it raises is raised on every rank.
+
+        `kind`: the type of the result (see json_collectives.py); None where there is none.
+        """
+        outcome: tuple[Failure | None, T | None] = (None, None)
+        own: TrainerError | None = None
         if self.first:
             try:
-                outcome = [work()]
+                outcome = (None, work())
             except TrainerError as error:
-                error.on_every_rank = True
-                outcome = [error]
-        dist.broadcast_object_list(outcome, src=0, group=group)
-        if isinstance(outcome[0], TrainerError):
-            raise outcome[0]
-        return outcome[0]  # type: ignore[return-value]
+                own, outcome = error, (Failure.of(error), None)
+        failure, result = json_collectives.broadcast(outcome, tuple[Failure | None, Optional[kind]], group)  # noqa: UP045
+        if failure is not None:
+            raise _on_every_rank(failure, own)
+        return result  # type: ignore[return-value]
 
     def all_or_none(self, work: Callable[[], None]) -> None:
         """`work` on every rank; a TrainerError that some rank raises is raised on every rank."""
-        failure: TrainerError | None = None
+        own: TrainerError | None = None
         try:
             work()
         except TrainerError as error:
-            error.on_every_rank = True
-            failure = error
-        for found in self.gather(failure):
+            own = error
+        for rank, found in enumerate(self.gather(own and Failure.of(own), Failure | None)):
             if found is not None:
-                raise found
+                raise _on_every_rank(found, own if rank == self.rank else None)
 
     def part(self) -> None:
         """Wait, but not for ever, until every rank is past its last collective. Rank 0, the store's host, goes last.
@@ -147,6 +150,7 @@ class World:
 
 def join_world(config: Config, device: Device) -> World:
     """Meet the other ranks. Raises PortInUse on rank 0, PeerLost where the others do not come in time."""
+    restrict_unpickling()
     try:
         # A lone rank needs no port, so any number of them can run on one machine.
         store = dist.HashStore() if config.world_size == 1 else _meet(config)
@@ -177,6 +181,14 @@ def _meet(config: Config) -> dist.Store:
         return store
     rendezvous = dist.rendezvous("env://", config.rank, config.world_size, timeout=config.timeout)
     return next(iter(rendezvous))[0]
+
+
+def _on_every_rank(failure: Failure, own: TrainerError | None) -> Exception:
+    """The error itself on the rank that had it: it knows where it was raised."""
+    error = own or failure.error()
+    if isinstance(error, TrainerError):
+        error.on_every_rank = True
+    return error
 
 
 def _translate(config: Config, error: Exception) -> TrainerError:

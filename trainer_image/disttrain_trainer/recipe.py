@@ -162,7 +162,8 @@ def _is_dataset(value: object) -> bool:
 
 def _agree_on_sizes(data: Datasets, world: World) -> None:
     """Ranks with other files would silently train on other samples than the order says."""
-    sizes = world.gather((len(data.training), 0 if data.held_out is None else len(data.held_out)))
+    own = (len(data.training), 0 if data.held_out is None else len(data.held_out))
+    sizes = world.gather(own, tuple[int, int])
     for rank, size in enumerate(sizes):
         if size != sizes[0]:
             raise DataUnlike(

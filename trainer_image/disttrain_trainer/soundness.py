@@ -25,12 +25,12 @@ def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None
     none of them then: to begin again at step 0 is a decision for a person.
     """
     damaged: list[tuple[int, str]] = []
-    for step in reversed(world.from_first(folders.complete)):
+    for step in reversed(world.from_first(folders.complete, list[int])):
         flaw = flaw_of(folders.path(step), world)
         if flaw is None:
             for later, why in damaged:
-                aside = world.from_first(lambda later=later: folders.set_aside(later))  # type: ignore[misc]
-                say(world, f"the checkpoint of step {later} is damaged: {why}; it is now {aside.name}")
+                aside = world.from_first(lambda later=later: folders.set_aside(later).name, str)  # type: ignore[misc]
+                say(world, f"the checkpoint of step {later} is damaged: {why}; it is now {aside}")
             return step
         damaged.append((step, flaw))
     if damaged:
@@ -44,10 +44,10 @@ def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None
 
 def flaw_of(path: Place, world: World) -> str | None:
     """The first thing that is wrong with a checkpoint. Called by all ranks together."""
-    manifest = world.from_first(lambda: _first_look(path))
+    manifest = world.from_first(lambda: _first_look(path), StepManifest | str | None)
     if isinstance(manifest, StepManifest):
         share = sorted(manifest.files)[world.rank :: world.size]
-        return next((flaw for found in world.gather(flaws(path, manifest, share)) for flaw in found), None)
+        return next((flaw for found in world.gather(flaws(path, manifest, share), list[str]) for flaw in found), None)
     if manifest is None:
         say(world, f"{path} has no manifest (an earlier version wrote it): it is loaded without a check")
     return manifest

@@ -6,14 +6,12 @@ import io
 import os
 import pickle
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
@@ -22,8 +20,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 
+from disttrain_trainer import checkpoint_plans
 from disttrain_trainer.errors import CheckpointBroken, TrainerError, last_line, peer_lost
 from disttrain_trainer.files import ForeignFileError, open_regular, read_bounded
+from disttrain_trainer.mesh import World
 from disttrain_trainer.metadata_file import NotMetadata, metadata_of
 from disttrain_trainer.object_path import OPTIONS, ObjectPath
 from disttrain_trainer.step_manifest import Place
@@ -99,16 +99,13 @@ def read_metadata(place: Place) -> Metadata:
         raise CheckpointBroken(f"{path} is no metadata of a checkpoint: it holds {error}") from error
 
 
-def load(contents: dict[str, Any], reader: StorageReader, place: Place, no_dist: bool = False) -> None:
-    """Load into `contents` what the checkpoint at `place` has of it. Called by all ranks together, unless `no_dist`.
+def load(contents: dict[str, Any], reader: StorageReader, place: Place, world: World | None = None) -> None:
+    """Load into `contents` what the checkpoint at `place` has of it. Called by all ranks of the world together.
 
     Raises CheckpointBroken for content that cannot be loaded.
     """
     try:
-        with warnings.catch_warnings():
-            # That there is one process is what is wanted.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp.load(contents, storage_reader=reader, planner=_PlainPlanner(place), no_dist=no_dist)
+        checkpoint_plans.load(contents, reader, _PlainPlanner(place), world)
     except CheckpointException as failure:
         causes = [cause for cause, _ in failure.failures.values()]
         # A storage that fails may be well again at the next start; content stays what it is.

@@ -21,8 +21,8 @@ _PROBE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class _Written(WriteResult):
-    """What torch gathers from every rank, and the digest of the file that the item stands in."""
+class Written(WriteResult):
+    """What rank 0 learns of every item that was written: with the digest of the file that it stands in."""
 
     digest: FileDigest
 
@@ -59,7 +59,7 @@ class StepWriter(FileSystemWriter):
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [
-                _Written(one.index, one.size_in_bytes, one.storage_data, digests[one.storage_data.relative_path])
+                Written(one.index, one.size_in_bytes, one.storage_data, digests[one.storage_data.relative_path])
                 for one in results
             ]
         )

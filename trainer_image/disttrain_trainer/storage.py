@@ -133,9 +133,9 @@ def require_shared(folder: Place, world: World, within: float = SHARED_WITHIN_SE
 
     Raises StorageNotShared on every rank, naming those that do not; InvalidConfiguration where rank 0 cannot write.
     """
-    nonce = world.from_first(lambda: _write_nonce(folder))
+    nonce = world.from_first(lambda: _write_nonce(folder), str)
     probe = folder / nonce
-    blind = [rank for rank, seen in enumerate(world.gather(_appears(probe, within))) if not seen]
+    blind = [rank for rank, seen in enumerate(world.gather(_appears(probe, within), bool)) if not seen]
     if world.first:
         probe.unlink(missing_ok=True)
     if blind:

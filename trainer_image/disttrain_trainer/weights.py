@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.mesh import World
+from disttrain_trainer.object_path import location
 from disttrain_trainer.soundness import flaw_of, lone_flaw_of
 from disttrain_trainer.step_manifest import Place
 from disttrain_trainer.step_reader import StepReader, load
@@ -61,7 +62,7 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
     Numbers are converted to the model's format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch
     naming the first parameter that does not fit.
     """
-    source = world.from_first(lambda: weights_at(path))
+    source = location(world.from_first(lambda: str(weights_at(path)), str))
     is_file = source.suffix == SUFFIX
     flaw = None if is_file else flaw_of(source, world)
     if flaw is not None:
@@ -74,7 +75,7 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         "name weights of this model in `training.checkpoint.initialFrom`",
     )
     world.all_or_none(lambda: require_model_fits(there, weights, names, source, advice))
-    load(weights if is_file else {"model": weights}, reader, source)
+    load(weights if is_file else {"model": weights}, reader, source, world)
     set_model_state_dict(module, weights)
     return source
 
@@ -101,7 +102,7 @@ def export_weights(path: Place, target: Path) -> list[str]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load({"model": weights}, reader, source, no_dist=True)
+    load({"model": weights}, reader, source)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         # "format" tells other readers that these are torch's.

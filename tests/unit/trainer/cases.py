@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -88,9 +89,21 @@ def first_gradients() -> Iterator[dict[nn.Parameter, torch.Tensor]]:
         handle.remove()
 
 
-def of_the_whole_model(own: dict[str, torch.Tensor], config: Config, world: World) -> dict[str, torch.Tensor]:
+def of_all_ranks(own: dict[str, torch.Tensor], folder: Path, world: World) -> list[dict[str, torch.Tensor]]:
+    """The tensors of each rank, on every rank, by files in a folder that all see."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(own, folder / f"own-{world.rank}.pt")
+    dist.barrier()
+    parts = [torch.load(folder / f"own-{rank}.pt") for rank in range(world.size)]
+    dist.barrier()
+    return parts
+
+
+def of_the_whole_model(
+    own: dict[str, torch.Tensor], config: Config, folder: Path, world: World
+) -> dict[str, torch.Tensor]:
     """By parameter name; the ranks of a pipeline hold different ones."""
-    parts = world.gather(own) if config.mesh.pipeline > 1 else [own]
+    parts = of_all_ranks(own, folder, world) if config.mesh.pipeline > 1 else [own]
     return {name: value for part in parts for name, value in part.items()}
 
 
@@ -117,10 +130,10 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
         else:
             errors.append(None)
             own = {name: whole(value) for name, value in state.module.state_dict().items()}
-            parameters = of_the_whole_model(own, config, world)
+            parameters = of_the_whole_model(own, config, folder, world)
             named = state.module.named_parameters(remove_duplicate=False)
             own = {name: whole(first[parameter]) for name, parameter in named if parameter in first}
-            gradients = of_the_whole_model(own, config, world)
+            gradients = of_the_whole_model(own, config, folder, world)
             figures = {
                 "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},

@@ -29,7 +29,7 @@ from disttrain_trainer.parameter_server.wire import key_of
 from disttrain_trainer.parameter_server.work import work
 from disttrain_trainer.report import Reporter
 from tests.cluster.ports import free_port
-from tests.unit.trainer.cases import StopAfter, in_layout, whole
+from tests.unit.trainer.cases import StopAfter, in_layout, of_all_ranks, whole
 from tests.unit.trainer.worlds import CASES_WITHIN_SECONDS, job, launch, small
 
 TOKEN = "a-token"
@@ -130,7 +130,11 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World, ranks: int)
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
-            parts = world.gather({name: whole(value) for name, value in state.module.state_dict().items()})
+            parts = of_all_ranks(
+                {name: whole(value) for name, value in state.module.state_dict().items()},
+                folder / f"pod-{int(os.environ['RANK']) // int(os.environ['LOCAL_WORLD_SIZE'])}",
+                world,
+            )
             parameters = {name: value for part in reversed(parts) for name, value in part.items()}
     folder.mkdir(exist_ok=True)
     torch.save({"errors": errors, "parameters": parameters}, folder / f"result-{os.environ['RANK']}.pt")

@@ -19,7 +19,7 @@ def check(plan: Plan, world: World) -> Iterator[list[Row]]:
     for name, ranks in groups:
         group = _group(name, ranks)
         # Who is not in the group waits here.
-        measured = world.gather(_measure(plan, group, world) if world.rank in ranks else [])
+        measured = world.gather(_measure(plan, group, world) if world.rank in ranks else [], list[_Measured])
         yield [_row(name, ranks, index, measured) for index in range(len(measured[ranks[0]]))]
 
 

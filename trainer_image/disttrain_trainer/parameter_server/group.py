@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -107,7 +107,7 @@ class GroupServers:
         return () if self._servers is None else self._servers.placement
 
     def hello(self, samples: int) -> Welcome:
-        return self._first(lambda servers: servers.hello(samples))
+        return self._first(lambda servers: servers.hello(samples), Welcome)
 
     def load(self, states: States) -> None:
         """`states`: this rank's part of the optimizer's."""
@@ -118,7 +118,7 @@ class GroupServers:
         self._first(lambda servers: servers.start(step, cursor, hold_at))
 
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
-        return self._first(lambda servers: servers.next(done, hold_at))
+        return self._first(lambda servers: servers.next(done, hold_at), Answer)
 
     def begin_pull(self, complete: int = 0, *, whole: bool = False) -> GroupPulling:
         """Of all ranks, and so at once: the first one's parameters are spread as a whole."""
@@ -126,7 +126,7 @@ class GroupServers:
         def pull(servers: Servers) -> tuple[Pulled, list[int], int]:
             return servers.pull(complete, whole=whole), servers.lost, servers.pulled_bytes
 
-        pulled, self.lost, self.pulled_bytes = self._first(pull)
+        pulled, self.lost, self.pulled_bytes = self._first(pull, tuple[Pulled, list[int], int])
         self._pieces.spread()
         return GroupPulling(pulled)
 
@@ -138,7 +138,7 @@ class GroupServers:
         """The gradients of the group's ranks, once; `content`: of the first rank. Returns the bytes that it sends."""
         self._pieces.gather_gradients()
         task, weight, pulled, floor = pushing
-        return self._first(lambda servers: servers.push(task, weight, pulled, floor, content))
+        return self._first(lambda servers: servers.push(task, weight, pulled, floor, content), int)
 
     def fetch(self) -> States:
         """This rank's part of the optimizer's state."""
@@ -147,7 +147,8 @@ class GroupServers:
         return self._pieces.spread_states(found[0] if found else {})
 
     def figures(self) -> list[Message]:
-        return self._first(lambda servers: servers.figures())
+        fields = self._first(lambda servers: [dict(one.fields) for one in servers.figures()], list[dict[str, Any]])
+        return [Message("figures", one) for one in fields]
 
     def finish(self) -> None:
         self._first(lambda servers: servers.finish())
@@ -157,9 +158,9 @@ class GroupServers:
         if self._servers is not None:
             self._servers.close()
 
-    def _first(self, ask: Callable[[Servers], T]) -> T:
+    def _first(self, ask: Callable[[Servers], T], kind: Any = None) -> T:
         def work() -> T:
             assert self._servers is not None
             return ask(self._servers)
 
-        return self._world.from_first(work, self._waiting)
+        return self._world.from_first(work, kind, self._waiting)

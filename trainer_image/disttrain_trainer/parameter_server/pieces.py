@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from disttrain_trainer import json_collectives
+from disttrain_trainer.json_collectives import Form, form_of
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.average import buckets
 from disttrain_trainer.parallel.meta import cut, local_part
@@ -25,6 +27,7 @@ from disttrain_trainer.state import State
 
 Key = tuple[str, str]
 """Name of a parameter, and of one of its optimizer's tensors; "" for its own numbers."""
+_Header = list[tuple[Key, Form]]
 States = Mapping[str, Mapping[str, Tensor]]
 """Tensors of the optimizer by name of the parameter and of the tensor."""
 
@@ -38,13 +41,13 @@ class Pieces:
         self._modules = [state.model] if state.pipeline is None else list(state.pipeline.stages.values())
         named = trained(state)
         self._own = {name: named[name] for name in sorted(named)}
-        held = world.gather({name: (tuple(value.shape), value.dtype) for name, value in self._own.items()})
+        held = world.gather({name: form_of(value) for name, value in self._own.items()}, dict[str, Form])
         self._holders: dict[str, list[int]] = {}
         for rank, names in enumerate(held):
             for name in names:
                 self._holders.setdefault(name, []).append(rank)
         is_cut = world.mesh.pipeline > 1 or any(isinstance(value, DTensor) for value in named.values())
-        self._copies = not any(world.gather(is_cut))
+        self._copies = not any(world.gather(is_cut, bool))
         """Whether every rank holds everything."""
         self.whole: Mapping[str, nn.Parameter] = self._own
         """What servers hold, by name: on the first rank, in the host's memory where ranks hold pieces; else unused."""
@@ -148,16 +151,14 @@ def trained(state: State) -> dict[str, nn.Parameter]:
 
 def _send(tensors: Mapping[Key, Tensor], rank: int) -> None:
     """Send tensors in the host's memory."""
-    dist.send_object_list([[(key, value.shape, value.dtype) for key, value in tensors.items()]], rank)
+    json_collectives.send([(key, form_of(value)) for key, value in tensors.items()], _Header, rank)
     for value in tensors.values():
         dist.send(value.contiguous(), rank)
 
 
 def _receive(rank: int) -> dict[Key, Tensor]:
-    header: list[list[tuple[Key, torch.Size, torch.dtype]] | None] = [None]
-    dist.recv_object_list(header, rank)
-    found = {}
-    for key, shape, dtype in header[0] or ():
+    found: dict[Key, Tensor] = {}
+    for key, (shape, dtype) in json_collectives.receive(_Header, rank):
         found[key] = torch.empty(shape, dtype=dtype)
         dist.recv(found[key], rank)
     return found

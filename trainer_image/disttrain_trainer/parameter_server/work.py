@@ -337,7 +337,7 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
     metrics.figures = lambda: {**of_layout(), **rates.figures()}
     if welcome.started:
         state.step, state.cursor = welcome.step, welcome.cursor
-        logged = worker.world.from_first(metrics.last_logged)
+        logged = worker.world.from_first(metrics.last_logged, int)
     else:
         logged = 0
         servers.load(gather_states(state))

@@ -29,13 +29,14 @@ def check_network(node: str, world: World) -> None:
     if world.size == 1:
         say(world, "preflight: one rank has no network to check")
         return
-    nodes = world.gather(node)
+    nodes = world.gather(node, str)
     begin = time.monotonic()
     # Pairs first, which tell a link that swallows everything from one that is slow: what follows would hang on it.
     pairs, silent = exchange_in_rounds(world, _numbers(world))
     refuse_silent(silent, nodes, world.rank)
-    sums_wrong = world.gather(_all_reduce(world))
-    transfers = [one for of_rank in world.gather([*_all_to_all(world), *pairs]) for one in of_rank]
+    sums_wrong = world.gather(_all_reduce(world), int)
+    found = world.gather([*_all_to_all(world), *pairs], list[Transfer])
+    transfers = [one for of_rank in found for one in of_rank]
     refuse_wrong(transfers, sums_wrong, nodes, world.rank)
     for slow in slow_nodes(transfers, nodes):
         say(world, told(slow))

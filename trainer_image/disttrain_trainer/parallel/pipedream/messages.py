@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from disttrain_trainer import json_collectives
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.json_collectives import Form, form_of
 
 
 class Outbox:
@@ -19,11 +21,11 @@ class Outbox:
         """
         self._peer, self._group, self._depth, self._announces = peer, group, depth, announces
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
-        self._form: tuple[torch.Size, torch.dtype] | None = None
+        self._form: Form | None = None
 
     def send(self, tensor: Tensor) -> None:
         """Raises InvalidConfiguration where tensors are not all alike, or have no gradients."""
-        self._hold_to_one_form((tensor.shape, tensor.dtype))
+        self._hold_to_one_form(form_of(tensor))
         if len(self._under_way) == self._depth:
             self._settle_first()
         tensor = tensor.contiguous()
@@ -37,7 +39,7 @@ class Outbox:
         while self._under_way:
             self._settle_first()
 
-    def _hold_to_one_form(self, form: tuple[torch.Size, torch.dtype]) -> None:
+    def _hold_to_one_form(self, form: Form) -> None:
         if self._form is None:
             if not form[1].is_floating_point:
                 raise InvalidConfiguration(
@@ -46,7 +48,7 @@ class Outbox:
                 )
             self._form = form
             if self._announces:
-                dist.send_object_list([form], self._peer, group=self._group)
+                json_collectives.send(form, Form, self._peer, self._group)
         elif form != self._form:
             raise InvalidConfiguration(
                 f"`parallelism.pipeline`: a stage gave {_told(form)} after {_told(self._form)}: all microbatches must "
@@ -64,11 +66,11 @@ class Inbox:
     def __init__(self, peer: int, group: dist.ProcessGroup, device: torch.device) -> None:
         self._peer, self._group, self._device = peer, group, device
         self._coming: tuple[dist.Work, Tensor] | None = None
-        self._form: tuple[torch.Size, torch.dtype] | None = None
+        self._form: Form | None = None
 
     def take_form(self, tensor: Tensor) -> None:
         """What comes has the form of this tensor."""
-        self._form = (tensor.shape, tensor.dtype)
+        self._form = form_of(tensor)
 
     def expect(self) -> None:
         """Let the next tensor come, unless it is on its way already. The first of all tells its form."""
@@ -88,13 +90,11 @@ class Inbox:
         work.wait()
         return tensor
 
-    def _announced(self) -> tuple[torch.Size, torch.dtype]:
-        told: list[tuple[torch.Size, torch.dtype] | None] = [None]
-        dist.recv_object_list(told, self._peer, group=self._group)
-        assert told[0] is not None
-        return told[0]
+    def _announced(self) -> Form:
+        form: Form = json_collectives.receive(Form, self._peer, self._group)
+        return form
 
 
-def _told(form: tuple[torch.Size, torch.dtype]) -> str:
+def _told(form: Form) -> str:
     shape, dtype = form
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -50,7 +50,7 @@ class HeardWorld(World):
     def like(cls, world: World) -> HeardWorld:
         return cls(**{field.name: getattr(world, field.name) for field in fields(world)})
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, kind: Any) -> list[T]:
         return [value]
 
     @staticmethod

@@ -54,7 +54,7 @@ def build_pipeline(
     training, parallelism = config.training, config.job.parallelism
 
     def seconds_of(layers: Layers) -> list[float]:
-        return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device))
+        return world.from_first(lambda: seconds_of_layers(layers, sample(), world.device), list[float])
 
     split = split_layers(module, parallelism, seconds_of)
     share_layers(module, parallelism, world)

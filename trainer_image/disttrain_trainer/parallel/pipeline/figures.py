@@ -15,6 +15,20 @@ class Measured(NamedTuple):
     """Seconds of each kind of computation in each stage, and how often it ran."""
 
 
+Rows = tuple[float, list[tuple[Kind, int, float, int]]]
+"""A Measured without keys that JSON cannot have: kind, stage, seconds and how often of each action."""
+
+
+def rows_of(measured: Measured) -> Rows:
+    """Return what one rank has measured in the form in which it goes to the others."""
+    return measured.seconds, [(*key, *spent) for key, spent in measured.actions.items()]
+
+
+def measured_of(rows: Rows) -> Measured:
+    """Return the Measured of these rows."""
+    return Measured(rows[0], {(kind, stage): (seconds, times) for kind, stage, seconds, times in rows[1]})
+
+
 def bubbles_of(ranks: Sequence[Measured], table: Table) -> dict[str, float]:
     """Entries of metrics.jsonl, in percent: the idle part as measured, and what `table` gives for the mean times.
 

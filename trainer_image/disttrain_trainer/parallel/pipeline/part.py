@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import index_of_stage
+from disttrain_trainer import json_collectives
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.mesh import World
 from disttrain_trainer.precision import MixedPrecision
@@ -62,14 +63,11 @@ class PipelinePart:
         return dist.get_global_rank(self._group, self._index_of[stage])
 
     def _send(self, x: Tensor, rank: int) -> None:
-        dist.send_object_list([(x.shape, x.dtype)], rank)
+        json_collectives.send(json_collectives.form_of(x), json_collectives.Form, rank)
         dist.send(x.contiguous(), rank)
 
     def _receive(self, rank: int) -> Tensor:
-        header: list[tuple[torch.Size, torch.dtype] | None] = [None]
-        dist.recv_object_list(header, rank)
-        assert header[0] is not None
-        shape, dtype = header[0]
+        shape, dtype = json_collectives.receive(json_collectives.Form, rank)
         x = torch.empty(shape, dtype=dtype, device=self.world.device.channel)
         dist.recv(x, rank)
         return x

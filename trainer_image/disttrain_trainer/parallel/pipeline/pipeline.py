@@ -20,7 +20,7 @@ from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.experts import tell_experts
-from disttrain_trainer.parallel.pipeline.figures import bubbles_of
+from disttrain_trainer.parallel.pipeline.figures import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.sharded import reduce_gradients
@@ -71,7 +71,7 @@ class Pipeline(PipelinePart):
 
     def figures(self) -> dict[str, float]:
         """The bubble since this was last asked, measured and as the schedule has it; collective, for rank 0 alone."""
-        everyone = self.world.gather(self._clock.take())
+        everyone = [measured_of(rows) for rows in self.world.gather(rows_of(self._clock.take()), Rows)]
         return bubbles_of(everyone, self._table) if self.world.first else {}
 
     def _build(self) -> Schedule:
