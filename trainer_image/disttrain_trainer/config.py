@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ from disttrain_api.spec import JobSpec, ParameterServers, Storage, Workers
 from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.hosts import is_loopback
 from disttrain_trainer.object_path import ObjectPath, location
 
 # How long a rank waits for a live but silent peer. A peer that has died is noticed at once.
@@ -57,7 +57,7 @@ class Config:
     servers: tuple[str, ...] = ()
     """host:port of each parameter server."""
     token: str = ""
-    """The job's token, where it has parameter servers."""
+    """The job's token; "" for ranks that were started by hand on one machine."""
 
     @property
     def training(self) -> Training:
@@ -93,6 +93,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         for name in (Env.MASTER_ADDR, Env.MASTER_PORT):
             if not environment.get(name):
                 raise InvalidConfiguration(f"{name} is not set, but WORLD_SIZE is {world_size}: where to meet rank 0?")
+    master_host = environment.get(Env.MASTER_ADDR) or ""
     local_world_size = _number(environment, Env.LOCAL_WORLD_SIZE, world_size)
     if local_world_size < 1 or world_size % local_world_size:
         raise InvalidConfiguration(
@@ -114,7 +115,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         local_rank=_number(environment, Env.LOCAL_RANK, rank),
         world_size=world_size,
         local_world_size=local_world_size,
-        master=f"{environment.get(Env.MASTER_ADDR)}:{environment.get(Env.MASTER_PORT)}",
+        master=f"{master_host}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
         checkpoint_folder=checkpoint_folder,
         metrics_folder=Path(metrics_dir) if metrics_dir else beside,
@@ -122,23 +123,37 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
         node=environment.get(Env.NODE_NAME) or socket.gethostname(),
         threads_given="OMP_NUM_THREADS" in environment,
-        **_servers(job, path.parent, environment),
+        servers=(servers := _servers(job, environment)),
+        token=read_token(path.parent, required=bool(servers) or (world_size > 1 and not is_loopback(master_host))),
     )
 
 
-def _servers(job: JobConfig, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Addresses and token, where the job's parameters lie on servers."""
+def _servers(job: JobConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Addresses, where the job's parameters lie on servers."""
     if job.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
-        return {}
+        return ()
     addresses = tuple(filter(None, environment.get(Env.PS_ADDRESSES, "").split(",")))
     if not addresses:
         raise InvalidConfiguration(f"{Env.PS_ADDRESSES} is not set, but the job's parameters lie on servers: where?")
+    return addresses
+
+
+def read_token(folder: Path, *, required: bool) -> str:
+    """Return the job's token; "" where there is none and none is required. Raises InvalidConfiguration."""
+    file = folder / TOKEN_FILE
     try:
-        return {"servers": addresses, "token": (folder / TOKEN_FILE).read_text()}
+        token = file.read_text().strip()
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not required:
+            return ""
         raise InvalidConfiguration(
-            f"{folder / TOKEN_FILE} cannot be read ({error.strerror}), expected the job's token beside {CONFIG_FILE}"
+            f"{file} cannot be read ({error.strerror}), expected the job's token beside {CONFIG_FILE}"
         ) from error
+    if not token:
+        raise InvalidConfiguration(
+            f"{file} is empty, expected the job's token: a key that anybody knows keeps nobody out"
+        )
+    return token
 
 
 def read_job(path: Path) -> JobConfig:

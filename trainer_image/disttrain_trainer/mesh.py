@@ -21,6 +21,11 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.device import Device
 from disttrain_trainer.errors import PeerLost, PortInUse, TrainerError, last_line
 from disttrain_trainer.failures import Failure
+from disttrain_trainer.hosts import is_loopback, stay_on_loopback
+from disttrain_trainer.keys import attempt_key
+from disttrain_trainer.rendezvous.forwarder import Place
+from disttrain_trainer.rendezvous.handshake import Refused
+from disttrain_trainer.rendezvous.store import open_store
 from disttrain_trainer.unpickler import restrict_unpickling
 
 T = TypeVar("T")
@@ -137,6 +142,8 @@ class World:
         with suppress(dist.DistError, RuntimeError):
             for stage, waiting in (("done", True), ("gone", self.first)):
                 self.store.set(f"disttrain/{stage}/{self.rank}", "")
+                # Its answer says that the store has read the line before: this process may now end.
+                self.store.check([f"disttrain/{stage}/{self.rank}"])
                 if waiting:
                     ranks = range(self.size) if stage == "done" else others
                     self.store.wait([f"disttrain/{stage}/{rank}" for rank in ranks], PARTING_TIMEOUT)
@@ -157,7 +164,7 @@ def join_world(config: Config, device: Device) -> World:
         dist.init_process_group(
             device.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=config.timeout
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError, Refused) as error:
         raise _translate(config, error) from error
     background = dist.new_group(backend="gloo", timeout=config.timeout) if config.saves_in_background else None
     mesh = device_mesh_of(config.mesh, device)
@@ -172,15 +179,18 @@ def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
 
 
 def _meet(config: Config) -> dist.Store:
-    """A file of the pod, or torchrun's rendezvous by MASTER_ADDR and MASTER_PORT, which tries again where the name does
-    not resolve yet."""
+    """A file of the pod, or MASTER_ADDR and MASTER_PORT, which are tried again where the name does not resolve yet."""
     if config.meeting is not None:
+        stay_on_loopback()
         config.meeting.parent.mkdir(parents=True, exist_ok=True)
         store = dist.FileStore(str(config.meeting), config.world_size)
         store.set_timeout(config.timeout)
         return store
-    rendezvous = dist.rendezvous("env://", config.rank, config.world_size, timeout=config.timeout)
-    return next(iter(rendezvous))[0]
+    host, _, port = config.master.rpartition(":")
+    if is_loopback(host):
+        stay_on_loopback()
+    key = attempt_key(config.token, "rendezvous", config.job.uid, config.attempt) if config.token else None
+    return open_store(Place(host.strip("[]"), int(port), config.rank, config.world_size, key), config.timeout)
 
 
 def _on_every_rank(failure: Failure, own: TrainerError | None) -> Exception:
@@ -193,7 +203,11 @@ def _on_every_rank(failure: Failure, own: TrainerError | None) -> Exception:
 
 def _translate(config: Config, error: Exception) -> TrainerError:
     text = str(error)
-    if "EADDRINUSE" in text or os.strerror(errno.EADDRINUSE).lower() in text.lower():
+    if (
+        "EADDRINUSE" in text
+        or getattr(error, "errno", None) == errno.EADDRINUSE
+        or os.strerror(errno.EADDRINUSE).lower() in text.lower()
+    ):
         return PortInUse(
             f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; use a free port"
         )

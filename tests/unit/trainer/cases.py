@@ -23,7 +23,7 @@ from disttrain_trainer.mesh import World, device_mesh_of, join_world
 from disttrain_trainer.report import Reporter
 from disttrain_trainer.stop import StopRequest
 from disttrain_trainer.train import train
-from tests.unit.trainer.worlds import job, small
+from tests.unit.trainer.worlds import TOKEN, job, small
 
 
 class StopAfter(StopRequest):
@@ -55,6 +55,7 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
         local_world_size=in_pod,
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         attempt=attempt,
+        token=TOKEN,
         checkpoint_folder=folder / "test",
         metrics_folder=folder / "test",
     )

@@ -28,10 +28,12 @@ import pytest
 import torch
 
 from disttrain_api.manifest import load
+from disttrain_api.names import TOKEN_FILE
 from disttrain_api.report import RankReport
 from tests.cluster.ports import free_port
 from tests.soak import SOAK
 
+TOKEN = "the token of the job"
 ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = 120.0
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
@@ -80,6 +82,8 @@ def of_example(name: str, **changes: Any) -> dict[str, Any]:
 class Rank(Protocol):
     """A process; poll and wait as in subprocess, the latter None where time ran out."""
 
+    @property
+    def pid(self) -> int: ...
     def poll(self) -> int | None: ...
     def wait(self, seconds: float) -> int | None: ...
     def send_signal(self, number: int) -> None: ...
@@ -96,6 +100,11 @@ class ForkedRank:
         self._process = _forkserver().Process(target=forked_main, args=arguments, daemon=True)
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.exitcode
 
@@ -104,10 +113,9 @@ class ForkedRank:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        assert self._process.pid is not None
         # As subprocess does it: a process that has just ended gets no signal.
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
+            os.kill(self.pid, number)
 
 
 class FreshRank:
@@ -118,6 +126,7 @@ class FreshRank:
         with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
             command = [sys.executable, "-m", environment["TEST_MODULE"]]
             self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err)
+        self.pid = self._process.pid
         self.poll, self.send_signal = self._process.poll, self._process.send_signal
 
     def wait(self, seconds: float) -> int | None:
@@ -247,6 +256,7 @@ def launch(
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "job.json").write_text(json.dumps(config))
+        (folder / TOKEN_FILE).write_text(TOKEN)
     port = port or free_port()
     world = World(folder)
     try:

@@ -2,19 +2,27 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 from disttrain_api.mesh import Mesh
-from disttrain_api.names import Env
+from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
 from disttrain_trainer.collectives_check.check import check
 from disttrain_trainer.collectives_check.figures import Row, tables, to_json, verdict
 from disttrain_trainer.collectives_check.plan import Plan, parse
+from disttrain_trainer.config import read_token
 from disttrain_trainer.device import find_device
-from disttrain_trainer.errors import last_line
+from disttrain_trainer.errors import TrainerError, last_line
+from disttrain_trainer.hosts import is_loopback, stay_on_loopback
+from disttrain_trainer.keys import attempt_key
 from disttrain_trainer.mesh import World, device_mesh_of
+from disttrain_trainer.rendezvous.forwarder import Place
+from disttrain_trainer.rendezvous.handshake import Refused
+from disttrain_trainer.rendezvous.store import open_store
+from disttrain_trainer.unpickler import restrict_unpickling
 
 # A collective that hangs is a result, too: nobody should wait the usual ten minutes for it.
 TIMEOUT = timedelta(minutes=2)
@@ -36,7 +44,7 @@ def main(plan: Plan, json_path: str | None) -> int:
     except ValueError as error:
         print(f"disttrain: --groups: {error}", file=sys.stderr)
         return 2
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError, Refused, TrainerError) as error:
         print(f"disttrain: rank {rank} of {size}: {last_line(error)}", file=sys.stderr)
         return 1
     if world.first:
@@ -47,13 +55,25 @@ def main(plan: Plan, json_path: str | None) -> int:
 
 def join(rank: int, size: int) -> World:
     """This rank among the others, met by MASTER_ADDR and MASTER_PORT. Raises DistError where they do not come."""
+    restrict_unpickling()
     device = find_device(
         _number(Env.LOCAL_RANK, rank), _number(Env.LOCAL_WORLD_SIZE, size), "OMP_NUM_THREADS" in os.environ
     )
-    store = next(iter(dist.rendezvous("env://", rank, size, timeout=TIMEOUT)))[0]
+    store = open_store(place_of(os.environ, rank, size), TIMEOUT)
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     mesh = Mesh(replicate=size)
     return World(rank, size, device, mesh, device_mesh_of(mesh, device), store)
+
+
+def place_of(environment: Mapping[str, str], rank: int, size: int) -> Place:
+    """Where to meet, and the key where there is a token. Raises InvalidConfiguration where there must be one."""
+    host, port = environment.get(Env.MASTER_ADDR) or "", _number(Env.MASTER_PORT, 0)
+    alone = is_loopback(host)
+    if alone:
+        stay_on_loopback()
+    token = read_token(Path(environment.get(Env.CONFIG) or Path(CONFIG_DIR, CONFIG_FILE)).parent, required=not alone)
+    uid, attempt = environment.get(Env.JOB_UID) or "", _number(Env.ATTEMPT, 1)
+    return Place(host, port, rank, size, attempt_key(token, "rendezvous", uid, attempt) if token else None)
 
 
 def tell(rows: list[Row], json_path: str | None) -> None:

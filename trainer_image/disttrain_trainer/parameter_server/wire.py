@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from disttrain_trainer.keys import attempt_key
+
 FORMATS = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -90,7 +92,7 @@ def two_numbers(values: list[int]) -> tuple[int, int]:
 
 def key_of(token: str, uid: str, attempt: int) -> bytes:
     """The key from which one attempt of a job makes those of its servers."""
-    return hmac.digest(token.encode(), f"disttrain parameter server {uid} {attempt}".encode(), "sha256")
+    return attempt_key(token, "parameter server", uid, attempt)
 
 
 def key_with(server: int, key: bytes) -> bytes:

@@ -1,0 +1,305 @@
+"""Where ranks meet: who has the attempt's key gets through to the store; nobody else does, or keeps others out."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttrain_trainer.hosts import is_loopback
+from disttrain_trainer.keys import attempt_key
+from disttrain_trainer.rendezvous.forwarder import Forwarder, Place, dial
+from disttrain_trainer.rendezvous.gateway import Gateway
+from disttrain_trainer.rendezvous.handshake import (
+    NONCE_BYTES,
+    Refused,
+    answer_to,
+    check_proof,
+    hello_of,
+    proof_for,
+    read_hello,
+)
+from disttrain_trainer.rendezvous.waiting import Waiting, source_of
+from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
+
+KEY = attempt_key("a token", "rendezvous", "uid", 2)
+OLDER = attempt_key("a token", "rendezvous", "uid", 1)
+GENEROUS = 60.0
+
+
+class TestHandshake:
+    HELLO = hello_of(1, 2, b"r" * NONCE_BYTES)
+    NONCE = b"g" * NONCE_BYTES
+
+    def test_who_has_the_key_is_let_in(self) -> None:
+        assert read_hello(self.HELLO, 2).rank == 1
+        proof = proof_for(self.HELLO, answer_to(self.HELLO, self.NONCE, KEY), KEY)
+        check_proof(proof, self.HELLO, self.NONCE, KEY)
+
+    def test_a_rank_proves_nothing_to_who_lacks_the_key(self) -> None:
+        with pytest.raises(Refused, match="does not know the token of this attempt"):
+            proof_for(self.HELLO, answer_to(self.HELLO, self.NONCE, OLDER), KEY)
+
+    def test_an_older_attempt_is_refused(self) -> None:
+        proof = proof_for(self.HELLO, answer_to(self.HELLO, self.NONCE, OLDER), OLDER)
+        with pytest.raises(Refused, match="does not know the token of this attempt"):
+            check_proof(proof, self.HELLO, self.NONCE, KEY)
+
+    @given(st.integers(0, 32 * 8 - 1), st.integers(0, len(HELLO) * 8 - 1), st.integers(0, 32 * 8 - 1))
+    def test_no_bit_of_it_may_differ(self, in_proof: int, in_hello: int, in_nonce: int) -> None:
+        proof = proof_for(self.HELLO, answer_to(self.HELLO, self.NONCE, KEY), KEY)
+        for other in (
+            (flipped(proof, in_proof), self.HELLO, self.NONCE),
+            (proof, flipped(self.HELLO, in_hello), self.NONCE),
+            (proof, self.HELLO, flipped(self.NONCE, in_nonce)),
+        ):
+            with pytest.raises(Refused):
+                check_proof(*other, KEY)
+
+    def test_the_answer_is_no_proof(self) -> None:
+        """Else a stranger could send back what the gateway has answered to another connection of its own."""
+        answer = answer_to(self.HELLO, self.NONCE, KEY)
+        with pytest.raises(Refused):
+            check_proof(answer[NONCE_BYTES:], self.HELLO, self.NONCE, KEY)
+
+    @pytest.mark.parametrize(("rank", "size"), [(1, 3), (2, 2), (2**32 - 1, 2)])
+    def test_a_rank_of_another_world_is_refused(self, rank: int, size: int) -> None:
+        with pytest.raises(Refused, match=f"it is rank {rank} of {size}, this world has 2"):
+            read_hello(hello_of(rank, size, self.NONCE), 2)
+
+    @given(st.binary(max_size=100))
+    def test_what_is_no_hello_is_refused_from_its_first_wrong_byte(self, data: bytes) -> None:
+        start = self.HELLO[:23]
+        same = next((index for index, (one, two) in enumerate(zip(data, start, strict=False)) if one != two), None)
+        if same is not None:
+            with pytest.raises(Refused, match="another protocol"):
+                read_hello(data[: same + 1], 2)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    found = bytearray(data)
+    found[bit // 8] ^= 1 << bit % 8
+    return bytes(found)
+
+
+def test_each_purpose_and_attempt_has_a_key_of_its_own() -> None:
+    keys = {
+        attempt_key(token, purpose, uid, attempt)
+        for token in "ab"
+        for purpose in ("rendezvous", "parameter server")
+        for uid in "uv"
+        for attempt in (1, 2)
+    }
+    assert len(keys) == 16
+    with pytest.raises(ValueError, match="empty"):
+        attempt_key(" \n", "rendezvous", "u", 1)
+
+
+class TestWaiting:
+    def test_the_source_with_most_loses_its_oldest(self) -> None:
+        waiting: Waiting[str] = Waiting(most=3)
+        assert waiting.add("a1", "a", 0) is None
+        assert waiting.add("b1", "b", 1) is None
+        assert waiting.add("a2", "a", 2) is None
+        assert waiting.add("c1", "c", 3) == "a1"
+        assert waiting.add("a3", "a", 4) == "a2"
+
+    def test_time_ends_what_waits_for_nothing(self) -> None:
+        waiting: Waiting[str] = Waiting(seconds=10)
+        for at, name in enumerate("abc"):
+            waiting.add(name, name, at)
+        waiting.remove("b")
+        assert waiting.next_expiry() == 10
+        assert waiting.expired(11) == ["a"]
+        assert waiting.expired(12) == ["c"]
+        assert waiting.next_expiry() is None
+
+    @given(st.lists(st.tuples(st.sampled_from("ABCD"), st.booleans()), max_size=80))
+    @settings(max_examples=200)
+    def test_a_source_with_few_is_never_pushed_out(self, events: list[tuple[str, bool]]) -> None:
+        """Few: no more than its part of the places if all sources had as many."""
+        waiting: Waiting[int] = Waiting(most=8)
+        held: dict[int, str] = {}
+        for number, (source, leaves) in enumerate(events):
+            counts = {one: list(held.values()).count(one) for one in "ABCD"}
+            pushed_out = waiting.add(number, source, number)
+            held[number] = source
+            if pushed_out is not None:
+                assert counts[held[pushed_out]] + (held[pushed_out] == source) > 2
+                del held[pushed_out]
+            if leaves and held:
+                gone = next(iter(held))
+                waiting.remove(gone)
+                del held[gone]
+            assert len(waiting) == len(held) <= 8
+
+    @pytest.mark.parametrize(
+        ("address", "source"),
+        [
+            ("10.0.0.7", "10.0.0.7"),
+            ("::ffff:10.0.0.7", "10.0.0.7"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("fe80::1%eth0", "fe80::/64"),
+        ],
+    )
+    def test_a_subnet_is_one_source(self, address: str, source: str) -> None:
+        assert source_of(address) == source
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [("127.0.0.1", True), ("::1", True), ("[::1]", True), ("localhost", True), ("10.0.0.1", False), ("job-0", False)],
+)
+def test_a_loopback_address_is_known(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
+class Echo:
+    """In the store's place: sends back what it gets, and remembers how much that was."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while data := connection.recv(65536):
+                connection.sendall(data)
+
+
+class World:
+    """A gateway before an Echo."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.echo = Echo()
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = listener.getsockname()[1]
+        self.gateway = Gateway(listener, self.echo.listener.getsockname(), KEY, 2, self.said.append)
+
+    def place(self, key: bytes = KEY, rank: int = 1, size: int = 2) -> Place:
+        return Place("127.0.0.1", self.port, rank, size, key)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    found = World()
+    yield found
+    found.gateway.close()
+    found.echo.listener.close()
+
+
+@contextmanager
+def forwarder(place: Place) -> Iterator[Forwarder]:
+    found = Forwarder(place, dial(place, GENEROUS), GENEROUS)
+    yield found
+    found.close()
+
+
+def echoes(connection: socket.socket, message: bytes) -> bool:
+    """Whether a message comes back whole, sent while it comes back."""
+    connection.settimeout(GENEROUS)
+    sender = threading.Thread(target=connection.sendall, args=(message,))
+    sender.start()
+    received = bytearray()
+    while len(received) < len(message) and (data := connection.recv(2**20)):
+        received += data
+    sender.join()
+    return bytes(received) == message
+
+
+class TestGateway:
+    def test_every_byte_goes_both_ways(self, world: World) -> None:
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, os.urandom(2**24))
+
+    def test_through_a_forwarder_too_and_with_several_connections(self, world: World) -> None:
+        with forwarder(world.place()) as found:
+            connections = [socket.create_connection(("127.0.0.1", found.port)) for _ in range(5)]
+            for connection in connections:
+                assert echoes(connection, os.urandom(2**20))
+            for connection in connections:
+                connection.close()
+        assert world.echo.connections == 5
+        assert world.said == []
+
+    def test_who_does_not_read_holds_no_memory_and_nobody_up(self, world: World) -> None:
+        with dial(world.place(), GENEROUS) as stuck, dial(world.place(), GENEROUS) as other:
+            stuck.settimeout(0.2)
+            sent = 0
+            with suppress(TimeoutError):
+                while sent < 2**28:
+                    sent += stuck.send(bytes(2**20))
+            assert sent < 2**28, "all of it was taken in, although nobody reads what comes back"
+            assert echoes(other, b"hello")
+
+    def test_one_end_gone_is_both_ends_gone(self, world: World) -> None:
+        with forwarder(world.place()) as found:
+            connection = socket.create_connection(("127.0.0.1", found.port), GENEROUS)
+            assert echoes(connection, b"hello")
+            world.gateway.close()
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+            connection.close()
+
+    def test_another_token_is_refused_and_said(self, world: World) -> None:
+        with pytest.raises(Refused, match="what listens there does not know the token of this attempt"):
+            dial(world.place(OLDER), 0.0)
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, b"hello")
+        assert world.echo.connections == 1
+        (said,) = world.said
+        assert said.startswith(
+            "rendezvous: refused a connection from 127.0.0.1: it left before it proved that it knows"
+        )
+
+    def test_another_world_is_refused_and_said(self, world: World) -> None:
+        with pytest.raises(Refused, match="closed the connection"):
+            dial(world.place(size=3), 0.0)
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, b"hello")
+        assert world.said[0].endswith("it is rank 1 of 3, this world has 2")
+
+    @pytest.mark.parametrize("attack", [garbage, store, handshake, churn], ids=lambda attack: attack.__name__)
+    def test_nothing_of_a_stranger_reaches_the_store(self, world: World, attack) -> None:
+        outcome = Outcome("")
+        attack(Peer("127.0.0.1", world.port), outcome)
+        assert outcome.connections > 0
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, b"hello")
+        assert world.echo.connections == 1
+        assert world.gateway.refused > 0
+
+    def test_a_gigabyte_is_refused_at_its_first_bytes(self, world: World) -> None:
+        outcome = Outcome("")
+        stream(Peer("127.0.0.1", world.port), outcome)
+        assert outcome.closed == outcome.connections == 3
+        # What the kernels of both ends hold.
+        assert outcome.sent < 2**26
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, b"hello")
+
+    def test_many_half_open_connections_keep_nobody_out(self, world: World) -> None:
+        peer = Peer("127.0.0.1", world.port)
+        half_open(peer, Outcome(""))
+        assert len(peer.held) == 500
+        with dial(world.place(), GENEROUS) as connection:
+            assert echoes(connection, b"hello")
+            half_open(peer, Outcome(""))
+            assert echoes(connection, b"hello again")
+        assert world.gateway.refused >= 1000 - 256
+        assert len(world.said) <= 11, "a flood of refusals is a few lines"
+        for held in peer.held:
+            held.close()

@@ -1,0 +1,62 @@
+"""A thread that waits for sockets, and calls what is registered with each."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Loop:
+    """Runs until the process ends, or `close` is called. Handlers are `data` of the selector's keys."""
+
+    def __init__(self, name: str, tick: Callable[[float], float | None] = lambda now: None) -> None:
+        """`tick`: called before each wait with the time; returns when it is to be called again, if no socket is ready
+        before."""
+        self.selector = selectors.DefaultSelector()
+        self._tick = tick
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self.selector.register(self._woken, selectors.EVENT_READ, self._drain)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Have `work` done by the loop's thread; from any thread."""
+        self._calls.append(work)
+        # Full means that it is awake.
+        with suppress(BlockingIOError):
+            self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """End the thread and close every socket of it."""
+        if self._closing:
+            return
+        self._closing = True
+        self.call(lambda: None)
+        self._thread.join()
+
+    def _drain(self, events: int) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _run(self) -> None:
+        while not self._closing:
+            again = self._tick(time.monotonic())
+            for key, events in self.selector.select(None if again is None else max(0.0, again - time.monotonic())):
+                key.data(events)
+            while self._calls:
+                self._calls.popleft()()
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.selector.close()
+        self._wake.close()

@@ -1,0 +1,85 @@
+"""Pairs of connections of which each one's bytes go to the other: what both ends of a forwarded connection need."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from contextlib import suppress
+from functools import partial
+
+_CHUNK_BYTES = 2**18
+
+
+class Splice:
+    """One pair. Reads from neither side more than the other takes: a chunk per direction is held."""
+
+    def __init__(self, selector: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
+        """Both are not blocking, and registered by nobody; `other` may still be connecting."""
+        self._selector, self._sockets = selector, (one, other)
+        self._waiting: list[memoryview] = [memoryview(b""), memoryview(b"")]
+        """What is to be sent to each of them."""
+        self._ended = [False, False]
+        """Which of them has sent all that it will."""
+        self._closed = False
+        for index, connection in enumerate(self._sockets):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            selector.register(connection, selectors.EVENT_READ, partial(self._handle, index))
+
+    def _handle(self, index: int, events: int) -> None:
+        if self._closed:
+            # The other side's events of the same moment have ended it.
+            return
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._send(index)
+            if events & selectors.EVENT_READ:
+                self._receive(index)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if any(self._ended) and not any(map(len, self._waiting)):
+            self.close()
+
+    def _receive(self, index: int) -> None:
+        if self._waiting[1 - index]:
+            return
+        data = self._sockets[index].recv(_CHUNK_BYTES)
+        if not data:
+            self._ended[index] = True
+            self._update(index)
+            return
+        self._waiting[1 - index] = memoryview(data)
+        self._send(1 - index)
+
+    def _send(self, index: int) -> None:
+        if self._waiting[index]:
+            with suppress(BlockingIOError, InterruptedError):
+                sent = self._sockets[index].send(self._waiting[index])
+                self._waiting[index] = self._waiting[index][sent:]
+        self._update(0)
+        self._update(1)
+
+    def _update(self, index: int) -> None:
+        """Listen for what may be done with a side now."""
+        events = selectors.EVENT_WRITE if self._waiting[index] else 0
+        if not self._ended[index] and not self._waiting[1 - index]:
+            events |= selectors.EVENT_READ
+        connection = self._sockets[index]
+        known = self._selector.get_map().get(connection)
+        if known is None:
+            if events:
+                self._selector.register(connection, events, partial(self._handle, index))
+        elif events == 0:
+            self._selector.unregister(connection)
+        elif known.events != events:
+            self._selector.modify(connection, events, known.data)
+
+    def close(self) -> None:
+        """Close both sides."""
+        self._closed = True
+        for connection in self._sockets:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+            connection.close()
