@@ -123,14 +123,8 @@ def _version() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "additionalPrinterColumns": columns,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.workers.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
+        # No scale: a job that has begun keeps its size.
+        "subresources": {"status": {}},
         "schema": {"openAPIV3Schema": openapi_schema()},
     }
 

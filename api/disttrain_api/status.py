@@ -39,6 +39,7 @@ class Phase(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -218,7 +219,7 @@ class JobStatus(StatusModel):
     conditions: list[Condition] = []
     """The truth; wait for `Finished`, which is True at either end."""
     phase: str | None = None
-    """One word for people: Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
+    """One word for people: Pending, Starting, Running, Restarting, Suspending, Suspended, Succeeded or Failed."""
     observed_generation: int | None = None
     """The generation of the job that this status was derived from."""
     attempt: int = 0
@@ -235,10 +236,6 @@ class JobStatus(StatusModel):
     """When the job started or last resumed; `activeDeadlineSeconds` counts from it."""
     completion_time: Time | None = None
     """When the job finished."""
-    replicas: int | None = None
-    """Worker pods that exist and have not ended; read by the scale subresource."""
-    selector: str | None = None
-    """Label selector of the worker pods; read by the scale subresource."""
     ready: str | None = None
     """Worker pods that run / wanted, for example "3/4"."""
     replica_statuses: list[ReplicaStatus] = []

@@ -11,7 +11,7 @@ from disttrain_api.status import FailureClass, JobStatus, Phase
 from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, happenings
 
 # The phases in which a job waits, works, or recovers: what goodput is made of.
-_UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED)
+_UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
 _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
 
 UNKNOWN = "Unknown"

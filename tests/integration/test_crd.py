@@ -316,19 +316,12 @@ def test_who_manages_a_job_never_changes_not_even_before_it_has_run(
     assert causes(refused) == [("spec.runPolicy.managedBy", message)]
 
 
-def test_the_scale_subresource_counts_workers(jobs: Jobs) -> None:
-    name = jobs.a_job()
-    jobs.output("scale", "dtj", name, "--replicas=5")
-    jobs.patch(name, {"status": {"replicas": 4, "selector": "a=b"}}, "/status")
-    scale = json.loads(jobs.output("get", "--raw", f"{JOBS}/{name}/scale"))
-    assert (scale["spec"]["replicas"], scale["status"]) == (5, {"replicas": 4, "selector": "a=b"})
-
-
-def test_the_rules_hold_for_scaling_too(jobs: Jobs, begun: str) -> None:
-    fixed = jobs.a_job(parallelism={"dataParallelReplicateDegree": 2})
-    done = jobs.kubectl("scale", "dtj", fixed, "--replicas=3")
-    assert "world size 3 (3 pods x 1 processes) must equal the product of the degrees, which is 2" in done.stderr
-    assert "delete the job and make it again" in jobs.kubectl("scale", "dtj", begun, "--replicas=3").stderr
+def test_no_scaling_is_offered_while_a_job_that_has_begun_keeps_its_size(jobs: Jobs, begun: str) -> None:
+    served = json.loads(jobs.output("get", "--raw", "/apis/disttrain.io/v1alpha1"))["resources"]
+    assert {entry["name"] for entry in served} == {"disttrainingjobs", "disttrainingjobs/status"}
+    assert "NotFound" in jobs.kubectl("scale", "dtj", begun, "--replicas=3").stderr
+    refused = jobs.patch(begun, {"spec": {"workers": {"replicas": 3}}})
+    assert "delete the job and make it again" in refused["message"]
 
 
 def test_status_and_spec_are_written_apart(jobs: Jobs) -> None:

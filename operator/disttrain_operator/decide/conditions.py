@@ -13,13 +13,12 @@ from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.waiting import USUAL_REASONS
 from disttrain_operator.plan.environment import job_mesh
-from disttrain_operator.plan.identity import worker_selector
 
 _PHASES = {
     State.STARTING: Phase.STARTING,
     State.RESTARTING: Phase.RESTARTING,
     State.RUNNING: Phase.RUNNING,
-    State.SUSPENDING: Phase.SUSPENDED,
+    State.SUSPENDING: Phase.SUSPENDING,
     State.SUSPENDED: Phase.SUSPENDED,
     State.COMPLETE: Phase.SUCCEEDED,
     State.FAILED: Phase.FAILED,
@@ -39,7 +38,6 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
         "conditions": [*_conditions(job, move, now), *_of_others(job.status)],
         "phase": _phase(move),
         "observed_generation": job.generation,
-        "selector": worker_selector(job.uid),
     }
     if job.spec is not None:
         changes["world_size"] = job.spec.world_size
@@ -63,10 +61,10 @@ def _said(status: JobStatus, move: Move) -> bool:
 
 def settle_counts(status: JobStatus) -> JobStatus:
     """The status of a job none of whose pods is alive: none is active, what they came to stays."""
-    if not status.replicas and not any(count.active for count in status.replica_statuses):
+    if not any(count.active for count in status.replica_statuses):
         return status
     counts = [count.model_copy(update={"active": 0, "ready": 0}) for count in status.replica_statuses]
-    return status.model_copy(update={"replica_statuses": counts, "replicas": 0})
+    return status.model_copy(update={"replica_statuses": counts})
 
 
 def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
@@ -152,7 +150,6 @@ def _counts(job: Job, observed: Observed, attempt: int) -> dict[str, object]:
     others = [entry for entry in job.status.replica_statuses if entry.role not in _OUR_ROLES][:_KEPT_OF_OTHERS]
     return {
         "replica_statuses": [*counts, *others],
-        "replicas": worker.active,
         "ready": f"{worker.ready}/{wanted[Role.WORKER]}",
     }
 

@@ -62,8 +62,3 @@ def child_metadata(job: PlannedJob, name: str) -> Manifest:
         "labels": job_labels(job.name, job.uid),
         "ownerReferences": [owner_reference(job.name, job.uid)],
     }
-
-
-def worker_selector(uid: str) -> str:
-    """Label selector of the job's worker pods, for the scale subresource."""
-    return f"{Label.JOB_UID}={uid},{Label.ROLE}={Role.WORKER.value}"

@@ -244,10 +244,13 @@ def test_a_cause_that_goes_away_in_time_leaves_no_trace_but_its_event() -> None:
 def test_suspension_stops_all_pods_with_their_own_grace_and_resuming_is_a_new_attempt_but_no_restart() -> None:
     world = a_running_world().edit(runPolicy={"suspend": True}).settle()
     assert world.condition("Suspended")[:2] == ("False", "Suspending")
-    for index in (0, 1):
-        world.end(index, ExitCode.STOPPED, report=a_report(40, checkpoint=40) if index == 0 else None)
-    world.confirm_deletions().settle()
+    assert world.job.status.phase == "Suspending"
+    world.end(1, ExitCode.STOPPED).settle()
+    assert (world.job.status.phase, world.job.status.checkpoint) == ("Suspending", None)
+    world.end(0, ExitCode.STOPPED, report=a_report(40, checkpoint=40)).settle()
     assert world.condition("Suspended")[:2] == ("True", "Suspended")
+    assert world.job.status.phase == "Suspended"
+    world.confirm_deletions().settle()
     assert world.job.status.start_time is None
     assert world.job.status.checkpoint is not None
     assert world.job.status.checkpoint.step == 40

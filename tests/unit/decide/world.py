@@ -153,7 +153,7 @@ class World:
         if "deletionTimestamp" not in metadata:
             deadline = self.now + timedelta(seconds=seconds)
             metadata |= {"deletionTimestamp": timestamp(deadline), "deletionGracePeriodSeconds": seconds}
-        elif seconds < (given := metadata["deletionGracePeriodSeconds"]):  # a grace can only be shortened
+        elif seconds < (given := metadata.get("deletionGracePeriodSeconds", 0)):  # a grace can only be shortened
             shorter = after(metadata["deletionTimestamp"], seconds - given)
             metadata |= {"deletionTimestamp": timestamp(shorter), "deletionGracePeriodSeconds": seconds}
 
