@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from disttrain_operator.gate.fit import Needs, NodeFacts
-from disttrain_operator.gate.place import Member, Placement, Room, Together, Used, place
+from disttrain_operator.gate.place import Member, Placement, Together, fits, place
+from disttrain_operator.gate.room import Room, Used
 from disttrain_operator.gate.why import why_not
 
 BEHIND = "waits behind gangs that came first and need the same nodes"
@@ -70,7 +71,8 @@ def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, 
             refused[shape] = why
         kept = _awaited(gang, empty)
         if not kept.isdisjoint(passable.nodes):
-            passable = _without(passable, kept, room)
+            passable = room.copy() if passable is room else passable
+            passable.remove(kept)
     return outcomes
 
 
@@ -97,24 +99,14 @@ def _take(room: Room, gang: WaitingGang, placement: Placement) -> None:
         room.take(placement[member.uid], member.needs.requests)
 
 
-def _without(passable: Room, kept: set[str], room: Room) -> Room:
-    names = [name for name in passable.nodes if name not in kept]
-    result = Room((passable.nodes[name] for name in names), like=room)
-    result.free = {name: dict(room.free[name]) for name in names}
-    return result
-
-
 def _fits(gang: WaitingGang, room: Room) -> bool:
-    placement = place(gang.members, room, gang.together, _values(gang, room))
-    for member in gang.members if placement is not None else ():
-        assert placement is not None
-        room.give_back(placement[member.uid], member.needs.requests)
-    return placement is not None
+    return fits(gang.members, room, gang.together, _values(gang, room))
 
 
 def _awaited(gang: WaitingGang, empty: Room) -> set[str]:
     """The nodes that the gang could use, if other jobs' ends gave it room; none where that would not help."""
     if not _fits(gang, empty):
         return set()
-    kinds: set[Needs] = {member.needs for member in gang.members}
-    return {name for name in empty.nodes if any(name not in empty.unfit(needs) for needs in kinds)}
+    kinds = {member.needs for member in gang.members}
+    unusable = [empty.unfit(needs).keys() for needs in kinds]
+    return {name for name in empty.nodes if not all(name in names for names in unusable)}

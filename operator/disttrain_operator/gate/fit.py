@@ -63,6 +63,16 @@ class Needs:
     """Preferred node affinity, with weights."""
     tolerations: tuple[Toleration, ...] = ()
 
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Known once: it is asked for each pod of a gang many times in a look."""
+
+    def __post_init__(self) -> None:
+        parts = (self.requests, self.node_selector, self.terms, self.preferred, self.tolerations)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
 
 @dataclass(frozen=True)
 class NodeFacts:

@@ -6,10 +6,13 @@ the gang have equal needs and all groups one size (or there is no required topol
 a gang may be held back that an exhaustive search would place. What is placed always fits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from disttrain_operator.gate.fit import Needs, NodeFacts, capacity, score, unfit
+from disttrain_operator.gate.fit import Needs, score
+from disttrain_operator.gate.room import Room
 
 
 @dataclass(frozen=True)
@@ -30,57 +33,6 @@ class Together:
     required: bool
 
 
-Used = Mapping[str, Mapping[str, int]]
-"""Name of a node -> resource -> what is taken of it."""
-
-
-class Room:
-    """Nodes with what is free on them."""
-
-    def __init__(self, nodes: Iterable[NodeFacts], used: Used | None = None, like: "Room | None" = None) -> None:
-        """`used`: what is taken, by the node's name. `like`: a room of the same nodes, whose findings are shared."""
-        self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
-        self.free = {name: dict(node.allocatable) for name, node in self.nodes.items()}
-        self._like = like
-        self._unfit: dict[Needs, dict[str, str]] = {}
-        for name, amounts in (used or {}).items():
-            self.take(name, amounts.items())
-
-    def take(self, node: str, requests: Iterable[tuple[str, int]]) -> None:
-        """Less is free on the node, which need not exist."""
-        free = self.free.get(node)
-        if free is not None:
-            for resource, value in requests:
-                free[resource] = free.get(resource, 0) - value
-
-    def give_back(self, node: str, requests: Iterable[tuple[str, int]]) -> None:
-        """The opposite of `take`."""
-        self.take(node, ((resource, -value) for resource, value in requests))
-
-    def unfit(self, needs: Needs) -> Mapping[str, str]:
-        """The nodes where such a pod may not run however empty they are, and why. Asked often, found out once."""
-        if self._like is not None:
-            return self._like.unfit(needs)
-        if needs not in self._unfit:
-            causes = ((name, unfit(needs, node)) for name, node in self.nodes.items())
-            self._unfit[needs] = {name: cause for name, cause in causes if cause is not None}
-        return self._unfit[needs]
-
-    def capacities(self, needs: Needs, names: Iterable[str] | None = None) -> dict[str, int]:
-        """How many such pods each node can take now; only nodes that can take any."""
-        unfit_ = self.unfit(needs)
-        counts = (
-            (name, capacity(needs, self.free[name]))
-            for name in (self.nodes if names is None else names)
-            if name not in unfit_
-        )
-        return {name: count for name, count in counts if count}
-
-    def has_room(self, needs: Needs, node: str) -> bool:
-        """Whether the node, where such a pod may run, can take one now."""
-        return capacity(needs, self.free[node]) > 0
-
-
 Placement = dict[str, str]
 """uid -> name of the node."""
 
@@ -92,15 +44,56 @@ def place(
 
     `fixed`: groups of which a part stands already, and in which topology value.
     """
-    placing = _Placing(room, together, fixed or {})
-    for members_ in _groups(members, together):
-        if not placing.whole(members_) and not placing.postponed(members_):
-            placing.undo()
-            return None
-    if not placing.rest():
-        placing.undo()
+    if by_counting(members, room, together, fixed) is False:
         return None
-    return placing.placement
+    placing = _Placing(room, together, fixed or {})
+    placed = False
+    try:
+        placed = placing.all(members)
+    finally:
+        if not placed:
+            placing.undo()
+    return placing.placement if placed else None
+
+
+def fits(
+    members: Sequence[Member], room: Room, together: Together | None = None, fixed: Mapping[int, str] | None = None
+) -> bool:
+    """Whether `place` would find room. `room` is as it was."""
+    counted = by_counting(members, room, together, fixed)
+    if counted is not None:
+        return counted
+    placement = place(members, room, together, fixed)
+    for member in members if placement is not None else ():
+        assert placement is not None
+        room.give_back(placement[member.uid], member.needs.requests)
+    return placement is not None
+
+
+def by_counting(
+    members: Sequence[Member], room: Room, together: Together | None = None, fixed: Mapping[int, str] | None = None
+) -> bool | None:
+    """Whether `place` would find room, as far as that follows from how many pods of each kind there is room for; None
+    where it does not.
+
+    For equal pods in groups of one size it always does, as no choice that `place` makes costs others their room.
+    """
+    kinds = Counter(member.needs for member in members)
+    if any(count > room.total(needs) for needs, count in kinds.items()):
+        return False
+    if len(kinds) > 1 or fixed:
+        return None
+    if together is None or not together.required or not kinds:
+        return True
+    groups = Counter(member.group for member in members if member.group is not None)
+    sizes = set(groups.values())
+    if not sizes:
+        return True
+    if len(sizes) > 1:
+        return None
+    (size,) = sizes
+    (needs,) = kinds
+    return len(groups) <= sum(total // size for total in room.totals(needs, together.key).values())
 
 
 def _groups(members: Sequence[Member], together: Together | None) -> list[list[Member]]:
@@ -123,49 +116,58 @@ class _Placing:
         self.placement: Placement = {}
         self._taken: list[tuple[str, str, Needs]] = []
         self._later: list[list[Member]] = []
+        self._sizes: dict[Needs, object] = {}
+        self._domains: dict[str, list[str]] | None = None
 
-    def whole(self, members: list[Member]) -> bool:
+    def all(self, members: Sequence[Member]) -> bool:
+        """All members; where it is false, some may be placed."""
+        groups = _groups(members, self._together)
+        return all(self._whole(group) or self._postponed(group) for group in groups) and self._rest()
+
+    def undo(self) -> None:
+        """Nobody is placed."""
+        self._undo_to(0)
+
+    def _whole(self, members: list[Member]) -> bool:
         """All of a group in one topology value; or anywhere, where there is none."""
         if self._together is None or members[0].group is None:
             self._later.append(members)
             return True
-        return any(self._fill(members, nodes) for nodes in self._domains(members))
+        return any(self._fill(members, nodes) for nodes in self._candidates(members))
 
-    def postponed(self, members: list[Member]) -> bool:
+    def _postponed(self, members: list[Member]) -> bool:
         """A group that only prefers to be together is spread when all that can be whole are placed."""
         assert self._together is not None
         self._later.append(members)
         return not self._together.required
 
-    def rest(self) -> bool:
+    def _rest(self) -> bool:
         """What may go anywhere."""
         return all(self._fill(members, list(self._room.nodes)) for members in self._later)
 
-    def undo(self) -> None:
-        self._undo_to(0)
-
-    def _domains(self, members: list[Member]) -> list[list[str]]:
+    def _candidates(self, members: list[Member]) -> list[list[str]]:
         """The nodes of each topology value, the one with most room first: a gang's groups stay near each other."""
         assert self._together is not None
-        group = members[0].group
+        key, group = self._together.key, members[0].group
         pinned = self._fixed.get(group) if group is not None else None
-        domains: dict[str, list[str]] = {}
-        for name, node in self._room.nodes.items():
-            value = node.labels.get(self._together.key)
-            if value is not None and pinned in (None, value):
-                domains.setdefault(value, []).append(name)
-        counts = self._room.capacities(members[0].needs)
-        room = {value: sum(counts.get(name, 0) for name in names) for value, names in domains.items()}
-        started = {self._room.nodes[node].labels.get(self._together.key) for node in self.placement.values()}
-        order = sorted(domains, key=lambda value: (value not in started, -room[value], value))
-        return [domains[value] for value in order]
+        if self._domains is None:
+            self._domains = {}
+            for name, node in self._room.nodes.items():
+                value = node.labels.get(key)
+                if value is not None:
+                    self._domains.setdefault(value, []).append(name)
+        totals = self._room.totals(members[0].needs, key)
+        started = {self._room.nodes[node].labels.get(key) for node in set(self.placement.values())}
+        values = [value for value in self._domains if pinned in (None, value)]
+        values.sort(key=lambda value: (value not in started, -totals.get(value, 0), value))
+        return [self._domains[value] for value in values]
 
     def _fill(self, members: list[Member], nodes: list[str]) -> bool:
         """Each member onto a node of these; none of them, where one finds no room."""
         mark = len(self._taken)
         order: dict[Needs, list[str]] = {}
         # Whoever asks for most finds least room: first. Equal needs keep the order of ranks.
-        for member in sorted(members, key=lambda member: _size(member.needs), reverse=True):
+        for member in sorted(members, key=lambda member: self._size(member.needs), reverse=True):
             if member.needs not in order:
                 order[member.needs] = self._ordered(member.needs, nodes)
             candidates = order[member.needs]
@@ -180,13 +182,19 @@ class _Placing:
     def _ordered(self, needs: Needs, nodes: list[str]) -> list[str]:
         """The best last: liked nodes, then those with most room, in the order of their topology."""
         key = self._together.key if self._together is not None else ""
-        counts = self._room.capacities(needs, nodes)
+        counts = self._room.capacities(needs)
 
         def place_of(name: str) -> tuple[int, int, str, str]:
             node = self._room.nodes[name]
             return (-score(needs, node), -counts[name], node.labels.get(key, ""), name)
 
-        return sorted(counts, key=place_of, reverse=True)
+        return sorted((name for name in nodes if name in counts), key=place_of, reverse=True)
+
+    def _size(self, needs: Needs) -> Any:
+        """What the pod is sorted by."""
+        if needs not in self._sizes:
+            self._sizes[needs] = _size(needs)
+        return self._sizes[needs]
 
     def _take(self, member: Member, node: str) -> None:
         self._room.take(node, member.needs.requests)

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from disttrain_operator.gate.fit import PODS, Needs, lacking
-from disttrain_operator.gate.place import Member, Room, Together
+from disttrain_operator.gate.fit import PODS, Needs
+from disttrain_operator.gate.place import Member, Together
 from disttrain_operator.gate.quantities import spell
+from disttrain_operator.gate.room import Room
 
 MAX_CAUSES = 6
 
@@ -24,7 +25,7 @@ def why_not(members: Sequence[Member], together: Together | None, room: Room) ->
 
 
 def _fitting(needs: Needs, count: int, room: Room) -> int:
-    return min(count, sum(room.capacities(needs).values()))
+    return min(count, room.total(needs))
 
 
 def _of_kind(needs: Needs, count: int, room: Room) -> str:
@@ -40,13 +41,9 @@ def _of_kind(needs: Needs, count: int, room: Room) -> str:
 def _causes(needs: Needs, room: Room) -> Counter[str]:
     """What keeps a further pod from each node."""
     unfit = room.unfit(needs)
-    causes = Counter(unfit.values())
-    for name in room.nodes:
-        cause = None
-        if name not in unfit and (resource := lacking(needs, room.free[name])) is not None:
-            cause = "have room for no further pod" if resource == PODS else f"have too little {resource} free"
-        if cause is not None:
-            causes[cause] += 1
+    causes = Counter(cause for name, cause in unfit.items() if name in room.nodes)
+    for resource in room.lacking(needs).values():
+        causes["have room for no further pod" if resource == PODS else f"have too little {resource} free"] += 1
     return causes
 
 

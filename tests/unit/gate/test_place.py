@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from disttrain_operator.gate.admit import BEHIND, WaitingGang, admit
 from disttrain_operator.gate.fit import PODS, Needs, NodeFacts, Requirement, Taint, Term, Toleration, unfit
-from disttrain_operator.gate.place import Member, Room, Together, place
+from disttrain_operator.gate.place import Member, Together, by_counting, fits, place
+from disttrain_operator.gate.room import Room
 from disttrain_operator.gate.why import why_not
 
 GPU = "nvidia.com/gpu"
@@ -120,6 +121,60 @@ def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(
     count -= count % size
     pods = members(*[wanted] * count, groups=[index // size for index in range(count)])
     assert (place(pods, Room(nodes), together) is not None) == exhaustive(pods, nodes, together)
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_nodes, some_needs, st.integers(1, 4), st.integers(1, 3), topologies)
+def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(
+    nodes: list[NodeFacts], wanted: Needs, count: int, size: int, together: Together | None
+) -> None:
+    """Also with some pods of no group."""
+    pods = members(
+        *[wanted] * count, groups=[index // size if index < count - count % size else None for index in range(count)]
+    )
+    counted = by_counting(pods, Room(nodes), together)
+    assert counted is not None
+    assert counted == exhaustive(pods, nodes, together)
+
+
+@settings(max_examples=400, deadline=None)
+@given(some_nodes, st.lists(some_needs, min_size=1, max_size=5), topologies, st.data())
+def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_placed(
+    nodes: list[NodeFacts], wanted: list[Needs], together: Together | None, data: st.DataObject
+) -> None:
+    """One room, asked before and after it has become smaller, beside a new one each time."""
+    room = Room(nodes)
+    for _ in range(2):
+        groups = data.draw(st.lists(st.sampled_from([None, 0, 1]), min_size=len(wanted), max_size=len(wanted)))
+        pods = members(*wanted, groups=groups)
+        fixed = data.draw(st.sampled_from([None, {0: "x"}]))
+        afresh = room.copy()
+        answer = fits(pods, room, together, fixed)
+        assert room.free == afresh.free
+        assert answer == (place(pods, room, together, fixed) is not None)
+        assert answer == (place(pods, afresh, together, fixed) is not None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_nodes, st.lists(some_needs, min_size=1, max_size=3), st.data())
+def test_what_a_room_has_counted_before_does_not_outlive_a_change(
+    nodes: list[NodeFacts], kinds: list[Needs], data: st.DataObject
+) -> None:
+    room = Room(nodes)
+    for _ in range(data.draw(st.integers(1, 5))):
+        names = sorted(room.nodes)
+        if names and data.draw(st.integers(0, 4)) == 0:
+            room.remove([data.draw(st.sampled_from(names))])
+        elif names:
+            room.take(data.draw(st.sampled_from(names)), [(GPU, data.draw(st.integers(-2, 2)))])
+        afresh = room.copy()
+        for needs_ in kinds:
+            assert room.capacities(needs_) == afresh.capacities(needs_)
+            assert room.total(needs_) == sum(afresh.capacities(needs_).values())
+            assert {k: v for k, v in room.totals(needs_, ZONE).items() if v} == {
+                k: v for k, v in afresh.totals(needs_, ZONE).items() if v
+            }
+            assert room.lacking(needs_) == afresh.lacking(needs_)
 
 
 @settings(max_examples=200, deadline=None)
