@@ -2,12 +2,13 @@
 
 Order: what is partly released already, then priority, then age. A gang that waits for room which others will free keeps
 its place: a later one passes it only on nodes that the earlier one could not use. So a large gang is not starved by
-small ones that come after it; the price is that room which it waits for stays empty meanwhile. A gang that would not
-fit even if all other jobs ended holds nobody up.
+small ones that come after it; the price is that room which it waits for stays empty meanwhile. hold.py bounds for how
+long. A gang that would not fit even if all other jobs ended holds nobody up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from disttrain_operator.gate.fit import Needs, NodeFacts
 from disttrain_operator.gate.place import Member, Placement, Together, fits, place
@@ -33,6 +34,8 @@ class WaitingGang:
     """Pods that have been let go before -> their nodes."""
     groups: Mapping[str, int | None] = field(default_factory=dict)
     """Groups of the pods that stand."""
+    waiting_since: datetime | None = None
+    """When its attempt began."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,26 @@ class Outcome:
 
     placement: Placement | None
     why: str = ""
+    waits_for_others: bool = False
+    """It would fit if other jobs ended."""
 
 
-def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, lasting: Used) -> dict[str, Outcome]:
+def admit(
+    gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, lasting: Used, *, keep: bool = True
+) -> dict[str, Outcome]:
     """By the job's uid. `used`: what existing pods and earlier admissions take; `lasting`: what of it no job's end will
-    free."""
+    free; `keep`: whether gangs that wait for what others will free keep the nodes that they could use."""
     outcomes: dict[str, Outcome] = {}
     room = Room(nodes, used)
     empty = Room(nodes, lasting, like=room)
     passable = room
     """Without the nodes that are kept for gangs that came first."""
-    refused: dict[object, str] = {}
+    refused: dict[object, Outcome] = {}
     for gang in sorted(gangs, key=_turn):
         # Room only shrinks while we look: whoever asks for the same after a refusal is refused, too.
         shape = None if gang.standing else (_shape(gang), gang.together)
         if shape in refused:
-            outcomes[gang.uid] = Outcome(None, refused[shape])
+            outcomes[gang.uid] = refused[shape]
             continue
         placement = place(gang.members, passable, gang.together, _values(gang, room))
         if placement is not None:
@@ -66,13 +73,13 @@ def admit(gangs: Iterable[WaitingGang], nodes: Sequence[NodeFacts], used: Used, 
             continue
         behind = passable is not room and _fits(gang, room)
         why = BEHIND if behind else why_not(gang.members, gang.together, room)
-        outcomes[gang.uid] = Outcome(None, why)
+        awaited = _awaited(gang, empty)
+        outcome = outcomes[gang.uid] = Outcome(None, why, waits_for_others=bool(awaited))
         if shape is not None:
-            refused[shape] = why
-        kept = _awaited(gang, empty)
-        if not kept.isdisjoint(passable.nodes):
+            refused[shape] = outcome
+        if keep and not awaited.isdisjoint(passable.nodes):
             passable = room.copy() if passable is room else passable
-            passable.remove(kept)
+            passable.remove(awaited)
     return outcomes
 
 

@@ -1,0 +1,81 @@
+"""For how long gangs that wait keep nodes from gangs that came after them.
+
+A gang that does not fit keeps the nodes that it could use: where others took each node that becomes free, a large gang
+would never have all of them at once. But the jobs that it waits for may run for weeks. So the gate takes turns. In one
+turn nodes are kept, in the next, of the same length, whoever fits may pass; then each is twice as long, up to a longest
+one. Turns are the gate's, not a gang's: many gangs, or gangs that are deleted and made again, keep nodes no longer than
+one. They begin when a gang begins to wait for room that other jobs have, and are over when none does.
+
+So nobody is kept waiting for longer than the longest turn at a stretch, nor for more than half of the time from then on;
+and a gang gets its room where the jobs in it end within the longest turn.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from disttrain_operator.gate.admit import Outcome, WaitingGang, admit
+from disttrain_operator.gate.fit import NodeFacts
+from disttrain_operator.gate.room import Used
+
+# The first turn is this part of the longest.
+FIRST_PART = 16
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whether nodes are kept for gangs that wait, and until when."""
+
+    keeps: bool
+    until: datetime
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look has found."""
+
+    outcomes: dict[str, Outcome]
+    """By the job's uid."""
+    turn: Turn
+    waiting_since: datetime | None
+    """Since when a gang has been waiting for room that other jobs have; None where none does."""
+
+
+def turn_at(since: datetime, now: datetime, longest: timedelta) -> Turn:
+    """Return the turn at `now` of those that began at `since`."""
+    length = longest / FIRST_PART
+    begun = min(since, now)
+    while now >= begun + 2 * length:
+        if length == longest:
+            begun += (now - begun) // (2 * length) * (2 * length)
+        else:
+            begun += 2 * length
+            length = min(2 * length, longest)
+    keeps = now < begun + length
+    return Turn(keeps, begun + length if keeps else begun + 2 * length)
+
+
+def admit_in_turn(
+    gangs: Iterable[WaitingGang],
+    nodes: Sequence[NodeFacts],
+    used: Used,
+    lasting: Used,
+    *,
+    waiting_since: datetime | None,
+    now: datetime,
+    longest: timedelta,
+) -> Look:
+    """Return what `admit` says in the turn that it is. `waiting_since` is the last look's."""
+    gangs = list(gangs)
+    since = now if waiting_since is None else waiting_since
+    turn = turn_at(since, now, longest)
+    outcomes = admit(gangs, nodes, used, lasting, keep=turn.keeps)
+    waiting = [min(gang.waiting_since or now, now) for gang in gangs if outcomes[gang.uid].waits_for_others]
+    if not waiting:
+        return Look(outcomes, turn, None)
+    if waiting_since is None and min(waiting) < now:
+        # A process that begins takes its place in the turns that the former one was in.
+        since = min(waiting)
+        turn = turn_at(since, now, longest)
+        outcomes = admit(gangs, nodes, used, lasting, keep=turn.keeps)
+    return Look(outcomes, turn, since)
