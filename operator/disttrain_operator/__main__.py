@@ -13,6 +13,7 @@ import signal
 import sys
 import uuid
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 from disttrain_api.names import Label
@@ -70,7 +71,10 @@ class Operator:
         ]
         self._gatekeeper: Gatekeeper | None = None
         if settings.gang_gate:
-            gatekeeper = self._gatekeeper = Gatekeeper(self._world, self._wake, lambda: self._leadership.acts)
+            hold = timedelta(seconds=settings.gate_hold_seconds)
+            gatekeeper = self._gatekeeper = Gatekeeper(
+                self._world, self._wake, lambda: self._leadership.acts, longest_hold=hold
+            )
             self._world.admission_of = gatekeeper.admission
             self._children += [
                 informer(core_collection("nodes", None), gatekeeper.nodes),

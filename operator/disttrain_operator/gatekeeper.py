@@ -1,31 +1,35 @@
-"""The gate's shell: watches all nodes and pods, and has `gate.admit` look at all waiting gangs whenever they change.
+"""The gate's shell: watches all nodes and pods, and has all waiting gangs looked at whenever they change.
 
 One look at a time, and what it admits is reserved until the pods themselves show that they were let go: two gangs that
-fit only one at a time never both go. A look costs time in proportion to the cluster, so it rests afterwards.
+fit only one at a time never both go. A look costs time in proportion to the cluster, so it runs in a thread while the
+loop goes on, and rests afterwards. What it has found counts only where what it was found from is still so.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
-from disttrain_api.scheduling import GangScheduler, Topology
+from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.finished import is_finished
-from disttrain_operator.decide.gang import expected
 from disttrain_operator.decide.ledger import in_attempt, ran
 from disttrain_operator.decide.observed import Admission, Job
-from disttrain_operator.gate.admit import Outcome, WaitingGang, admit
-from disttrain_operator.gate.fit import NodeFacts, unfit
-from disttrain_operator.gate.place import Member, Together
-from disttrain_operator.gate.read import ClusterPod, cluster_pod, node_facts
+from disttrain_operator.gate.read import cluster_pod, node_facts
+from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
 from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.snapshot import World
 
+logger = logging.getLogger(__name__)
+
+LONGEST_HOLD = timedelta(hours=4)
 FIRST_REST = 0.02
 REST_PER_SECOND_OF_WORK = 10.0
+REST_AFTER_FAILURE = 5.0
+# Between two turns of the loop.
+READING_SECONDS = 0.005
 # A busy cluster changes the numbers all the time; each change of a sentence is a request.
 SENTENCE_SECONDS = 30.0
-OTHERS_HOLD = "its pods wait for scheduling gates that are not the operator's"
 
 _ALL = "all"
 
@@ -44,34 +48,35 @@ def _identity(raw: Raw) -> Raw:
     return {key: raw["metadata"].get(key) for key in ("name", "uid", "resourceVersion")}
 
 
-@dataclass
-class _Usage:
-    """What is taken of each node."""
-
-    all: dict[str, dict[str, int]] = field(default_factory=dict)
-    lasting: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By pods that belong to no job."""
-
-    def count(self, node: str, requests: Iterable[tuple[str, int]], *, lasting: bool) -> None:
-        for usage in (self.all, self.lasting) if lasting else (self.all,):
-            taken = usage.setdefault(node, {})
-            for resource, value in requests:
-                taken[resource] = taken.get(resource, 0) + value
-
-
 class Gatekeeper:
     """Fill `nodes` and `pods` by informers of the whole cluster. `wake` is called with the uid of a job that is to be
     looked at."""
 
-    def __init__(self, world: World, wake: Callable[[str], None], active: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        world: World,
+        wake: Callable[[str], None],
+        active: Callable[[], bool] = lambda: True,
+        *,
+        longest_hold: timedelta = LONGEST_HOLD,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`longest_hold`: for how long gangs that wait keep nodes from others at a stretch."""
         self._world, self._wake, self._active = world, wake, active
+        self._longest_hold, self._now = longest_hold, now
         self.nodes = Cache(group_of=lambda raw: _ALL, trim=trim_node, on_change=self._changed)
         self.pods = Cache(group_of=lambda raw: _ALL, trim=trim_cluster_pod, on_change=self._changed, gone_seconds=10)
         self._answers: dict[str, Admission] = {}
         self._granted: dict[str, dict[str, str]] = {}
         self._said: dict[str, tuple[float, str]] = {}
+        self._failures: dict[str, str] = {}
+        self._waiting_since: datetime | None = None
+        self._beginnings = 0
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._one_look = asyncio.Lock()
+        self._rang = False
 
     def admission(self, job: Job) -> Admission | None:
         """What is known of the job's gang now; None where it does not ask for the gate."""
@@ -81,8 +86,10 @@ class Gatekeeper:
 
     def begin(self) -> None:
         """This replica acts from now on. What it granted before, another may have given away since."""
+        self._beginnings += 1
         self._granted.clear()
         self._answers.clear()
+        self._waiting_since = None
         self._look_in(0)
 
     def _changed(self, group: str, raw: Raw) -> None:
@@ -99,133 +106,148 @@ class Gatekeeper:
 
     def _ring(self) -> None:
         self._timer = None
-        began = time.perf_counter()
-        self.look()
-        rest = (time.perf_counter() - began) * REST_PER_SECOND_OF_WORK
-        self._not_before = asyncio.get_running_loop().time() + rest
+        if self._looking is not None:
+            self._rang = True
+        else:
+            self._looking = asyncio.get_running_loop().create_task(self._look_and_rest())
 
-    def look(self) -> None:
-        """Judge all waiting gangs anew, and wake the jobs for which something changed."""
-        answers: dict[str, Admission] = {}
-        waiting = self._waiting_jobs() if self._active() else {}
-        if waiting and self.nodes.synced and self.pods.synced:
-            answers = self._judge(waiting)
-        before, self._answers = self._answers, answers
-        for memory in (self._granted, self._said):
-            for uid in memory.keys() - answers.keys():
-                del memory[uid]
-        for uid in answers.keys() | before.keys():
-            if answers.get(uid) != before.get(uid):
+    async def _look_and_rest(self) -> None:
+        rest = REST_AFTER_FAILURE
+        try:
+            rest = await self.look() * REST_PER_SECOND_OF_WORK
+        except Exception:
+            logger.exception("the gate looks again after an unexpected error")
+            self._rang = True
+        finally:
+            self._looking = None
+        self._not_before = asyncio.get_running_loop().time() + rest
+        if self._rang:
+            self._rang = False
+            self._look_in(FIRST_REST)
+
+    async def look(self) -> float:
+        """Judge all waiting gangs anew, and wake the jobs for which something changed. Returns the CPU seconds."""
+        async with self._one_look:
+            began = self._beginnings
+            jobs = await self._waiting_jobs() if self._active() and self.nodes.synced and self.pods.synced else []
+            judgement, seconds = Judgement(), 0.0
+            if jobs:
+                judgement, seconds = await asyncio.to_thread(_timed, self._scene(jobs))
+            # Where this replica has begun to act anew meanwhile, another look is due.
+            if began == self._beginnings:
+                self._take_over(self._still_valid(judgement, jobs) if self._active() else Judgement())
+            return seconds
+
+    async def _waiting_jobs(self) -> list[WaitingJob]:
+        """The jobs whose gangs wait, each read inside its own guard, a few in each turn of the loop."""
+        found = []
+        began = time.perf_counter()
+        for uid in self._world.jobs.groups():
+            raw = self._world.jobs.get(uid)
+            if raw is None or not _asks_for_gate(raw):
+                continue
+            try:
+                job = self._world.job(uid)
+                if job is not None and _waits(job):
+                    found.append(WaitingJob(job, raw["metadata"].get("creationTimestamp") or ""))
+            except Exception as error:
+                self._say_failure(uid, f"it cannot be read ({type(error).__name__}: {str(error)[:200]})")
+            if time.perf_counter() - began > READING_SECONDS:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        return found
+
+    def _scene(self, jobs: list[WaitingJob]) -> Scene:
+        return Scene(
+            jobs=jobs,
+            known=self._world.jobs.objects(),
+            pods=self.pods.objects(),
+            nodes=self.nodes.objects(),
+            granted={uid: dict(places) for uid, places in self._granted.items()},
+            waiting_since=self._waiting_since,
+            now=self._now(),
+            longest=self._longest_hold,
+        )
+
+    def _still_valid(self, judgement: Judgement, jobs: list[WaitingJob]) -> Judgement:
+        """The judgement without grants that the cluster has overtaken meanwhile: another look is taken of them.
+
+        What was granted before stays: its pods may be on their way.
+        """
+        judged = {waiting.job.uid: waiting.job for waiting in jobs}
+        for uid, seen in judgement.relied_on.items():
+            if not self._still_waits(judged[uid]) or not all(self._is_same(raw) for raw in seen):
+                judgement.admissions[uid] = Admission(why=self._answers.get(uid, Admission()).why)
+                self._look_in(FIRST_REST)
+        return judgement
+
+    def _still_waits(self, judged: Job) -> bool:
+        job = self._world.job(judged.uid)
+        if job is None or not _waits(job):
+            return False
+        return (job.generation, job.status.attempt) == (judged.generation, judged.status.attempt)
+
+    def _is_same(self, seen: Raw) -> bool:
+        uid = seen["metadata"]["uid"]
+        if "pod" in seen:
+            pod = self.pods.get(uid)
+            return pod is not None and pod["pod"] == seen["pod"]
+        node = self.nodes.get(uid)
+        return node is not None and node["node"] == seen["node"]
+
+    def _take_over(self, judgement: Judgement) -> None:
+        before = self._answers
+        self._answers = {uid: self._worded(uid, admission) for uid, admission in judgement.admissions.items()}
+        self._granted = {uid: dict(admission.nodes) for uid, admission in self._answers.items() if admission.nodes}
+        for uid in self._said.keys() - self._answers.keys():
+            del self._said[uid]
+        for uid in [uid for uid in self._failures if self._world.jobs.get(uid) is None]:
+            del self._failures[uid]
+        for uid, why in judgement.failures.items():
+            self._say_failure(uid, why)
+        self._waiting_since = judgement.waiting_since
+        if judgement.turn_ends is not None:
+            self._look_in((judgement.turn_ends - self._now()).total_seconds())
+        for uid in self._answers.keys() | before.keys():
+            if self._answers.get(uid) != before.get(uid):
                 self._wake(uid)
 
-    def _waiting_jobs(self) -> dict[str, Job]:
-        jobs = (self._world.job(uid) for uid in self._world.jobs.groups())
-        return {job.uid: job for job in jobs if job is not None and _waits(job)}
-
-    def _judge(self, waiting: Mapping[str, Job]) -> dict[str, Admission]:
-        usage, gangs = _Usage(), {uid: list[ClusterPod]() for uid in waiting}
-        for raw in self.pods.group(_ALL):
-            pod: ClusterPod = raw["pod"]
-            if pod.node is not None and not pod.finished:
-                usage.count(pod.node, pod.requests, lasting=pod.job is None)
-            if pod.job in gangs:
-                gangs[pod.job].append(pod)
-        nodes = {raw["metadata"]["name"]: raw["node"] for raw in self.nodes.group(_ALL)}
-        answers: dict[str, Admission] = {}
-        candidates = []
-        for uid, job in waiting.items():
-            lost = frozenset(pod.uid for pod in gangs[uid] if _lost(pod, nodes, usage.all))
-            if lost:
-                answers[uid] = Admission(lost=lost)
-                continue
-            pods = _complete(job, gangs[uid])
-            if pods is None:
-                continue
-            if any(pod.others_hold for pod in pods):
-                answers[uid] = Admission(why=OTHERS_HOLD)
-            elif (granted := self._still_granted(uid, pods, nodes)) is not None:
-                for pod in pods:
-                    if pod.uid in granted:
-                        usage.count(granted[pod.uid], pod.requests, lasting=False)
-                answers[uid] = Admission(tuple(granted.items()))
-            else:
-                candidates.append(_gang(job, pods, self._created(uid)))
-        outcomes = admit(candidates, list(nodes.values()), usage.all, usage.lasting)
-        return answers | {uid: self._answer(uid, outcome) for uid, outcome in outcomes.items()}
-
-    def _still_granted(self, uid: str, pods: list[ClusterPod], nodes: Mapping[str, NodeFacts]) -> dict[str, str] | None:
-        """What was granted and is not visible in the pods yet; None where the gang has to be judged."""
-        granted, held = self._granted.get(uid, {}), [pod for pod in pods if pod.held]
-        for pod in held:
-            node = nodes.get(granted.get(pod.uid, ""))
-            if node is None or pod.needs is None or unfit(pod.needs, node) is not None:
-                self._granted.pop(uid, None)
-                return None
-        return {pod.uid: granted[pod.uid] for pod in held}
-
-    def _answer(self, uid: str, outcome: Outcome) -> Admission:
-        if outcome.placement is not None:
-            self._granted[uid] = dict(outcome.placement)
+    def _worded(self, uid: str, admission: Admission) -> Admission:
+        """The admission, in the words of a moment ago where only numbers have changed since."""
+        if not admission.why:
             self._said.pop(uid, None)
-            return Admission(tuple(outcome.placement.items()))
+            return admission
         now = time.monotonic()
         since, said = self._said.get(uid, (float("-inf"), ""))
-        if outcome.why != said and now - since < SENTENCE_SECONDS:
+        if admission.why == said:
+            return admission
+        if now - since < SENTENCE_SECONDS:
             self._look_in(since + SENTENCE_SECONDS - now)
             return Admission(why=said)
-        if outcome.why != said:
-            self._said[uid] = (now, outcome.why)
-        return Admission(why=outcome.why)
+        self._said[uid] = (now, admission.why)
+        return admission
 
-    def _created(self, uid: str) -> str:
-        raw = self._world.jobs.get(uid)
-        created: str = (raw["metadata"].get("creationTimestamp") or "") if raw is not None else ""
-        return created
+    def _say_failure(self, uid: str, why: str) -> None:
+        """Once, in the log."""
+        if self._failures.get(uid) != why:
+            self._failures[uid] = why
+            logger.warning("%s: %s; its gang waits, others do not", self._world.key_of(uid) or uid, why)
+
+
+def _timed(scene: Scene) -> tuple[Judgement, float]:
+    began = time.thread_time()
+    return judge(scene), time.thread_time() - began
+
+
+def _asks_for_gate(raw: Raw) -> bool:
+    """Whether it may be worth to read the job."""
+    found = raw.get("spec")
+    for key in ("runPolicy", "schedulingPolicy", "gang"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found == GangScheduler.GATE.value
 
 
 def _waits(job: Job) -> bool:
     if job.spec is None or job.spec.run_policy.scheduling_policy.gang is not GangScheduler.GATE:
         return False
     return not job.deleting and in_attempt(job.status) and not ran(job.status) and not is_finished(job)
-
-
-def _lost(pod: ClusterPod, nodes: Mapping[str, NodeFacts], used: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether a pod was sent to a node that cannot take it any more: overbooked, or shut."""
-    if pod.held or pod.bound or pod.deleting or pod.needs is None or pod.node is None:
-        return False
-    node, taken = nodes.get(pod.node), used.get(pod.node, {})
-    if node is None or unfit(pod.needs, node) is not None:
-        return True
-    return any(taken.get(resource, 0) > node.allocatable.get(resource, 0) for resource, _ in pod.requests)
-
-
-def _complete(job: Job, pods: list[ClusterPod]) -> list[ClusterPod] | None:
-    """The pods of the current attempt in the order of ranks; None where one is missing, or none is held."""
-    assert job.spec is not None
-    current = {
-        pod.identity: pod
-        for pod in pods
-        if pod.attempt == str(job.status.attempt) and not pod.deleting and not pod.finished
-    }
-    members = [current.get((role.value, index)) for role, index in expected(job.spec)]
-    found = [pod for pod in members if pod is not None]
-    return found if len(found) == len(members) and any(pod.held for pod in found) else None
-
-
-def _gang(job: Job, pods: list[ClusterPod], created: str) -> WaitingGang:
-    assert job.spec is not None
-    return WaitingGang(
-        uid=job.uid,
-        members=tuple(Member(pod.uid, pod.needs, pod.group) for pod in pods if pod.needs is not None),
-        created=created,
-        priority=max(pod.priority for pod in pods),
-        together=_together(job.spec.run_policy.scheduling_policy.topology),
-        standing={pod.uid: pod.node for pod in pods if not pod.held and pod.node is not None},
-        groups={pod.uid: pod.group for pod in pods if not pod.held},
-    )
-
-
-def _together(topology: Topology | None) -> Together | None:
-    if topology is None:
-        return None
-    return Together(topology.required or topology.preferred or "", required=topology.required is not None)

@@ -41,6 +41,8 @@ class Settings:
     """Whether jobs may ask for `gang: Gate`, for which all nodes and pods of the cluster are watched."""
     network_policies: bool = False
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""
+    gate_hold_seconds: int = 4 * 3600
+    """For how long gangs that wait at the gate keep nodes from others at a stretch, at most."""
     log_level: str = "INFO"
     json_logs: bool = False
 
@@ -84,6 +86,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("user-id", "user and group of restricted pods", pods.user_id, int)
     flag("grace-seconds", "terminationGracePeriodSeconds of pods whose template has none", pods.grace_seconds, int)
     flag("node-lost-seconds", "how long a pod stays on a node that is lost", pods.node_lost_seconds, int)
+    flag(
+        "gate-hold-seconds",
+        "for how long gangs that wait at the gate keep nodes from others at a stretch, at most",
+        defaults.gate_hold_seconds,
+        int,
+    )
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", defaults.log_level)
     for name, help_ in (
         ("json-logs", "one JSON object per line"),
@@ -98,7 +106,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error(f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {given.log_level!r}")
     if given.gang_gate and given.namespace:
         parser.error("--gang-gate needs an operator that serves all namespaces: leave --namespace out, or --gang-gate")
-    for name in ("max_in_flight", "workers"):
+    for name in ("max_in_flight", "workers", "gate_hold_seconds"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     for name in ("request_timeout_seconds", "watch_silence_seconds"):
@@ -129,6 +137,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         ),
         gang_gate=given.gang_gate,
         network_policies=given.network_policies,
+        gate_hold_seconds=given.gate_hold_seconds,
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )

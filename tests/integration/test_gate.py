@@ -293,6 +293,54 @@ def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
         operator.kill()
 
 
+def test_a_pod_of_another_tenant_with_the_gates_annotation_takes_no_node(
+    control_plane: ControlPlane, operator: OperatorProcess, team: Team
+) -> None:
+    """With the labels and the reference of a pod of the gang, too. No scheduler takes it."""
+    other = occupy(team, "fake-0")
+    a_gang(team, NODES)
+    team.wait_for("Running", status="False", reason="WaitingForRoom")
+    own = of(team, "job")[0]["metadata"]
+    mallory = Team(control_plane.api, "mallory")
+    container = {"name": "main", "image": "an/image:1", "resources": {"requests": {"cpu": "100000"}}}
+    forged = []
+    for index in range(NODES):
+        copied = {"labels": own["labels"], "ownerReferences": own["ownerReferences"]} if index % 2 else {}
+        annotations = {
+            "disttrain.io/reserved-node": f"fake-{index}",
+            "disttrain.io/released-at": "2026-01-01T00:00:00Z",
+        }
+        pod = {
+            "metadata": {"name": f"forged-{index}", "annotations": annotations, **copied},
+            "spec": {"schedulerName": "nobody", "containers": [container]},
+        }
+        forged.append(mallory.ask("POST", "/api/v1/namespaces/mallory/pods", pod))
+    remove(team, other)
+    team.wait_for("Running", reason="AllPodsRunning")
+    assert sorted(str(node_of(pod)) for pod in of(team, "job")) == [f"fake-{index}" for index in range(NODES)]
+    for pod in forged:
+        remove(mallory, pod)
+
+
+def test_a_gang_whose_room_does_not_come_lets_others_pass_in_turn(
+    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
+) -> None:
+    """It has no timeoutSeconds, and the job that it waits for does not end."""
+    with running_operator(control_plane, tmp_path, *flags, "--gate-hold-seconds=48"):
+        a_gang(team, 1, "endless")
+        team.wait_for("Running", name="endless")
+        a_gang(team, NODES, "large")
+        team.wait_for("Running", status="False", reason="WaitingForRoom", name="large")
+        a_gang(team, 1, "small")
+        team.wait_for("Running", name="small")
+        assert team.condition("Running", "large")["reason"] == "WaitingForRoom"
+        for name in ("endless", "small"):
+            team.delete(name)
+            for pod in of(team, name):
+                remove(team, pod)
+        team.wait_for("Running", name="large")
+
+
 @pytest.mark.parametrize("kind", ["required", "preferred"])
 def test_without_a_gate_the_scheduler_is_told_what_belongs_together(
     operator: OperatorProcess, team: Team, kind: str

@@ -16,6 +16,7 @@ from disttrain_operator.gate.room import Room, Used
 from disttrain_operator.gate.why import why_not
 
 BEHIND = "waits behind gangs that came first and need the same nodes"
+UNPLACEABLE = "the gate has failed to look for room for it"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Outcome:
     why: str = ""
     waits_for_others: bool = False
     """It would fit if other jobs ended."""
+    failed: bool = False
+    """Looking at it has failed."""
 
 
 def admit(
@@ -53,37 +56,57 @@ def admit(
 ) -> dict[str, Outcome]:
     """By the job's uid. `used`: what existing pods and earlier admissions take; `lasting`: what of it no job's end will
     free; `keep`: whether gangs that wait for what others will free keep the nodes that they could use."""
-    outcomes: dict[str, Outcome] = {}
     room = Room(nodes, used)
-    empty = Room(nodes, lasting, like=room)
-    passable = room
-    """Without the nodes that are kept for gangs that came first."""
-    refused: dict[object, Outcome] = {}
-    for gang in sorted(gangs, key=_turn):
-        # Room only shrinks while we look: whoever asks for the same after a refusal is refused, too.
-        shape = None if gang.standing else (_shape(gang), gang.together)
-        if shape in refused:
-            outcomes[gang.uid] = refused[shape]
-            continue
-        placement = place(gang.members, passable, gang.together, _values(gang, room))
-        if placement is not None:
-            outcomes[gang.uid] = Outcome(placement)
-            if passable is not room:
-                _take(room, gang, placement)
-            continue
-        behind = passable is not room and _fits(gang, room)
-        why = BEHIND if behind else why_not(gang.members, gang.together, room)
-        awaited = _awaited(gang, empty)
-        outcome = outcomes[gang.uid] = Outcome(None, why, waits_for_others=bool(awaited))
-        if shape is not None:
-            refused[shape] = outcome
-        if keep and not awaited.isdisjoint(passable.nodes):
-            passable = room.copy() if passable is room else passable
-            passable.remove(awaited)
+    admitting = _Admitting(room, Room(nodes, lasting, like=room), keep)
+    outcomes = {}
+    for gang in sorted(gangs, key=order):
+        try:
+            outcomes[gang.uid] = admitting.outcome(gang)
+        except Exception as error:
+            # Whatever it is about this gang, it is no other's trouble.
+            outcomes[gang.uid] = Outcome(
+                None, f"{UNPLACEABLE} ({type(error).__name__}: {str(error)[:200]})", failed=True
+            )
     return outcomes
 
 
-def _turn(gang: WaitingGang) -> tuple[bool, int, str, str]:
+class _Admitting:
+    """One gang after the other, each into what the ones before it have left."""
+
+    def __init__(self, room: Room, empty: Room, keep: bool) -> None:
+        self._room, self._empty, self._keep = room, empty, keep
+        self._passable = room
+        """Without the nodes that are kept for gangs that came first."""
+        self._refused: dict[object, Outcome] = {}
+
+    def outcome(self, gang: WaitingGang) -> Outcome:
+        # Room only shrinks while we look: whoever asks for the same after a refusal is refused, too.
+        shape = None if gang.standing else (_shape(gang), gang.together)
+        if shape in self._refused:
+            return self._refused[shape]
+        placement = place(gang.members, self._passable, gang.together, _values(gang, self._room))
+        if placement is not None:
+            if self._passable is not self._room:
+                _take(self._room, gang, placement)
+            return Outcome(placement)
+        refused = self._refusal(gang)
+        if shape is not None:
+            self._refused[shape] = refused
+        return refused
+
+    def _refusal(self, gang: WaitingGang) -> Outcome:
+        behind = self._passable is not self._room and _fits(gang, self._room)
+        why = BEHIND if behind else why_not(gang.members, gang.together, self._room)
+        awaited = _awaited(gang, self._empty)
+        if self._keep and not awaited.isdisjoint(self._passable.nodes):
+            if self._passable is self._room:
+                self._passable = self._room.copy()
+            self._passable.remove(awaited)
+        return Outcome(None, why, waits_for_others=bool(awaited))
+
+
+def order(gang: WaitingGang) -> tuple[bool, int, str, str]:
+    """Return what gangs are sorted by: the first goes first."""
     return (not gang.standing, -gang.priority, gang.created, gang.uid)
 
 

@@ -6,8 +6,8 @@ turn nodes are kept, in the next, of the same length, whoever fits may pass; the
 one. Turns are the gate's, not a gang's: many gangs, or gangs that are deleted and made again, keep nodes no longer than
 one. They begin when a gang begins to wait for room that other jobs have, and are over when none does.
 
-So nobody is kept waiting for longer than the longest turn at a stretch, nor for more than half of the time from then on;
-and a gang gets its room where the jobs in it end within the longest turn.
+So nobody is kept waiting for longer than the longest turn at a stretch, nor for more than half of the time; and a gang
+gets its room where the jobs in it end within the longest turn.
 """
 
 from collections.abc import Iterable, Sequence

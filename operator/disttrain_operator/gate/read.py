@@ -1,14 +1,25 @@
-"""Raw nodes and pods of the API server -> what the gate knows of them. Small: a cluster has many pods."""
+"""Raw nodes and pods of the API server -> what the gate knows of them. Small: a cluster has many pods.
+
+Anybody may make a pod, so whatever stands in one is read without an error and is bounded. Whether what it says of a job
+counts is for the caller to find out, who knows the jobs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from disttrain_api.names import GANG_GATE, Annotation, Label
+from disttrain_api.ownership import controlling_job
 from disttrain_operator.gate.fit import PODS, Needs, NodeFacts, Requirement, Taint, Term, Toleration
 from disttrain_operator.gate.quantities import add, amounts, largest
 
 Raw = Mapping[str, Any]
+
+# Each is asked of each node for each kind of pod: a megabyte of node affinity would cost everybody's gate seconds.
+MAX_CONSTRAINTS = 500
+MAX_RESOURCES = 100
+_UNREADABLE = (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -17,12 +28,15 @@ class ClusterPod:
 
     uid: str
     requests: tuple[tuple[str, int], ...]
+    namespace: str = ""
     node: str | None = None
-    """Where it runs, or where the gate has sent it."""
+    """Where it runs."""
+    reserved: str | None = None
+    """Where the gate has sent it, if it is a pod of a job that waits at the gate. Anybody may write that."""
     finished: bool = False
     deleting: bool = False
     job: str | None = None
-    """Uid of the job that it belongs to."""
+    """Uid of the job that controls it, if that is in its namespace."""
     attempt: str = ""
     identity: tuple[str, int] = ("", 0)
     """Role and index in its job."""
@@ -32,43 +46,92 @@ class ClusterPod:
     """The gate holds it."""
     others_hold: bool = False
     """A scheduling gate of somebody else holds it."""
-    bound: bool = False
-    """It has its node, and is not only sent there."""
     needs: Needs | None = None
     """Known while the gate holds it, and until it has its node."""
     priority: int = 0
+    problem: str = ""
+    """Why the gate cannot place it."""
 
 
 def cluster_pod(raw: Raw) -> ClusterPod:
-    """The facts of a pod. What cannot be read counts as nothing: the API server has let it in."""
+    """Return the facts of a pod. What cannot be read counts as nothing: the API server has let it in."""
+    try:
+        return _cluster_pod(raw)
+    except _UNREADABLE as error:
+        metadata, spec = raw["metadata"], raw.get("spec") or {}
+        return ClusterPod(
+            uid=metadata["uid"],
+            requests=((PODS, 1),),
+            namespace=metadata.get("namespace") or "",
+            node=spec.get("nodeName"),
+            problem=f"the gate cannot read it ({type(error).__name__}: {str(error)[:200]})",
+        )
+
+
+def _cluster_pod(raw: Raw) -> ClusterPod:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     gates = {gate.get("name") for gate in spec.get("schedulingGates") or []}
     labels = metadata.get("labels") or {}
     requests = effective_requests(spec)
     held = GANG_GATE in gates
-    node = spec.get("nodeName")
+    node = spec.get("nodeName") or None
+    reserved = None
     if node is None and not held:
-        node = (metadata.get("annotations") or {}).get(Annotation.RESERVED_NODE)
+        reserved = (metadata.get("annotations") or {}).get(Annotation.RESERVED_NODE)
+    waits = held or reserved is not None
+    constraints = _constraints(spec) + len(requests) if waits else 0
+    problem = ""
+    if constraints > MAX_CONSTRAINTS:
+        problem = (
+            f"its node affinity, nodeSelector, tolerations and requests have {constraints:,} entries; the gate reads"
+            f" {MAX_CONSTRAINTS} at most"
+        )
     return ClusterPod(
         uid=metadata["uid"],
-        requests=requests,
+        requests=requests[:MAX_RESOURCES],
+        namespace=metadata.get("namespace") or "",
         node=node,
+        reserved=reserved,
         finished=status.get("phase") in ("Succeeded", "Failed"),
         deleting="deletionTimestamp" in metadata,
-        job=labels.get(Label.JOB_UID),
+        job=controlling_job(metadata),
         attempt=labels.get(Label.ATTEMPT, ""),
         identity=(labels.get(Label.ROLE, ""), _number(labels.get(Label.INDEX)) or 0),
         group=_number(labels.get(Label.TOPOLOGY_GROUP)),
         held=held,
         others_hold=bool(gates - {GANG_GATE}),
-        bound=bool(spec.get("nodeName")),
-        needs=_needs(spec, requests) if held or (node is not None and not spec.get("nodeName")) else None,
+        needs=_shared(_needs(spec, requests)) if waits and not problem else None,
         priority=spec.get("priority") or 0,
+        problem=problem,
     )
 
 
+@lru_cache(maxsize=1024)
+def _shared(needs: Needs) -> Needs:
+    """Return one object for all pods of a template: less memory, and equal ones are compared at once."""
+    return needs
+
+
+def _constraints(spec: Raw) -> int:
+    """Return how many lines and values a node has to be compared with."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or []
+    terms = [*required, *(entry.get("preference") or {} for entry in preferred)]
+    lines = [line for term in terms for kind in ("matchExpressions", "matchFields") for line in term.get(kind) or []]
+    values = sum(len(line.get("values") or ()) for line in lines)
+    return len(terms) + len(lines) + values + len(spec.get("nodeSelector") or {}) + len(spec.get("tolerations") or [])
+
+
 def node_facts(raw: Raw) -> NodeFacts:
-    """The facts of a node."""
+    """Return the facts of a node. One that cannot be read takes no pods."""
+    try:
+        return _node_facts(raw)
+    except _UNREADABLE:
+        return NodeFacts(raw["metadata"]["name"], {}, ready=False)
+
+
+def _node_facts(raw: Raw) -> NodeFacts:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     ready = any(
         condition.get("type") == "Ready" and condition.get("status") == "True"

@@ -62,6 +62,10 @@ class Cache:
         """The object with this uid."""
         return self._objects.get(uid)
 
+    def objects(self) -> list[Raw]:
+        """Return all objects."""
+        return list(self._objects.values())
+
     def group(self, group: str) -> list[Raw]:
         """The objects of a group."""
         return list(self._groups.get(group, {}).values())

@@ -144,6 +144,8 @@ def test_a_scheduler_of_others_brings_its_rights_when_it_is_enabled(helm: Path, 
 def test_the_gate_brings_its_flag_and_its_rights_and_no_others(helm: Path) -> None:
     objects = render(helm, "gangGate.enabled=true")
     assert read_settings(container(objects)["args"], {}).gang_gate
+    shorter = render(helm, "gangGate.enabled=true", "gangGate.holdSeconds=600")
+    assert read_settings(container(shorter)["args"], {}).gate_hold_seconds == 600
     assert not read_settings(container(render(helm))["args"], {}).gang_gate
     assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *GATE_RIGHTS}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from disttrain_api.ownership import owner_reference
 from disttrain_operator.gate.fit import Needs, NodeFacts, Requirement, Taint, Term, Toleration, matches, unfit
 from disttrain_operator.gate.quantities import amount, spell
 from disttrain_operator.gate.read import cluster_pod, effective_requests, node_facts
@@ -133,21 +134,28 @@ def test_init_containers_count_where_they_ask_for_more_and_sidecars_stay() -> No
 
 def test_pods_are_read_with_what_holds_them() -> None:
     raw: dict[str, Any] = {
-        "metadata": {"uid": "u", "labels": {"disttrain.io/job-uid": "j"}},
+        "metadata": {"uid": "u", "namespace": "n", "ownerReferences": [owner_reference("job", "j")]},
         "spec": {"schedulingGates": [{"name": "disttrain.io/gang"}, {"name": "other"}], "priority": 5},
         "status": {"phase": "Pending"},
     }
     pod = cluster_pod(raw)
-    assert (pod.held, pod.others_hold, pod.job, pod.node, pod.priority) == (True, True, "j", None, 5)
+    assert (pod.held, pod.others_hold, pod.job, pod.namespace, pod.node, pod.priority) == (
+        True,
+        True,
+        "j",
+        "n",
+        None,
+        5,
+    )
     assert pod.needs is not None
     raw["spec"] = {}
     raw["metadata"]["annotations"] = {"disttrain.io/reserved-node": "a"}
     released = cluster_pod(raw)
-    assert (released.held, released.node, released.bound) == (False, "a", False)
+    assert (released.held, released.node, released.reserved) == (False, None, "a")
     assert released.needs is not None, "its room may be lost before it has its node"
     raw["spec"] = {"nodeName": "a"}
     bound = cluster_pod(raw)
-    assert (bound.node, bound.bound, bound.needs) == ("a", True, None)
+    assert (bound.node, bound.reserved, bound.needs) == ("a", None, None)
     raw["spec"] = {"nodeName": "b"}
     raw["status"] = {"phase": "Succeeded"}
     assert (cluster_pod(raw).node, cluster_pod(raw).finished) == ("b", True)

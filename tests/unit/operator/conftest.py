@@ -8,6 +8,7 @@ import pytest
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
 from tests.unit.operator.fake_api import FakeApi
+from tests.unit.operator.gated_cluster import Cluster
 
 
 @pytest.fixture
@@ -19,6 +20,16 @@ async def api() -> AsyncIterator[FakeApi]:
 @pytest.fixture
 async def client(api: FakeApi) -> AsyncIterator[Client]:
     made = Client(Access(api.url), retry_delays=(0.0, 0.01, 0.01, 0.01))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """Two nodes behind a gate."""
+    made = Cluster()
+    made.node("a")
+    made.node("b")
     yield made
     await made.close()
 

@@ -37,7 +37,6 @@ class Fleet:
             raw["metadata"] |= {"uid": f"{number}0000-{name}", "creationTimestamp": f"2026-01-01T12:00:{number:02}Z"}
             self.jobs[raw["metadata"]["uid"]] = self._next(raw)
             self.gpus[raw["metadata"]["uid"]] = gpus
-        self.start_operator()
 
     def _next(self, raw: Raw) -> Raw:
         self.version += 1
@@ -46,18 +45,18 @@ class Fleet:
 
     # The operator.
 
-    def start_operator(self) -> None:
+    async def start_operator(self) -> None:
         """A process without memory; its gate's watch of pods lags until `hear`."""
         self.world = World()
-        self.gate = Gatekeeper(self.world, lambda uid: None)
+        self.gate = Gatekeeper(self.world, lambda uid: None, now=lambda: self.now)
         nodes = [self._node(name) for name in GPUS]
         self.gate.nodes.replace([self.gate.nodes.trimmed(raw) for raw in nodes], self.version)
-        self.hear()
+        await self.hear()
 
-    def hear(self) -> None:
+    async def hear(self) -> None:
         self.gate.pods.replace([self.gate.pods.trimmed(deepcopy(raw)) for raw in self.pods.values()], self.version)
         self.world.jobs.replace([deepcopy(raw) for raw in self.jobs.values()], self.version)
-        self.gate.look()
+        await self.gate.look()
 
     def step(self, number: int, requests: int = 1000) -> bool:
         """Look at one job; the process may die after some requests. Returns whether there was anything to do."""
@@ -152,9 +151,9 @@ class Fleet:
             if (pod["metadata"].get("annotations") or {}).get("disttrain.io/reserved-node") == node
         )
 
-    def settle(self) -> None:
+    async def settle(self) -> None:
         for _ in range(60):
-            self.hear()
+            await self.hear()
             busy = [self.step(number) for number in range(len(self.jobs))]
             before = self.version
             self.schedule()
@@ -205,21 +204,22 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
 ) -> None:
     async def story() -> None:
         fleet = Fleet(sizes)
+        await fleet.start_operator()
         for number in range(len(sizes)):
             fleet.step(number)
         for node in taken:
             fleet.take_room(node)
-        fleet.hear()
+        await fleet.hear()
         for what, *how in happenings:
             match what:
                 case "step":
                     fleet.step(*how)
                 case "hear":
-                    fleet.hear()
+                    await fleet.hear()
                 case "wait":
                     fleet.now += timedelta(seconds=how[0])
                 case "crash":
-                    fleet.start_operator()
+                    await fleet.start_operator()
                 case "schedule":
                     fleet.schedule()
                 case "take":
@@ -229,7 +229,7 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
             for node, gpus in GPUS.items():
                 assert fleet.promised(node) <= gpus
         for _ in range(len(sizes) + 1):
-            fleet.settle()
+            await fleet.settle()
             assert fleet.half_gangs() == [], "all of a gang, or nothing"
             fleet.strangers_leave()
             fleet.end_running()

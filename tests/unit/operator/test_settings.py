@@ -32,6 +32,9 @@ def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFix
 
 def test_the_gate_needs_an_operator_of_all_namespaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert read_settings(["--gang-gate"], {}).gang_gate
+    assert read_settings(["--gate-hold-seconds=60"], {}).gate_hold_seconds == 60
+    with pytest.raises(SystemExit):
+        read_settings(["--gate-hold-seconds=0"], {})
     with pytest.raises(SystemExit):
         read_settings(["--gang-gate", "--namespace=team"], {})
     assert "needs an operator that serves all namespaces" in capsys.readouterr().err

@@ -1,0 +1,291 @@
+"""One look of the gate at all that waits: facts -> who may go and why the others may not. Pure; it runs in a thread.
+
+Nothing in a `Scene` changes while it is looked at: caches replace objects, they do not alter them. A job that cannot be
+looked at costs itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from disttrain_api.scheduling import Topology
+from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.clock import after, timestamp
+from disttrain_operator.decide.gang import expected
+from disttrain_operator.decide.observed import Admission, Job
+from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
+from disttrain_operator.gate.fit import NodeFacts, unfit
+from disttrain_operator.gate.hold import admit_in_turn
+from disttrain_operator.gate.place import Member, Together
+from disttrain_operator.gate.read import ClusterPod
+from disttrain_operator.kube.cache import Raw
+
+OTHERS_HOLD = "its pods wait for scheduling gates that are not the operator's"
+# Each costs time in proportion to the nodes, and that time is everybody's.
+LOOKED_AT = 100
+BEHIND_ITS_OWN = f"waits behind {LOOKED_AT} other gangs of its namespace"
+
+Identity = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job whose gang does not run yet."""
+
+    job: Job
+    created: str
+    """Its creationTimestamp."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All that a look sees."""
+
+    jobs: Sequence[WaitingJob]
+    known: Sequence[Raw]
+    """All jobs."""
+    pods: Sequence[Raw]
+    nodes: Sequence[Raw]
+    granted: Mapping[str, Mapping[str, str]]
+    """Job -> pod -> node: what was granted before."""
+    waiting_since: datetime | None
+    """Of the last look; see gate/hold.py."""
+    now: datetime
+    longest: timedelta
+
+
+@dataclass
+class Judgement:
+    """What a look has found."""
+
+    admissions: dict[str, Admission] = field(default_factory=dict)
+    """By the job's uid. Of gangs that are not complete nothing is known."""
+    relied_on: dict[str, list[Raw]] = field(default_factory=dict)
+    """Job -> its pods and their nodes, of what was granted now."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Job -> why looking at it has failed."""
+    waiting_since: datetime | None = None
+    turn_ends: datetime | None = None
+    """When others may pass, or may no longer; None where that makes no difference."""
+
+
+def judge(scene: Scene) -> Judgement:
+    """Return what becomes of every job that waits."""
+    return _Look(scene).judge()
+
+
+class _Usage:
+    """What is taken of each node."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, dict[str, int]] = {}
+        self.lasting: dict[str, dict[str, int]] = {}
+        """By pods that belong to no job."""
+
+    def count(self, node: str, requests: Iterable[tuple[str, int]], *, lasting: bool) -> None:
+        for usage in (self.all, self.lasting) if lasting else (self.all,):
+            taken = usage.setdefault(node, {})
+            for resource, value in requests:
+                taken[resource] = taken.get(resource, 0) + value
+
+
+class _Look:
+    """One look, step by step."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._waiting = {waiting.job.uid: waiting for waiting in scene.jobs}
+        self._namespaces = {raw["metadata"]["uid"]: raw["metadata"]["namespace"] for raw in scene.known}
+        self._nodes: dict[str, NodeFacts] = {raw["metadata"]["name"]: raw["node"] for raw in scene.nodes}
+        self._usage = _Usage()
+        self._found = Judgement()
+
+    def judge(self) -> Judgement:
+        gangs = self._gangs(self._pods_of_waiting())
+        candidates = [gang for uid, pods in gangs.items() if (gang := self._guarded(uid, pods)) is not None]
+        self._admit(self._first_of_each_namespace(candidates))
+        return self._found
+
+    def _pods_of_waiting(self) -> dict[str, list[ClusterPod]]:
+        """The pods of each job that waits. Pods that have a node are counted there."""
+        pods_of: dict[str, list[ClusterPod]] = {uid: [] for uid in self._waiting}
+        for raw in self._scene.pods:
+            pod: ClusterPod = raw["pod"]
+            of_a_job = pod.job is not None and self._namespaces.get(pod.job) == pod.namespace
+            if pod.node is not None and not pod.finished:
+                self._usage.count(pod.node, pod.requests, lasting=not of_a_job)
+            if of_a_job and pod.job in pods_of:
+                pods_of[pod.job].append(pod)
+        return pods_of
+
+    def _gangs(self, pods_of: Mapping[str, list[ClusterPod]]) -> dict[str, "_Gang"]:
+        """The gangs of the jobs that wait. What was let go and has no node yet counts where it was sent.
+
+        Only members of such a gang may say where they were sent. Anybody else's pod without a node takes nothing.
+        """
+        gangs: dict[str, _Gang] = {}
+        for uid, pods in pods_of.items():
+            try:
+                gang = _Gang(self._waiting[uid].job, pods)
+                sent = gang.sent
+            except Exception as error:
+                self._fail(uid, error)
+                continue
+            gangs[uid] = gang
+            for pod in sent:
+                # Nothing was ever sent to a node that could not take it if it were empty.
+                if pod.reserved is not None and self._suits(pod, pod.reserved):
+                    self._usage.count(pod.reserved, pod.requests, lasting=False)
+        return gangs
+
+    def _suits(self, pod: ClusterPod, name: str) -> bool:
+        node = self._nodes.get(name)
+        return node is not None and pod.needs is not None and unfit(pod.needs, node) is None
+
+    def _guarded(self, uid: str, gang: "_Gang") -> WaitingGang | None:
+        try:
+            return self._candidate(uid, gang)
+        except Exception as error:
+            self._fail(uid, error)
+            return None
+
+    def _candidate(self, uid: str, gang: "_Gang") -> WaitingGang | None:
+        """The gang, where it is to be placed; else what is known of it is noted."""
+        lost = frozenset(pod.uid for pod in gang.sent if self._is_lost(pod))
+        if lost:
+            self._found.admissions[uid] = Admission(lost=lost)
+            return None
+        if not gang.waits:
+            return None
+        problem = next((pod.problem for pod in gang.members if pod.problem), "")
+        if problem or any(pod.others_hold for pod in gang.members):
+            self._found.admissions[uid] = Admission(why=problem or OTHERS_HOLD)
+            return None
+        granted = self._still_granted(uid, gang)
+        if granted is None:
+            return gang.waiting(self._waiting[uid])
+        for pod in gang.held:
+            self._usage.count(granted[pod.uid], pod.requests, lasting=False)
+        self._found.admissions[uid] = Admission(tuple(granted.items()))
+        return None
+
+    def _is_lost(self, pod: ClusterPod) -> bool:
+        """Whether the node that a pod was sent to cannot take it any more: overbooked, or shut."""
+        assert pod.reserved is not None
+        if not self._suits(pod, pod.reserved):
+            return True
+        room, taken = self._nodes[pod.reserved].allocatable, self._usage.all.get(pod.reserved, {})
+        return any(taken.get(resource, 0) > room.get(resource, 0) for resource, _ in pod.requests)
+
+    def _still_granted(self, uid: str, gang: "_Gang") -> dict[str, str] | None:
+        """What was granted and is not visible in the pods yet; None where the gang has to be judged."""
+        granted = self._scene.granted.get(uid, {})
+        if not all(self._suits(pod, granted.get(pod.uid, "")) for pod in gang.held):
+            return None
+        return {pod.uid: granted[pod.uid] for pod in gang.held}
+
+    def _first_of_each_namespace(self, candidates: Iterable[WaitingGang]) -> list[WaitingGang]:
+        """Those that are looked at; the others wait behind their own."""
+        first, counted = [], Counter[str]()
+        for gang in sorted(candidates, key=order):
+            namespace = self._namespaces[gang.uid]
+            counted[namespace] += 1
+            if counted[namespace] <= LOOKED_AT:
+                first.append(gang)
+            else:
+                self._found.admissions[gang.uid] = Admission(why=BEHIND_ITS_OWN)
+        return first
+
+    def _admit(self, gangs: list[WaitingGang]) -> None:
+        scene = self._scene
+        look = admit_in_turn(
+            gangs,
+            list(self._nodes.values()),
+            self._usage.all,
+            self._usage.lasting,
+            waiting_since=scene.waiting_since,
+            now=scene.now,
+            longest=scene.longest,
+        )
+        self._found.waiting_since = look.waiting_since
+        self._found.turn_ends = look.turn.until if look.waiting_since is not None else None
+        for uid, outcome in look.outcomes.items():
+            self._found.admissions[uid] = _admission(outcome, look.turn.until)
+            if outcome.failed:
+                self._found.failures[uid] = outcome.why
+        self._note_what_was_relied_on(look.outcomes)
+
+    def _note_what_was_relied_on(self, outcomes: Mapping[str, Outcome]) -> None:
+        pods = {raw["metadata"]["uid"]: raw for raw in self._scene.pods}
+        nodes = {raw["metadata"]["name"]: raw for raw in self._scene.nodes}
+        for uid, outcome in outcomes.items():
+            if outcome.placement is not None:
+                names = set(outcome.placement.values())
+                self._found.relied_on[uid] = [pods[pod] for pod in outcome.placement] + [nodes[name] for name in names]
+
+    def _fail(self, uid: str, error: Exception) -> None:
+        why = f"the gate has failed to look at it ({type(error).__name__}: {str(error)[:200]})"
+        self._found.admissions[uid] = Admission(why=why)
+        self._found.failures[uid] = why
+
+
+def _admission(outcome: Outcome, turn_ends: datetime) -> Admission:
+    if outcome.placement is not None:
+        return Admission(tuple(outcome.placement.items()))
+    if outcome.why == BEHIND:
+        return Admission(why=f"{BEHIND}; they keep them until {timestamp(turn_ends)} at most")
+    return Admission(why=outcome.why)
+
+
+class _Gang:
+    """The pods of a job's current attempt."""
+
+    def __init__(self, job: Job, pods: Iterable[ClusterPod]) -> None:
+        assert job.spec is not None
+        self._spec: JobSpec = job.spec
+        wanted: list[Identity] = [(role.value, index) for role, index in expected(job.spec)]
+        attempt = str(job.status.attempt)
+        current = {
+            pod.identity: pod for pod in pods if pod.attempt == attempt and not pod.deleting and not pod.finished
+        }
+        self.members = [current[identity] for identity in wanted if identity in current]
+        """One for each identity, in the order of ranks."""
+        self._complete = len(self.members) == len(wanted)
+
+    @cached_property
+    def held(self) -> list[ClusterPod]:
+        """Members that the gate holds."""
+        return [pod for pod in self.members if pod.held]
+
+    @cached_property
+    def sent(self) -> list[ClusterPod]:
+        """Members that were let go and have no node yet."""
+        return [pod for pod in self.members if not pod.held and pod.node is None and pod.reserved is not None]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is complete and not all of it has been let go."""
+        return self._complete and bool(self.held)
+
+    def waiting(self, waiting: WaitingJob) -> WaitingGang:
+        """The gang as the gate's arithmetic sees it."""
+        attempts = waiting.job.status.attempts
+        standing = [(pod, pod.node or pod.reserved) for pod in self.members if not pod.held]
+        return WaitingGang(
+            uid=waiting.job.uid,
+            members=tuple(Member(pod.uid, pod.needs, pod.group) for pod in self.held if pod.needs is not None),
+            created=waiting.created,
+            priority=max(pod.priority for pod in self.members),
+            together=_together(self._spec.run_policy.scheduling_policy.topology),
+            standing={pod.uid: node for pod, node in standing if node is not None},
+            groups={pod.uid: pod.group for pod, _ in standing},
+            waiting_since=after(attempts[-1].start_time, 0),
+        )
+
+
+def _together(topology: Topology | None) -> Together | None:
+    if topology is None:
+        return None
+    return Together(topology.required or topology.preferred or "", required=topology.required is not None)
