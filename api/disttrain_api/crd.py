@@ -15,6 +15,7 @@ import yaml
 from disttrain_api.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from disttrain_api.pod_template import pod_template_schema
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
+from disttrain_api.size import CONFIG
 from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.status import JobStatus
 
@@ -208,8 +209,26 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         return inner
     if node.get("type") == "object":
         # The arguments of a model or a data set: whoever reads them checks them.
-        return {"x-kubernetes-preserve-unknown-fields": True}
+        return {
+            "maxProperties": CONFIG.values,
+            "additionalProperties": _Compact(_free_form(CONFIG.depth - 1, bounded=True)),
+        }
     return {}
+
+
+def _free_form(levels: int, *, bounded: bool = False) -> Schema:
+    """A value of any type with at most so many levels of objects and lists in it.
+
+    Rules cannot look into what has no type, but bounds apply to whatever is there, and items and fields may be
+    described all the same. `bounded`: in number and length, too; at all levels that would double the definition.
+    """
+    schema: Schema = {"x-kubernetes-preserve-unknown-fields": True}
+    if not levels:
+        return schema | {"maxItems": 0, "maxProperties": 0}
+    if bounded:
+        schema |= {"maxLength": CONFIG.bytes, "maxItems": CONFIG.values, "maxProperties": CONFIG.values}
+    inner = _free_form(levels - 1)
+    return schema | {"items": inner, "additionalProperties": inner}
 
 
 def _flatten(node: Schema, definitions: dict[str, Schema]) -> Schema:

@@ -7,6 +7,7 @@ DisttrainError
 
 from collections.abc import Sequence
 
+from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.violation import Violation
 
 
@@ -19,7 +20,7 @@ class LayoutError(DisttrainError):
 
 
 class ManifestError(DisttrainError):
-    """A manifest that cannot be read, or is wrong. The message lists all problems, one in a line."""
+    """A manifest that cannot be read, or is wrong. The message lists the first problems, one in a line."""
 
     def __init__(self, source: str, problems: Sequence[Violation]) -> None:
         self.source = source
@@ -27,4 +28,6 @@ class ManifestError(DisttrainError):
         lines = [
             f"{source}:{problem.line}: {problem}" if problem.line else f"{source}: {problem}" for problem in problems
         ]
+        if len(lines) > MAX_LISTED:
+            lines[MAX_LISTED:] = [f"{source}: and {len(lines) - MAX_LISTED} more problems"]
         super().__init__("\n".join(lines))

@@ -14,6 +14,8 @@ from disttrain_api.violation import Location, Violation
 _Sentence = Callable[[dict[str, Any], Any], str]
 
 MISSING = "must be given"
+MAX_PROBLEMS = 100
+"""Problems that are looked for in a manifest. Whoever has mended these sees the next."""
 
 # By pydantic's error type; the arguments are the error's context and the value found.
 _SENTENCES: dict[str, _Sentence] = {
@@ -49,8 +51,8 @@ def _items(count: int) -> str:
 
 
 def violations(error: ValidationError, model: type[BaseModel]) -> list[Violation]:
-    """One sentence for each error; `model` is the one that was validated."""
-    return [_violation(details, model) for details in error.errors(include_url=False)]
+    """One sentence for each of the first errors; `model` is the one that was validated."""
+    return [_violation(details, model) for details in error.errors(include_url=False)[:MAX_PROBLEMS]]
 
 
 def _violation(details: ErrorDetails, model: type[BaseModel]) -> Violation:

@@ -10,6 +10,8 @@ from disttrain_api.violation import Location, Violation
 Schema = dict[str, Any]
 
 UNKNOWN_FIELD = "unknown field"
+# Nobody misspells a field like this; and a search costs time in proportion to the length.
+_MAX_GUESSED = 64
 NO_VALUE = "has no value: give it one, or remove the key"
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -90,6 +92,8 @@ def shorten(text: str, length: int = 80) -> str:
 
 def did_you_mean(key: str, known: Iterable[str]) -> str | None:
     """The known word that `key` is most likely a misspelling of."""
+    if len(key) > _MAX_GUESSED:
+        return None
     by_lower = {word.lower(): word for word in known}
     plain = key.replace("_", "").replace("-", "").lower()
     matches = difflib.get_close_matches(plain, by_lower, n=1, cutoff=0.6)

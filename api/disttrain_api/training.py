@@ -98,7 +98,8 @@ class Model(ApiModel):
     entrypoint: Entrypoint | None = None
     """`package.module:function`; called with the config as keyword arguments, returns a torch.nn.Module."""
     config: dict[str, Any] = {}
-    """Arguments of the model. Those of the built-in ones are checked; docs/reference.md lists them."""
+    """Arguments of the model. Those of the built-in ones are checked; docs/reference.md lists them. At most 6 levels
+    deep, 4096 values and 128 KiB."""
     meta_device: bool = False
     """Build it without memory, and give values to each rank's part, layer by layer. Needs a method `initialise_layer`,
     which gpt has."""
@@ -113,7 +114,8 @@ class Data(ApiModel):
     """`package.module:function`; called with the config as keyword arguments, returns two map-style datasets: training,
     held-out."""
     config: dict[str, Any] = {}
-    """Arguments of the data set. Those of the built-in ones are checked; docs/reference.md lists them."""
+    """Arguments of the data set. Those of the built-in ones are checked; docs/reference.md lists them. At most 6 levels
+    deep, 4096 values and 128 KiB."""
 
 
 class Optimizer(ApiModel):

@@ -6,7 +6,9 @@ where all that it looks at is right in itself: nobody is told that numbers do no
 """
 
 import copy
+import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +19,8 @@ from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.pod_template import pod_template_schema
 from disttrain_api.rules import NAME_RULES, RULES
+from disttrain_api.sentences import MAX_PROBLEMS
+from disttrain_api.size import size_problems
 from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.violation import Location, Violation
 
@@ -56,10 +60,14 @@ _STAND_INS: dict[Location, Any] = {
 }
 
 _ABSENT = object()
+_INDEX = re.compile("[0-9]{1,9}")
+
+# What is left out uncovers what is wrong elsewhere, seldom more than once.
+_MAX_ROUNDS = 5
 
 
 def problems(subject: JobSpec | DistTrainingJob | Mapping[str, Any]) -> list[Violation]:
-    """All problems of a spec, of a job, or of a manifest as it was read."""
+    """The problems of a spec, of a job, or of a manifest as it was read."""
     if isinstance(subject, JobSpec):
         return spec_problems(subject)
     if isinstance(subject, DistTrainingJob):
@@ -81,7 +89,10 @@ def read_spec(raw: Any) -> tuple[JobSpec | None, list[Violation]]:
 
 
 def read_job(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
-    """The job in a manifest, None where its fields cannot be read, and all problems."""
+    """The job in a manifest, None where its fields cannot be read, and its problems, at most MAX_PROBLEMS of them."""
+    too_large = size_problems(raw)
+    if too_large:
+        return None, too_large
     job, found = _read_fields(raw)
     usable = job or _without(raw, found)
     if usable is not None:
@@ -90,12 +101,12 @@ def read_job(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
         found += _config_problems(usable.spec, found)
         if not _is_in_doubt(_NAME, found):
             found += _name_problems(usable)
-    return job, found
+    return job, found[:MAX_PROBLEMS]
 
 
 def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
     """The job as far as single fields go."""
-    beyond = list(_beyond_models(raw))
+    beyond = list(itertools.islice(_beyond_models(raw), MAX_PROBLEMS))
     try:
         # Strictly, and by way of JSON: "2" is no number and 1 is not true, as for the API server.
         return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), beyond
@@ -127,6 +138,10 @@ def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
 
 
 def _template_problems(spec: JobSpec) -> Iterator[Violation]:
+    return itertools.islice(_checked_templates(spec), MAX_PROBLEMS)
+
+
+def _checked_templates(spec: JobSpec) -> Iterator[Violation]:
     schema = pod_template_schema()
     yield from structural.check(spec.workers.template, schema, _WORKERS)
     if spec.parameter_servers is not None:
@@ -161,7 +176,7 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     if not _is_in_doubt(_PARALLELISM, found):
         problems += cut_problems(spec.training, spec.parallelism)
     return [
-        Violation(("spec", *(int(part) if part.isdigit() else part for part in path.split("."))), message)
+        Violation(("spec", *(int(part) if _INDEX.fullmatch(part) else part for part in path.split("."))), message)
         for path, message in problems
     ]
 
@@ -186,7 +201,7 @@ def _without(raw: Any, found: list[Violation]) -> DistTrainingJob | None:
     Lets the rules speak about what is right, so that a user need not mend one kind of mistake to see the next.
     """
     remaining, wrong = copy.deepcopy(raw), found
-    while wrong:
+    for _ in range(_MAX_ROUNDS):
         left_out = [_leave_out(remaining, violation) for violation in _one_for_each_place(wrong)]
         # What is wrong and cannot be left out would be found again and again.
         if not any(left_out):

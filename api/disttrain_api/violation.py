@@ -7,6 +7,7 @@ from typing import Any
 Location = tuple[str | int, ...]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_MAX_KEY = 100
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ def render(location: Location) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif _PLAIN_KEY.fullmatch(part):
+            continue
+        part = part if len(part) <= _MAX_KEY else f"{part[: _MAX_KEY - 1]}…"
+        if _PLAIN_KEY.fullmatch(part):
             text += f".{part}" if text else part
         else:
             text += f"[{part!r}]"

@@ -18,6 +18,9 @@ from disttrain_api.violation import Location
 MAX_VALUES = 100_000
 """Values in a document. Aliases count as often as they stand: a few lines of them can mean billions."""
 
+MAX_MERGED = 100
+"""Objects in a list of `<<`."""
+
 
 class YamlError(Exception):
     """A sentence, and the line it is about."""
@@ -132,7 +135,8 @@ class _Reader:
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 for source in _merge_sources(value_node):
-                    merged = {**self._value(source, location), **merged}
+                    for key, value in self._value(source, location).items():
+                        merged.setdefault(key, value)
                 continue
             key = _key(key_node)
             if key in lines:
@@ -147,7 +151,10 @@ class _Reader:
 
 def _merge_sources(node: yaml.Node) -> Iterator[yaml.Node]:
     """The mappings that `<<` takes over; the first one that has a key wins."""
-    for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+    sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if len(sources) > MAX_MERGED:
+        raise YamlError(f"`<<` takes over {len(sources)} objects, and may take over at most {MAX_MERGED}", _line(node))
+    for source in sources:
         if not isinstance(source, yaml.MappingNode):
             raise YamlError("`<<` takes over keys of an object, or of a list of objects", _line(node))
         yield source

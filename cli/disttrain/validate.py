@@ -2,6 +2,7 @@
 
 from disttrain.output import show, tell
 from disttrain_api import manifest
+from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.errors import ManifestError
 from disttrain_api.mesh import Mesh
 from disttrain_api.spec import DistTrainingJob
@@ -34,9 +35,11 @@ def summary(job: DistTrainingJob) -> str:
 def _print_problems(path: str, problems: tuple[Violation, ...]) -> None:
     if len(problems) > 1:
         tell(f"{path}: {len(problems)} problems")
-    for problem in problems:
+    for problem in problems[:MAX_LISTED]:
         where = f"{path}:{problem.line}" if problem.line else path
         tell(f"{where}: {problem}")
+    if len(problems) > MAX_LISTED:
+        tell(f"{path}: and {len(problems) - MAX_LISTED} more")
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

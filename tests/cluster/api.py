@@ -42,10 +42,13 @@ class ApiClient:
 
     def ask(self, method: str, path: str, body: Json = None) -> Answer:
         """Raises OSError if nobody answers."""
+        return self.send(method, path, None if body is None else json.dumps(body).encode())
+
+    def send(self, method: str, path: str, payload: bytes | None) -> Answer:
+        """A request whose body is JSON already. Raises OSError if nobody answers."""
         connection = http.client.HTTPSConnection(self._host, self._port, timeout=REQUEST_SECONDS, context=self._tls)
         try:
             content = "application/merge-patch+json" if method == "PATCH" else "application/json"
-            payload = None if body is None else json.dumps(body)
             connection.request(method, path, payload, {"Content-Type": content})
             response = connection.getresponse()
             return Answer(response.status, response.read())

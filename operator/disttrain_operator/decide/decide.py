@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from disttrain_api.bounds import MAX_REASON_LENGTH, cut
+from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
 from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
@@ -58,7 +58,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return after_the_end(job, observed, now)
     if job.spec is None and job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
-        return Decision(Reason.INVALID_SPEC, f"left alone: {'; '.join(job.problems)}")
+        return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
     job = replace(job, status=learn(job.status, observed, now))
     move = next(move for policy in POLICIES if (move := policy(job, observed, now)) is not None)
     return Decision(

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from disttrain_api.bounds import listed
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Move, State
@@ -13,4 +14,5 @@ def invalid_spec(job: Job, observed: Observed, now: datetime) -> Move | None:
     """Fail the job with all that is wrong in its spec, before its first attempt."""
     if not job.problems or job.status.attempt:
         return None
-    return finish(job.status, now, State.FAILED, Verdict(reason=Reason.INVALID_SPEC, message="; ".join(job.problems)))
+    verdict = Verdict(reason=Reason.INVALID_SPEC, message=listed(job.problems))
+    return finish(job.status, now, State.FAILED, verdict)

@@ -184,7 +184,7 @@ def job_facts(raw: Raw, *, former: Job | None = None) -> Job:
     metadata = raw["metadata"]
     if former is None:
         spec, violations = read_spec(raw.get("spec"))
-        problems = tuple(str(violation) for violation in violations)
+        problems = tuple(cut(str(violation), _MAX_MESSAGE) for violation in violations)
     else:
         spec, problems = former.spec, former.problems
     return Job(

@@ -10,6 +10,7 @@ from disttrain_api.batch import resolve_batch
 from disttrain_api.crd import custom_resource_definition, openapi_schema, to_helm
 from disttrain_api.errors import LayoutError
 from disttrain_api.pod_template import from_openapi, pod_template_schema
+from disttrain_api.size import CONFIG
 from disttrain_api.spec import JobSpec
 from disttrain_api.structural import with_defaults
 from tests.builders import a_manifest
@@ -41,10 +42,15 @@ def test_the_status_has_no_defaults() -> None:
     assert [path for path, field in fields(openapi_schema()["properties"]["status"]) if "default" in field] == []
 
 
-def test_arguments_of_models_are_kept_as_they_are() -> None:
-    assert (
-        SPEC["training"]["properties"]["model"]["properties"]["config"]["x-kubernetes-preserve-unknown-fields"] is True
-    )
+def test_arguments_of_models_are_kept_as_they_are_down_to_a_depth() -> None:
+    for part in ("model", "data"):
+        value = SPEC["training"]["properties"][part]["properties"]["config"]["additionalProperties"]
+        for level in range(2, CONFIG.depth + 1):
+            assert value["x-kubernetes-preserve-unknown-fields"] is True, level
+            assert "type" not in value, level
+            assert value["items"] == value["additionalProperties"], level
+            value = value["items"]
+        assert (value["maxItems"], value["maxProperties"]) == (0, 0)
 
 
 def test_the_chart_may_leave_the_definition_out_and_keep_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttrain_api.yaml12 import MAX_VALUES, YamlError, read
+from disttrain_api.yaml12 import MAX_MERGED, MAX_VALUES, YamlError, read
 
 
 def value(text: str) -> Any:
@@ -140,3 +140,14 @@ def test_json_is_read_as_it_is(json_value: Any) -> None:
 def test_no_text_is_answered_with_a_traceback(text: str) -> None:
     with contextlib.suppress(YamlError):
         read(text)
+
+
+def test_the_first_of_merged_objects_that_has_a_key_wins() -> None:
+    assert value("{<<: [{a: 1, b: 1}, {b: 2, c: 2}], c: 3}") == {"a": 1, "b": 1, "c": 3}
+
+
+def test_more_merged_objects_than_anybody_writes_are_refused() -> None:
+    few, many = (", ".join(f"{{a{number}: 1}}" for number in range(count)) for count in (MAX_MERGED, 14_000))
+    assert len(value(f"{{<<: [{few}]}}")) == MAX_MERGED
+    with pytest.raises(YamlError, match="takes over 14000 objects, and may take over at most 100"):
+        value(f"{{<<: [{many}]}}")
