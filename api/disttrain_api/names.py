@@ -123,6 +123,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 91
     NON_FINITE_LOSS = 92
     LEFT_EARLY = 93  # code of the user ended the process before its work was done
+    DISK_FULL = 94  # no room for a file that is no checkpoint
     NETWORK_FAULTY = 95
     STOPPED = 143  # SIGTERM obeyed: a checkpoint was written where storage allows it
 

@@ -33,7 +33,7 @@ class _FailuresOnly(PlainView):
 def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
     """Print what was found. Returns 0 where every element was right, else 1. Raises CommandError."""
     _refuse_nonsense(plan, ranks)
-    with tempfile.TemporaryDirectory(prefix="disttrain-collectives-") as scratch:
+    with _scratch() as scratch:
         results = Path(scratch, "results.json")
         job = _job(plan, ranks, gpus, results)
         slices = gpu_slices(job.spec)
@@ -44,6 +44,15 @@ def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
         rows = from_json(results.read_text())
     show(to_json(rows) if as_json else f"{tables(rows)}\n{verdict(rows)}")
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder that lives as long as the check. Raises CommandError."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="disttrain-collectives-")
+    except OSError as error:
+        where = Path(error.filename).parent if error.filename else "a folder for temporary files"
+        raise CommandError(f"cannot write to {where}: {error.strerror}; choose another place with TMPDIR") from error
 
 
 def _refuse_nonsense(plan: Plan, ranks: int) -> None:

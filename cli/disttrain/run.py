@@ -43,10 +43,12 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     spec = JobSpec.model_validate(raw["spec"], by_alias=True, by_name=False)
     slices = gpu_slices(spec)
     with folder.locked(), open_view(raw["metadata"]["name"]) as view:
-        status, interrupted_by = asyncio.run(_until_the_end(folder, raw, view, slices, modules_of(spec)))
+        status, interrupted_by, unwritten = asyncio.run(_until_the_end(folder, raw, view, slices, modules_of(spec)))
     storage = (spec.storage.url or folder.storage(spec.storage)) if spec.storage else None
     _draw(folder)
     tell(summary(status, folder, storage=storage))
+    if unwritten is not None:
+        tell(f"disttrain: {short(folder.status_file)} is not up to date: {unwritten}")
     try:
         show(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}).rstrip("\n"))
     except OutputError as lost:
@@ -71,8 +73,8 @@ def _stop_signals() -> list[signal.Signals]:
 
 async def _until_the_end(
     folder: RunFolder, raw: RawJob, view: PlainView | TerminalView, slices: list[str], modules: Sequence[str]
-) -> tuple[JobStatus, int | None]:
-    """The last status, and the first signal that asked for a stop."""
+) -> tuple[JobStatus, int | None, str | None]:
+    """The last status, the first signal that asked for a stop, and why status.yaml could not be written, if so."""
     job = LocalRun(folder, raw, view, slices, modules)
     loop = asyncio.get_running_loop()
     asked: list[int] = []
@@ -88,4 +90,4 @@ async def _until_the_end(
     for number in _stop_signals():
         loop.add_signal_handler(number, stop, number)
     status = await job.run()
-    return status, asked[0] if asked else None
+    return status, asked[0] if asked else None, job.unwritten

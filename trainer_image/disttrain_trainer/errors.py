@@ -14,6 +14,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── PeerLost                    a collective failed because another rank is gone: a symptom
 ├── NetworkFaulty               the preflight check got wrong data from this rank's node
 ├── NonFiniteLoss               the loss or the gradient is inf or nan
+├── DiskFull                    no room for a file that is no checkpoint
 ├── LeftEarly                   code of the user called sys.exit, with no code or one of those below
 └── Stopped                     SIGTERM was obeyed
 """
@@ -113,6 +114,11 @@ class NonFiniteLoss(TrainerError):
         self.step = step
 
 
+class DiskFull(TrainerError):
+    exit_code = ExitCode.DISK_FULL
+    from_outside = True
+
+
 class LeftEarly(TrainerError):
     exit_code = ExitCode.LEFT_EARLY
 
@@ -138,13 +144,13 @@ def peer_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
 
 
-def no_room(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is a file system that takes no more bytes."""
+def no_room(error: BaseException | None) -> OSError | None:
+    """Return what of `error` and its causes is a file system that takes no more bytes, None where nothing is."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
+            return error
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
 @contextmanager
@@ -169,6 +175,8 @@ def describe(error: BaseException) -> RankError:
         signature = None if error.from_outside else signature_of(error, error.step)
         reason = exit_reason(error.exit_code)
         return RankError(exit_code=error.exit_code, reason=reason, message=str(error), signature=signature)
+    if (full := no_room(error)) is not None:
+        return describe(DiskFull(f"cannot write {full.filename or 'a file'}: {full.strerror}; make room on its disk"))
     if peer_lost(error):
         return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
     message = f"{type(error).__name__}: {last_line(error)}"

@@ -14,11 +14,30 @@ def write_atomically(path: Path | ObjectPath, text: str) -> None:
         path.write_text(text)
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace a file of a few kB, on a full disk within the blocks that it has. Raises OSError, which names it.
+
+    In its own blocks it can be seen half written; spaces follow where it was longer.
+    """
+    try:
+        write_atomically(path, text)
+    except OSError as full:
+        try:
+            with path.open("r+b", buffering=0) as file:
+                file.write(text.encode().ljust(os.fstat(file.fileno()).st_size))
+        except OSError:
+            raise OSError(full.errno, full.strerror, str(path)) from full
 
 
 def sync_folder(folder: Path) -> None:

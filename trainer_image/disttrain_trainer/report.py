@@ -17,7 +17,7 @@ from torch import Tensor
 
 from disttrain_api.report import RankError, RankReport
 from disttrain_trainer.errors import NonFiniteLoss
-from disttrain_trainer.files import write_atomically
+from disttrain_trainer.files import rewrite
 from disttrain_trainer.flops import Work, utilisation
 from disttrain_trainer.mesh import World
 from disttrain_trainer.moe.step import RoutingFigures
@@ -40,7 +40,7 @@ class Reporter:
         self.report = self.report.model_copy(update=changes)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, self.report.model_dump_json(by_alias=True))
+            rewrite(self._path, self.report.model_dump_json(by_alias=True))
 
     @property
     def step(self) -> int | None:

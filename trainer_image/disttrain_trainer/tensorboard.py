@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,16 @@ class Events:
         """Every number in `values` at its `step`."""
         if self._writer is None:
             return
-        for name, value in values.items():
-            if name != "step" and value is not None:
-                self._writer.add_scalar(name, value, values["step"])
-        # A rank may be killed at any time, and it ends without tear-down.
-        self._writer.flush()
+        try:
+            for name, value in values.items():
+                if name != "step" and value is not None:
+                    self._writer.add_scalar(name, value, values["step"])
+            # A rank may be killed at any time, and it ends without tear-down.
+            self._writer.flush()
+        except OSError as error:
+            # The writer does not recover.
+            self._writer = None
+            _say_lost(error)
 
     def close(self) -> None:
         """Nothing is left to do: each line was flushed."""
@@ -51,4 +57,13 @@ def open_events(wanted: bool | None, folder: Path | None) -> Events:
         return Events()
     from torch.utils.tensorboard import SummaryWriter  # imported where it is used: it takes half a second
 
-    return Events(SummaryWriter(str(folder / FOLDER)))
+    try:
+        return Events(SummaryWriter(str(folder / FOLDER)))
+    except OSError as error:
+        _say_lost(error)
+        return Events()
+
+
+def _say_lost(error: OSError) -> None:
+    """Event files that cannot be written are no reason to end a training."""
+    print(f"disttrain: no more event files for TensorBoard: {error.strerror}", file=sys.stderr, flush=True)

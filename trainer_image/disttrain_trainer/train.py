@@ -35,7 +35,7 @@ from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.device import find_device
 from disttrain_trainer.due import next_due
-from disttrain_trainer.errors import Stopped, TrainerError, describe, describe_exit
+from disttrain_trainer.errors import Stopped, TrainerError, describe, describe_exit, no_room
 from disttrain_trainer.mesh import World, join_world
 from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
 from disttrain_trainer.parallel.pipedream.flow import Flow
@@ -193,7 +193,7 @@ def failed(error: BaseException, reporter: Reporter, world: World | None) -> int
         told = describe_exit(error, reporter.step, reporter.report.total_steps)
     else:
         told = describe(error)
-    if not isinstance(error, TrainerError):
+    if not isinstance(error, TrainerError) and not no_room(error):
         traceback.print_exception(error)
     print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
     with suppress(OSError):

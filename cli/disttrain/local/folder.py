@@ -98,7 +98,7 @@ class RunFolder:
         self.config.mkdir(exist_ok=True)
         for name in (CONFIG_FILE, TOKEN_FILE):
             if name in secret:
-                (self.config / name).write_text(secret[name])
+                _write_if_other(self.config / name, secret[name])
         (self.config / TOKEN_FILE).chmod(0o600)
         if storage is not None and storage.url is None:
             self.storage(storage).mkdir(parents=True, exist_ok=True)
@@ -152,6 +152,12 @@ def new_run(runs: Path, manifest: DistTrainingJob) -> tuple[RunFolder, RawJob]:
             f"cannot write to {folder.path.parent}: {error.strerror}; choose another place with --runs FOLDER"
         ) from error
     return folder, job
+
+
+def _write_if_other(file: Path, text: str) -> None:
+    """A file that has the text already, that of an earlier attempt, needs no room on a full disk."""
+    if not (file.exists() and file.read_text() == text):
+        file.write_text(text)
 
 
 def to_yaml(value: object) -> str:

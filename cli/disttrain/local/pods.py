@@ -16,6 +16,8 @@ from disttrain_api.names import CONTAINER, Label
 RawPod = dict[str, Any]
 
 _START_ERROR = 128
+# As the kubelet reads of a termination message.
+_MESSAGE_BYTES = 4096
 # As the kubelet does for terminationMessagePolicy FallbackToLogsOnError.
 _LOG_TAIL_BYTES = 2048
 _LOG_TAIL_LINES = 80
@@ -95,8 +97,10 @@ class Pods:
     async def _watch(self, pod: "_Pod", process: Kept) -> None:
         try:
             code = await process.wait()
-            log, last_words = self._folder.log(pod.name), self._folder.termination_log(pod.name)
-            pod.end(code, "Error" if code else "Completed", _read(last_words) or (code and _tail(log)) or "")
+            message = _read(self._folder.termination_log(pod.name)) or (
+                _tail(self._folder.log(pod.name)) if code else ""
+            )
+            pod.end(code, "Error" if code else "Completed", message)
         except OSError as error:
             pod.cannot_start(error)
         pod.process = None
@@ -170,13 +174,27 @@ def _now() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        with path.open("rb") as file:
+            return file.read(_MESSAGE_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
 
 def _tail(path: Path) -> str:
-    return "\n".join(log_tail(path, _LOG_TAIL_LINES, _LOG_TAIL_BYTES))
+    lines = log_tail(path, _LOG_TAIL_LINES, _LOG_TAIL_BYTES)
+    if is_full(path.parent):
+        # What the program had to say of it may not have found room.
+        lines.append(f"no space is left on the disk of {path.parent}")
+    return "\n".join(lines)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no block for another file."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail < 1
 
 
 def log_tail(path: Path, lines: int, limit: int = 64 * 1024) -> list[str]:

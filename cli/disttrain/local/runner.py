@@ -64,7 +64,7 @@ class LocalRun:
         self._pods = Pods(self.folder, self._changed.set, self.modules)
         self._sites: dict[int, Site] = {}
         self._token = secrets.token_hex(32)
-        self._unwritable = False
+        self._unwritten: str | None = None
         self._told_left_out = False
 
     @property
@@ -81,7 +81,15 @@ class LocalRun:
             watching.cancel()
             await self._pods.close()
             self.folder.forget_pods()
+            if self._unwritten is not None:
+                # The pods have made room.
+                self._store()
         return self.job.status
+
+    @property
+    def unwritten(self) -> str | None:
+        """Why status.yaml is not as the job is; None: it is."""
+        return self._unwritten
 
     def suspend(self) -> None:
         """As `kubectl patch` would: the pods write a checkpoint and stop."""
@@ -138,16 +146,20 @@ class LocalRun:
         if decision.status is None or decision.status == job.status:
             return False
         self.raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        try:
-            self.folder.write_job(self.raw)
-        except OSError as error:
-            if not self._unwritable:
-                self.view.say(
-                    f"cannot write {self.folder.path}/status.yaml: {error.strerror}; the job goes on without it"
-                )
-            self._unwritable = True
+        told = self._unwritten
+        self._store()
+        if self._unwritten is not None and told is None:
+            self.view.say(f"cannot write {self.folder.status_file}: {self._unwritten}; the job goes on without it")
         self.view.status(decision.status)
         return True
+
+    def _store(self) -> None:
+        """Write status.yaml, where that is possible."""
+        try:
+            self.folder.write_job(self.raw)
+            self._unwritten = None
+        except OSError as error:
+            self._unwritten = error.strerror or str(error)
 
     async def _execute(self, job: Job, action: Action) -> None:
         if isinstance(action, CreateSupport):

@@ -1,6 +1,7 @@
 """What the ranks report, and the pod's termination message made of it."""
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,10 +53,16 @@ class TerminationMessage:
         text = encode_pod_report(PodReport(progress=progress, failure=failure))
         if text == self._written:
             return
-        # In place: the file is a bind mount of the kubelet's and cannot be renamed over.
-        with contextlib.suppress(OSError):
-            self._path.write_text(text)
+        # In place: the file is a bind mount of the kubelet's and cannot be renamed over. It is cut off last: on a full
+        # disk its blocks are all there is.
+        with contextlib.suppress(OSError), open(self._path, "r+b", opener=_opener) as file:
+            file.write(text.encode())
+            file.truncate()
             self._written = text
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o644)
 
 
 def report_path(folder: Path, rank: int) -> Path:

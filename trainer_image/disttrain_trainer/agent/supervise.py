@@ -6,6 +6,7 @@ What happens when is in `_step`; processes.py only does it.
 """
 
 import asyncio
+import errno
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,6 +194,9 @@ class Supervisor:
         what = f" {error.filename}" if error.filename else ""
         message = f"cannot start the ranks: {error.strerror}{what}"
         say(message)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._last_words.write(None, _own_failure(self._pod.ranks.start, ExitCode.DISK_FULL, message))
+            return ExitCode.DISK_FULL
         self._last_words.write(None, RankFailure(rank=self._pod.ranks.start, exit_code=1, message=message))
         return 1
 

@@ -23,7 +23,7 @@ from disttrain_api.report import RankFailure, RankReport
 from disttrain_trainer.agent.environment import termination_log
 from disttrain_trainer.agent.reports import TerminationMessage
 from disttrain_trainer.config import Config, read_config
-from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe
+from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe, no_room
 from disttrain_trainer.parameter_server.group import workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
@@ -68,7 +68,7 @@ def run(stop: StopRequest) -> int:
             torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
         serve(config, _index(config), stop, words)
     except Exception as error:
-        if not isinstance(error, TrainerError):
+        if not isinstance(error, TrainerError) and not no_room(error):
             traceback.print_exception(error)
         told = describe(error)
         print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""A rank whose disk is full: its report stays readable, and what cannot be written is one sentence."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from disttrain_api.names import ExitCode
+from disttrain_trainer.agent.environment import report_dir
+from disttrain_trainer.agent.reports import Reports
+from disttrain_trainer.errors import describe
+from disttrain_trainer.report import Reporter
+from disttrain_trainer.tensorboard import open_events
+from tests.small_disk import fill, small_disk
+
+
+def test_a_report_is_rewritten_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "scratch", "64k") as scratch:
+        folder = report_dir(scratch)
+        reporter = Reporter(0, folder)
+        reporter.update(step=1, loss=0.123456789)
+        fill(scratch)
+        for changes in ({"step": 20, "loss": 0.5}, {"step": 12345, "loss": 1 / 3}, {"done": True}):
+            reporter.update(**changes)
+            found = Reports(folder, [0]).of(0)
+            assert found == reporter.report
+        assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json"]
+
+
+def test_a_first_report_that_finds_no_room_names_its_file(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "scratch", "64k") as scratch:
+        folder = report_dir(scratch)
+        folder.mkdir()
+        fill(scratch)
+        with pytest.raises(OSError, match=r"rank-3\.json") as full:
+            Reporter(3, folder).update(step=1)
+    told = describe(full.value)
+    assert (told.exit_code, told.reason) == (ExitCode.DISK_FULL, "DiskFull")
+    assert told.message == f"cannot write {folder}/rank-3.json: No space left on device; make room on its disk"
+    assert told.signature is None, "it may come again or not: files of others are in the way"
+
+
+def test_a_full_disk_is_found_behind_the_error_that_it_caused() -> None:
+    error = RuntimeError("the cache is broken")
+    assert describe(error).exit_code == 1
+    error.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded", "/home/me/cache")
+    assert describe(error).message == "cannot write /home/me/cache: Disk quota exceeded; make room on its disk"
+
+
+# The writer's own thread ends of it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_event_files_that_find_no_room_end_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    with small_disk(tmp_path / "metrics", "64k") as folder:
+        fill(folder)
+        events = open_events(True, folder)
+        events.write({"step": 1, "loss": 0.5})
+    assert capsys.readouterr().err.startswith("disttrain: no more event files for TensorBoard: No space left on device")
