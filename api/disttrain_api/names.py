@@ -165,6 +165,7 @@ class Reason(StrEnum):
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"
     ALL_PODS_RUNNING = "AllPodsRunning"
     UNSCHEDULABLE = "Unschedulable"
+    VOLUME_NOT_BOUND = "VolumeNotBound"
     QUEUED = "Queued"
     QUEUE_NOT_SERVED = "QueueNotServed"
     GATE_OFF = "GateOff"

@@ -11,7 +11,7 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
 from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.decide.waiting import USUAL_REASONS, why_not_running
+from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, why_not_running
 
 
 def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event) -> Move:
@@ -45,7 +45,7 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event,
     actions = (*old.actions, *replaced.actions, *create_missing(gang))
     reason, message = why_not_running(gang)
     if not events and reason not in USUAL_REASONS:
-        events = (Event(reason, message, warning=reason != Reason.QUEUED),)
+        events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
     again = earliest(None if gang.queued else deadline, old.look_again_at, replaced.look_again_at)
     return Move(state, reason, message, gang.ledger, actions, events, again)

@@ -3,6 +3,7 @@
 from disttrain_api.names import Reason
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
+from disttrain_operator.decide.volumes import of_volume
 
 # The kubelet alternates between these two; one word for both keeps the status quiet.
 _SAME = {"ErrImagePull": "ImagePullBackOff"}
@@ -27,6 +28,8 @@ _ADVICE = {
 
 
 USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS})
+# What keeps a gang waiting in the ordinary course of things.
+NO_WARNING = frozenset({Reason.QUEUED, Reason.VOLUME_NOT_BOUND})
 
 
 def why_not_running(gang: Gang) -> tuple[str, str]:
@@ -67,6 +70,8 @@ def _of_pod(pod: PodFacts, count: int) -> tuple[str, str]:
     assert pod.waiting is not None
     reason = _SAME.get(pod.waiting.reason, pod.waiting.reason)
     others = f" (and {count - 1} more)" if count > 1 else ""
+    if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, pod.waiting.message)) is not None:
+        return Reason.VOLUME_NOT_BOUND, f"pod {pod.name}{others}: {volume}"
     # The kubelet's sentence on pulling changes with every try; the image does not.
     detail = f'cannot pull image "{pod.waiting.image}"' if reason == "ImagePullBackOff" else pod.waiting.message.strip()
     return reason, _advise(reason, f"pod {pod.name}{others}: {detail[:500]}" if detail else f"pod {pod.name}{others}")

@@ -1,0 +1,53 @@
+"""The scheduler's words on a pod's volumes -> what is waited for, or wrong. A claim that is new is no want of room."""
+
+import re
+
+from disttrain_operator.decide.observed import PodFacts
+
+_ON_ITS_WAY = (
+    "unbound immediate persistentvolumeclaims",
+    "waiting for first consumer",
+    "waiting for a volume to be created",
+    "binding volumes: context deadline exceeded",
+)
+_NOT_HERE = (
+    "didn't find available persistent volumes to bind",
+    "did not have enough free storage",
+    "volume node affinity conflict",
+    "unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+    "bound to non-existent persistentvolume",
+)
+_ROOM = ("insufficient ", "too many pods")
+_ABSENT = re.compile(r'persistentvolumeclaim "([^"]{1,253})" not found')
+_LEAVING = re.compile(r'persistentvolumeclaim "([^"]{1,253})" is being deleted')
+
+_WAIT = (
+    "its PersistentVolumeClaim has no volume yet: its storage class makes it; where that takes long, `kubectl describe"
+    " pvc` says why"
+)
+
+
+def of_volume(pod: PodFacts, message: str) -> str | None:
+    """What keeps the pod from its volume, and what to do, where the scheduler's message is about that; else None."""
+    # What follows says whether preemption would help: never with volumes.
+    said = message.split(" preemption:")[0].strip().rstrip(".")
+    lower = said.lower()
+    if any(words in lower for words in _ROOM):
+        return None
+    absent, leaving = _ABSENT.search(said), _LEAVING.search(said)
+    if absent is not None and not _is_made_for(pod, absent[1]):
+        return f'its PersistentVolumeClaim "{absent[1]}" does not exist; make it, or name another one in the job'
+    if leaving is not None:
+        return f'its PersistentVolumeClaim "{leaving[1]}" is being deleted; wait until it is gone and make it again'
+    if absent is not None or any(words in lower for words in _ON_ITS_WAY):
+        return _WAIT
+    if any(words in lower for words in _NOT_HERE):
+        return (
+            f"its volume cannot be had on any node: {said[:500]}; `kubectl describe pvc` and `kubectl get pv` say more"
+        )
+    return None
+
+
+def _is_made_for(pod: PodFacts, claim: str) -> bool:
+    """Whether the operator makes that claim with the pod: it is there in a moment."""
+    return claim.startswith(pod.name.removesuffix(f"-{pod.role}-{pod.index}-a{pod.attempt}") + "-")
