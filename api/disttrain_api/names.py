@@ -119,6 +119,8 @@ class ExitCode(IntEnum):
     STORAGE_FULL = 85
     FENCED = 86
     CHECKPOINT_BROKEN = 87
+    EVALUATION_FAILED = 88  # where `training.evaluation.onFailure` is Fail
+    EVALUATION_ABORTED = 89  # it failed on a rank for which others wait; the next attempt goes without
     PORT_IN_USE = 90
     PEER_LOST = 91
     NON_FINITE_LOSS = 92
@@ -137,6 +139,7 @@ PERMANENT = frozenset(
         ExitCode.STORAGE_NOT_SHARED,
         ExitCode.STORAGE_FULL,
         ExitCode.CHECKPOINT_BROKEN,
+        ExitCode.EVALUATION_FAILED,
     }
 )
 

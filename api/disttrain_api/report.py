@@ -19,6 +19,7 @@ MAX_TERMINATION_MESSAGE_BYTES = 4096
 MAX_METRICS = 64
 MAX_ERROR_NAME = 120
 MAX_PLACE = 200
+MAX_SENTENCE = 500
 _MAX_METRIC_NAME = 128
 _MAX_LOG = _MAX_PATH = 4096
 
@@ -126,6 +127,8 @@ class RankReport(_Report):
     loss: _Number = None
     samples_per_second: _Number = None
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
+    evaluation_failure: Annotated[Annotated[str, _cut(MAX_SENTENCE)] | None, _OrNone] = None
+    """Why the last evaluation that was due has no figures."""
     checkpoint: Annotated[CheckpointReport | None, _OrNone] = None
     error: Annotated[RankError | None, _OrNone] = None
     done: bool = False
@@ -171,7 +174,7 @@ def _shorter(report: PodReport) -> Iterator[PodReport]:
             value = value[len(value) // 4 + 1 :] if field == "log_tail" else value[: len(value) * 3 // 4]
             failure = failure.model_copy(update={field: value or None})
             yield PodReport(progress=progress, failure=failure)
-    for field, nothing in (("error", None), ("metrics", {}), ("checkpoint", None)):
+    for field, nothing in (("error", None), ("metrics", {}), ("evaluation_failure", None), ("checkpoint", None)):
         if progress is not None:
             progress = progress.model_copy(update={field: nothing})
             yield PodReport(progress=progress, failure=failure)

@@ -99,6 +99,8 @@ class Progress(StatusModel):
     """Samples of all ranks per second since training began or resumed."""
     metrics: list[Metric] = []
     """Figures of the last evaluation on held-out data."""
+    evaluation_failure: str | None = None
+    """Why the last evaluation that was due has no figures. Absent: it has some, or none was due."""
     update_time: Time
     """When the operator learned it."""
 

@@ -180,6 +180,13 @@ class Checkpoint(ApiModel):
     step 0. Name the folder of another job to continue from its latest checkpoint."""
 
 
+class OnFailure(StrEnum):
+    """Warn: the job goes on, and status and log say what failed. Fail: the job fails."""
+
+    WARN = "Warn"
+    FAIL = "Fail"
+
+
 class Evaluation(ApiModel):
     """Evaluation on the held-out part of the data; always done once after the last step."""
 
@@ -187,6 +194,10 @@ class Evaluation(ApiModel):
     """Steps between two evaluations. Absent: only after the last step."""
     batch_size: Count | None = None
     """Samples per rank and forward pass. Absent: microBatchSize."""
+    on_failure: OnFailure = OnFailure.WARN
+    """What follows an evaluation that raises. The checkpoint of its step is written before, either way.
+
+    Warn: the figures are missing, the job goes on, and status and log say what failed. Fail: the job fails."""
 
 
 class SinkName(StrEnum):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +36,7 @@ from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
 from disttrain_trainer.fence import Fence, Owner
+from disttrain_trainer.files import write_atomically
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
@@ -47,7 +48,7 @@ from disttrain_trainer.rotation import figure_name, kept
 from disttrain_trainer.shares import without_others
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import Place, StepManifest, read_manifest
+from disttrain_trainer.step_manifest import MANIFEST_FILE, Place, StepManifest, read_manifest
 from disttrain_trainer.step_reader import StepReader, load
 from disttrain_trainer.step_writer import StepWriter
 from disttrain_trainer.storage import full_is_an_error, report_of, require_shared, steps_in
@@ -68,6 +69,7 @@ class Checkpoints:
         self._copier = HostCopier(world.device) if config.saves_in_background else None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[CheckpointReport] | None = None
+        self._adding: Future[None] | None = None
         self.latest: CheckpointReport | None = None
         """The latest checkpoint that is known to be complete."""
 
@@ -102,10 +104,8 @@ class Checkpoints:
         self.latest = report_of(state.step, path)
         return self.latest
 
-    def save(self, state: State, wait: bool, figures: Mapping[str, float] = MappingProxyType({})) -> None:
+    def save(self, state: State, wait: bool) -> None:
         """Write and commit `step-N`, then delete what is neither among the latest nor the best ones to keep.
-
-        `figures`: what an evaluation of this very state found, if there was one.
 
         Returns when that is done with `wait` or where saves are not asynchronous, else as soon as the state is copied.
         Does nothing where this step's checkpoint is the latest already.
@@ -115,7 +115,7 @@ class Checkpoints:
         self.settle()
         if self.latest is not None and self.latest.step == state.step:
             return
-        manifest = self._manifest(state.step, figures)
+        manifest = self._manifest(state.step)
         with saved_replica(state, self._world.rank) as own:
             # Of alike tensors each rank writes some, so buffers must be alike, too.
             share_buffers(state.module, self._world)
@@ -143,6 +143,9 @@ class Checkpoints:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.latest = pending.result()
+        if self._adding is not None:
+            adding, self._adding = self._adding, None
+            adding.result()
 
     def _write(self, contents: dict[str, Any], manifest: StepManifest) -> CheckpointReport:
         group = self._world.background
@@ -154,14 +157,50 @@ class Checkpoints:
             raise
         return self._world.from_first(lambda: self._commit(partial, manifest.step), CheckpointReport, group)
 
-    def _manifest(self, step: int, figures: Mapping[str, float]) -> StepManifest:
+    def add_figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Add to the checkpoint of `step`, if there is one, what an evaluation of this very state found.
+
+        It is done behind a save in the background, and when this returns where there is none. What is then neither
+        among the latest nor the best ones to keep is deleted.
+        """
+        # JSON knows no inf and nan.
+        finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+        if not self._world.first or not finite:
+            return
+        self._adding = self._writer.submit(self._add_figures, step, finite)
+        if self._pending is None:
+            self.settle()
+
+    def without_figures(self, step: int) -> bool:
+        """Return whether no evaluation of the complete checkpoint of `step` has left figures in it."""
+
+        def look() -> bool:
+            manifest = read_manifest(self._folders.path(step))
+            return isinstance(manifest, StepManifest) and not manifest.figures
+
+        return self._world.from_first(look, bool)
+
+    def _add_figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """On rank 0. Figures that cannot be written are missing; the checkpoint stays what it is."""
+        try:
+            if step not in self._folders.complete():
+                return
+            self._fence.check()
+            path = self._folders.path(step)
+            manifest = read_manifest(path)
+            if isinstance(manifest, StepManifest):
+                write_atomically(path / MANIFEST_FILE, manifest.model_copy(update={"figures": dict(figures)}).text())
+                self._delete_others()
+        except Exception as error:
+            # An object store has errors of its own kinds.
+            print(f"disttrain: step-{step} is kept without its figures: {error}", file=sys.stderr, flush=True)
+
+    def _manifest(self, step: int) -> StepManifest:
         return StepManifest(
             step=step,
             attempt=self._attempt,
             world_size=self._world.size,
             mesh=asdict(self._world.mesh),
-            # JSON knows no inf and nan.
-            figures={name: value for name, value in figures.items() if math.isfinite(value)},
         )
 
     def _take_over(self) -> None:
@@ -177,9 +216,13 @@ class Checkpoints:
         except BaseException:
             self._folders.discard(partial)
             raise
+        self._delete_others()
+        return report_of(step, path)
+
+    def _delete_others(self) -> None:
+        """Delete what is neither among the latest nor the best ones to keep."""
         figures = {one: self._figure(one) for one in self._folders.complete()}
         self._folders.keep(kept(figures, self._settings))
-        return report_of(step, path)
 
     def _figure(self, step: int) -> float | None:
         """The figure by which a complete checkpoint may be among the best."""

@@ -7,6 +7,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── EntrypointNotImportable     `package.module:function` that does not lead to a function
 ├── CheckpointMismatch          a checkpoint of another model or optimizer
 ├── CheckpointBroken            no checkpoint is as it was written
+├── EvaluationFailed            an evaluation raised, and the manifest asks that the job fails then
 ├── StorageNotShared            ranks that do not see the same storage
 ├── StorageFull                 no room for a checkpoint
 ├── Fenced                      a newer attempt owns the checkpoints
@@ -15,6 +16,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── NetworkFaulty               the preflight check got wrong data from this rank's node
 ├── NonFiniteLoss               the loss or the gradient is inf or nan
 ├── DiskFull                    no room for a file that is no checkpoint
+├── EvaluationAborted           an evaluation raised on a rank for which others wait in a collective
 ├── LeftEarly                   code of the user called sys.exit, with no code or one of those below
 └── Stopped                     SIGTERM was obeyed
 """
@@ -73,6 +75,10 @@ class CheckpointBroken(TrainerError):
     on_every_rank = True
 
 
+class EvaluationFailed(TrainerError):
+    exit_code = ExitCode.EVALUATION_FAILED
+
+
 class StorageNotShared(TrainerError):
     exit_code = ExitCode.STORAGE_NOT_SHARED
     on_every_rank = True
@@ -117,6 +123,10 @@ class NonFiniteLoss(TrainerError):
 class DiskFull(TrainerError):
     exit_code = ExitCode.DISK_FULL
     from_outside = True
+
+
+class EvaluationAborted(TrainerError):
+    exit_code = ExitCode.EVALUATION_ABORTED
 
 
 class LeftEarly(TrainerError):
@@ -172,7 +182,7 @@ def own_errors() -> Iterator[None]:
 def describe(error: BaseException) -> RankError:
     """The error as the report and the exit code tell it."""
     if isinstance(error, TrainerError):
-        signature = None if error.from_outside else signature_of(error, error.step)
+        signature = None if error.from_outside else signature_of(error.__cause__ or error, error.step)
         reason = exit_reason(error.exit_code)
         return RankError(exit_code=error.exit_code, reason=reason, message=str(error), signature=signature)
     if (full := no_room(error)) is not None:

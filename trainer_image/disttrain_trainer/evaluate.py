@@ -1,11 +1,14 @@
 """Evaluation on held-out data: every sample exactly once, whatever the number of ranks."""
 
 import math
+import traceback
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from disttrain_api.report import MAX_SENTENCE
 from disttrain_trainer.data.batches import Microbatch, load_microbatch, share_of
+from disttrain_trainer.errors import EvaluationFailed, last_line, peer_lost
 from disttrain_trainer.losses import IGNORED, over
 from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.data_parallel import share_buffers, without_ddp
@@ -15,7 +18,8 @@ from disttrain_trainer.state import State
 def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     """`loss`: mean over held-out samples (tokens); `accuracy`, where targets are classes: part that is right.
 
-    Empty where no data is held out.
+    Empty where no data is held out. Raises EvaluationFailed where data, model or loss raise: on every rank, unless
+    ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
     """
     dataset = state.data.held_out
     if dataset is None or len(dataset) == 0:
@@ -24,13 +28,34 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     training = state.module.training
     state.module.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=world.device.torch)
-    with torch.no_grad():
-        for slots in share_of(len(dataset), batch_size, world.replica, world.replicas):
-            totals += _totals_of(state, load_microbatch(dataset, slots, world.device.torch))
-    state.module.train(training)
+    failure: BaseException | None = None
+    try:
+        with torch.no_grad():
+            for slots in share_of(len(dataset), batch_size, world.replica, world.replicas):
+                totals += _totals_of(state, load_microbatch(dataset, slots, world.device.torch))
+    except (Exception, SystemExit) as error:
+        if peer_lost(error):
+            raise
+        traceback.print_exception(error)
+        failure = error
+    finally:
+        state.module.train(training)
+    _require_success(failure, state.step, world)
     loss, weight, right, judged = world.sum_tensor(totals * world.speaks).tolist()
     metrics = {"loss": loss / weight if weight else math.nan}
     return {**metrics, "accuracy": right / judged} if judged else metrics
+
+
+def _require_success(failure: BaseException | None, step: int, world: World) -> None:
+    """Raise EvaluationFailed where the evaluation has failed on this rank, or on another that can still say so."""
+    why = failure and f"rank {world.rank}: {type(failure).__name__}: {last_line(failure)}"
+    alone = world.mesh.replicate == world.size
+    found = world.gather(why, str | None) if alone else [why]
+    if any(found):
+        first = next(one for one in found if one)
+        error = EvaluationFailed(f"the evaluation after step {step} failed on {first}"[:MAX_SENTENCE])
+        error.on_every_rank = alone
+        raise error from failure
 
 
 def _totals_of(state: State, batch: Microbatch) -> torch.Tensor:

@@ -40,8 +40,10 @@ def random_state() -> dict[str, Any]:
 def keeping_random_state() -> Iterator[None]:
     """What is drawn inside does not count: samples, too, may be drawn where they are looked at."""
     state = random_state()
-    yield
-    restore_random_state(state)
+    try:
+        yield
+    finally:
+        restore_random_state(state)
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -167,7 +167,8 @@ class Metrics:
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation. JSON knows no inf and nan: the report leaves such a figure out."""
-        self.reporter.update(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.reporter.update(metrics=finite, evaluation_failure=None)
         if self.world.first:
             print(
                 "  ".join([f"evaluation: {step}", *(f"{name}: {value:.4f}" for name, value in metrics.items())]),

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_trainer.between_steps import completing, do_what_is_due, must_end, stopped
+from disttrain_trainer.between_steps import completing, do_what_is_due, evaluate_restored, must_end, stopped
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config, read_config, report_place
 from disttrain_trainer.cut_errors import explaining_cuts
@@ -69,6 +69,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     cuts = explaining_cuts(config, world, state)
     with closing(metrics.sink), completing(checkpoints, reporter), profiled as profiler, cuts:
+        evaluate_restored(config, world, state, metrics, checkpoints, reporter)
         while flow and state.step < training.steps:
             run_stretch(config, world, state, metrics, checkpoints, reporter, stop, profiler)
         upcoming: Upcoming | None = None

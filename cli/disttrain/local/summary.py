@@ -44,6 +44,8 @@ def _figures(status: JobStatus) -> Iterator[str]:
         # Of the data that the model has not seen; only a loss has a namesake in training.
         name = "held-out loss" if metric.name == "loss" else metric.name
         yield f"{name} {metric.value:.4g}"
+    if known.evaluation_failure is not None:
+        yield known.evaluation_failure
     yield f"{known.step} steps"
     if known.loss is not None:
         yield f"loss {known.loss:.4g}"

@@ -46,6 +46,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         loss=report.loss,
         samples_per_second=report.samples_per_second,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
+        evaluation_failure=report.evaluation_failure,
         update_time=timestamp(now),
     )
     old = status.progress

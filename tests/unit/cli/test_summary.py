@@ -77,6 +77,13 @@ def test_success_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+def test_success_without_the_last_evaluation_says_so(tmp_path: Path) -> None:
+    failure = "the evaluation after step 150 failed on rank 1: ValueError: no"
+    progress = {"step": 150, "totalSteps": 150, "evaluationFailure": failure, "updateTime": NOW.isoformat()}
+    line = summary(a_status("Complete", progress=progress), RunFolder(tmp_path), storage=None)
+    assert line.startswith(f"Succeeded · {failure} · 150 steps · ")
+
+
 def test_failure_is_a_block_with_the_lines_of_the_rank_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,17 @@ def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_r
     assert status.completion_time
 
 
+def test_a_job_whose_last_evaluation_failed_is_complete_and_says_so() -> None:
+    world = a_running_world()
+    report = a_report(100)
+    assert report.progress is not None
+    failed = report.progress.model_copy(update={"evaluation_failure": "the evaluation after step 100 failed"})
+    world.end(0, 0, report=report.model_copy(update={"progress": failed})).end(1, 0).settle()
+    assert world.job.status.phase == "Succeeded"
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.evaluation_failure == "the evaluation after step 100 failed"
+
+
 def test_one_worker_that_ended_well_does_not_end_the_job() -> None:
     world = a_running_world().end(0, 0).settle()
     assert world.condition("Finished")[0] == "False"

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from disttrain_api.parallelism import Pushed
 from disttrain_api.training import Checkpoint
-from disttrain_trainer.between_steps import run_evaluation, save, stopped
+from disttrain_trainer.between_steps import do_what_is_due, evaluate_restored, save_is_due, stopped
 from disttrain_trainer.checkpoint import Checkpoints
 from disttrain_trainer.config import Config
 from disttrain_trainer.cut_errors import explaining_cuts
@@ -288,15 +288,10 @@ class Leader:
 
     def hold(self) -> None:
         """What is due after the step that the job stands at, whose parameters were just pulled."""
-        config, state = self.worker.config, self.worker.state
-        last = state.step == config.training.steps
-        interval = config.training.evaluation.interval
-        figures: dict[str, float] = {}
-        if last or (interval and state.step % interval == 0):
-            figures = run_evaluation(state, config, self.worker.world, self.metrics)
-        if self.checkpoints is not None and (last or self.checkpoints.due(state.step)):
+        worker = self.worker
+        if self.checkpoints is not None and save_is_due(worker.config, worker.state, self.checkpoints):
             self.fetch()
-            save(state, self.checkpoints, self.metrics, self.reporter, figures, wait=last)
+        do_what_is_due(worker.config, worker.world, worker.state, self.metrics, self.checkpoints, self.reporter)
 
     def fetch(self) -> None:
         """The servers' optimizer state becomes this rank's, for the checkpoint."""
@@ -340,6 +335,7 @@ def begin(worker: Worker, welcome: Welcome, reporter: Reporter) -> Leader:
         logged = worker.world.from_first(metrics.last_logged, int)
     else:
         logged = 0
+        evaluate_restored(config, worker.world, state, metrics, checkpoints, reporter)
         servers.load(gather_states(state))
         servers.start(state.step, state.cursor, next_due(state.step, config.training, checkpoints is not None))
     return Leader(worker, checkpoints, metrics, reporter, logged)
