@@ -46,6 +46,11 @@ class Device:
         return self.torch.type
 
     @property
+    def computes_on_host(self) -> bool:
+        """Whether parameters, gradients and optimizer state lie in the host's memory."""
+        return self.kind == "cpu"
+
+    @property
     def shares_gpu(self) -> bool:
         """Whether ranks compute on one GPU together, and so talk through gloo."""
         return self.kind == "cuda" and self.backend == GLOO

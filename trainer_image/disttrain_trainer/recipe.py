@@ -25,6 +25,7 @@ from disttrain_trainer.errors import DataNotFound, DataUnlike, InvalidConfigurat
 from disttrain_trainer.flops import work_of
 from disttrain_trainer.losses import build_loss
 from disttrain_trainer.mesh import World
+from disttrain_trainer.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.optimizers import build_optimizer
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.data_parallel import replicate
@@ -51,11 +52,13 @@ def build_state(config: Config, world: World) -> State:
     training = config.training
     data = load_data(training)
     _agree_on_sizes(data, world)
+    require_memory_to_build(config, world)
     seed_everything(training.seed)
     if training.model.meta_device:
         module = build_on_meta(lambda: build_model(training))
     else:
         module = build_model(training).to(world.device.torch)
+    require_memory_to_train(module, config, world)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)

@@ -23,3 +23,8 @@ class Watchful(Gpt):
 def watchful() -> nn.Module:
     """Tokens below 16; every size is even."""
     return Watchful(GptConfig(vocabulary_size=16, layers=2, heads=2, width=8, sequence_length=16)).double()
+
+
+def huge() -> nn.Module:
+    """No machine holds its values."""
+    return Gpt(GptConfig(layers=100, heads=100, width=100_000, sequence_length=33))
