@@ -102,11 +102,11 @@ class Operator:
         logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
         try:
             await wait_for_jobs(self._client, self._settings.namespace)
-            lease_namespace = self._settings.lease_namespace if self._election is not None else None
+            lease = (self._settings.lease_namespace, self._settings.lease_name) if self._election is not None else None
             missing = await missing_rights(
                 self._client,
                 self._settings.namespace,
-                lease_namespace,
+                lease,
                 gate=self._settings.gang_gate,
                 network_policies=self._settings.network_policies,
             )
@@ -236,8 +236,10 @@ async def serve(settings: Settings) -> None:
 
 def _election(settings: Settings, client: Client) -> Election:
     # A name that comes again, as a StatefulSet's, would take the lease of its former life for its own.
-    me = f"{settings.replica_name}_{uuid.uuid4().hex[:8]}"
-    return Election(client, settings.lease_namespace, settings.lease_name, me)
+    replica = f"{settings.replica_name}_{uuid.uuid4().hex[:8]}"
+    me = f"{settings.release}/{replica}" if settings.release else replica
+    wider = settings.cluster_lease_namespace if settings.namespace is not None else None
+    return Election(client, settings.lease_namespace, settings.lease_name, me, wider_namespace=wider)
 
 
 def main() -> None:

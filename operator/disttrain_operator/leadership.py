@@ -37,7 +37,7 @@ class Leadership:
             return f"leads as {self._election.me}"
         if self._election.leads:
             return f"leads as {self._election.me}, catching up"
-        return f"stands by as {self._election.me}; the leader is {self._election.holder or 'nobody'}"
+        return f"stands by as {self._election.me}{_for_whom(self._election)}"
 
     async def run(self) -> None:
         """Follows the election. Never returns."""
@@ -48,8 +48,13 @@ class Leadership:
             await self._election.changed.wait()
             self._election.changed.clear()
             self._caught_up = False
+            self._log(self._election)
             if self._election.leads:
                 await self._catch_up(self._election)
+
+    def _log(self, election: Election) -> None:
+        foreign = election.superseded_by is not None or _other_release(election) is not None
+        logger.log(logging.WARNING if foreign and not election.leads else logging.INFO, self.describe())
 
     async def _catch_up(self, election: Election) -> None:
         # What the former leader did a moment ago may not have reached us: its pods would look lost.
@@ -64,3 +69,26 @@ class Leadership:
             self._caught_up = True
             self._begin()
             return
+
+
+def _for_whom(election: Election) -> str:
+    if election.superseded_by is not None:
+        other = _release(election.superseded_by)
+        named = f"release {other}" if other else "another operator"
+        return f": {named} serves all namespaces, and so this one's; uninstall one of the two releases"
+    rival = _other_release(election)
+    if rival is not None:
+        advice = "uninstall one of the two releases, or let each watch a namespace of its own"
+        return f": release {rival} serves the same jobs; {advice}"
+    return f"; the leader is {election.holder or 'nobody'}"
+
+
+def _other_release(election: Election) -> str | None:
+    """The release that leads, where it is not that of this replica."""
+    mine, leading = _release(election.me), _release(election.holder)
+    return leading if mine and leading and mine != leading else None
+
+
+def _release(identity: str) -> str:
+    """ "namespace/release/replica" -> "namespace/release"; "" where there is none."""
+    return identity.rpartition("/")[0]

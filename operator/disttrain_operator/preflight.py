@@ -31,8 +31,8 @@ OPTIONAL_RIGHTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "coscheduling": ("scheduling.x-k8s.io", "podgroups", ("get", "create")),
 }
 
-# In the namespace of the lease alone.
-LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "create", "update")),)
+# Of the one Lease alone, which the chart makes.
+LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "update")),)
 # Only with --gang-gate.
 GATE_RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "nodes", ("get", "list", "watch")),
@@ -62,24 +62,25 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
 async def missing_rights(
     client: Client,
     namespace: str | None,
-    lease_namespace: str | None = None,
+    lease: tuple[str, str] | None = None,
     *,
     gate: bool = False,
     network_policies: bool = False,
 ) -> list[str]:
-    """The rights that this operator needs and lacks, as "verb resource"."""
+    """The rights that this operator needs and lacks, as "verb resource". `lease`: its namespace and name."""
     rights = RIGHTS + (GATE_RIGHTS if gate else ()) + (NETWORK_POLICY_RIGHTS if network_policies else ())
-    asked = [(namespace, group, resource, verb) for group, resource, verbs in rights for verb in verbs]
-    if lease_namespace is not None:
-        asked += [(lease_namespace, group, resource, verb) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
+    asked = [(namespace, group, resource, verb, "") for group, resource, verbs in rights for verb in verbs]
+    if lease is not None:
+        where, name = lease
+        asked += [(where, group, resource, verb, name) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
     answers = await asyncio.gather(*(_allowed(client, *question) for question in asked))
     pairs = zip(asked, answers, strict=True)
-    return [f"{verb} {resource}" for (_, _, resource, verb), allowed in pairs if not allowed]
+    return [f"{verb} {resource}" for (_, _, resource, verb, _), allowed in pairs if not allowed]
 
 
-async def _allowed(client: Client, namespace: str | None, group: str, resource: str, verb: str) -> bool:
-    name, _, subresource = resource.partition("/")
-    attributes = {"group": group, "resource": name, "subresource": subresource, "verb": verb}
+async def _allowed(client: Client, namespace: str | None, group: str, resource: str, verb: str, name: str) -> bool:
+    plural, _, subresource = resource.partition("/")
+    attributes = {"group": group, "resource": plural, "subresource": subresource, "verb": verb, "name": name}
     if namespace is not None:
         attributes["namespace"] = namespace
     review = {

@@ -35,6 +35,10 @@ class Settings:
     """Whether this is one of several replicas."""
     lease_namespace: str = "default"
     lease_name: str = "disttrain-operator"
+    cluster_lease_namespace: str | None = None
+    """Where operators of all namespaces have their lease: one of a single namespace stands by while it is held."""
+    release: str = ""
+    """"namespace/name" of the Helm release, for the identity in the lease."""
     replica_name: str = field(default_factory=socket.gethostname)
     pods: PodDefaults = field(default_factory=PodDefaults)
     gang_gate: bool = False
@@ -79,7 +83,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )
     flag("workers", "jobs that are looked at side by side; of one namespace a quarter of them", defaults.workers, int)
     flag("lease-namespace", "namespace of the lease ", _own_namespace())
-    flag("lease-name", "name of the lease; one for each set of replicas", defaults.lease_name)
+    flag("lease-name", "name of the lease: one for all operators that serve the same jobs", defaults.lease_name)
+    flag(
+        "cluster-lease-namespace",
+        "with --namespace: stand by while an operator of all namespaces leads by a lease here",
+    )
+    flag("release", "namespace/name of this release, for the identity in the lease")
     flag("replica-name", "name of this replica in the lease", defaults.replica_name)
     flag("image-pull-policy", "imagePullPolicy of pods whose template has none")
     flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
@@ -127,6 +136,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         leader_elect=given.leader_elect,
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,
+        cluster_lease_namespace=given.cluster_lease_namespace or None,
+        release=given.release or "",
         replica_name=given.replica_name,
         pods=PodDefaults(
             image_pull_policy=given.image_pull_policy or None,

@@ -18,6 +18,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ default (include "disttrain.name" .) .Values.serviceAccount.name }}
 {{- end }}
 
+{{/* Where the Lease is: releases that serve the same jobs share one, whatever namespaces they are installed in. */}}
+{{- define "disttrain.leaseNamespace" -}}
+{{ default .Values.leaderElection.namespace .Values.watchNamespace }}
+{{- end }}
+
 {{/* What the operator does to jobs and their children; everything here is used. */}}
 {{- define "disttrain.rules" -}}
 - apiGroups: [disttrain.io]

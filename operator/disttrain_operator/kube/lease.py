@@ -4,18 +4,21 @@ Clocks of two machines are never compared. Who follows a lease judges it by its 
 has not changed for its duration since *we* first saw it so. Who holds it judges itself by the moment before it asked
 for the last renewal that succeeded, and stops to act after `renew_deadline`, which is shorter than the duration. So two
 replicas act at once only if one's clock runs a third faster than the other's.
+
+Releases of the operator that serve the same jobs share one lease, whatever namespaces they are installed in. One that
+serves a single namespace also follows the lease of those that serve all (`wider`), and stands by while that is taken.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from disttrain_operator.kube.client import Client, Raw
-from disttrain_operator.kube.errors import Conflict, KubeError, NotFound
+from disttrain_operator.kube.errors import Conflict, Forbidden, KubeError, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ class Lease:
     version: str
     duration: float
     transitions: int = 0
+    metadata: Raw = field(default_factory=dict, compare=False)
+    """What its maker wrote there, such as labels."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,17 @@ def updated(sight: Sight | None, lease: Lease | None, now: float) -> Sight:
     return Sight(lease, now)
 
 
+_KEPT = ("labels", "annotations", "ownerReferences", "finalizers")
+
+WIDER_DURATIONS = 3
+"""For how many of its durations a wider lease counts as taken: its own replicas come first."""
+
+
+def is_taken(sight: Sight, now: float) -> bool:
+    """Whether somebody holds the lease, or did until a moment ago."""
+    return sight.lease is not None and now - sight.since < WIDER_DURATIONS * sight.lease.duration
+
+
 class Election:
     """Takes part in the election for one Lease. `leads` may be asked at any time."""
 
@@ -90,17 +106,24 @@ class Election:
         me: str,
         terms: Terms | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wider_namespace: str | None = None,
     ) -> None:
+        """`me`: "namespace/release/replica", or the replica alone. `wider_namespace`: where operators of all namespaces
+        have their lease, for one that serves a single namespace."""
         self._client, self.me, self._terms, self._clock = client, me, terms or Terms(), clock
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._name = name
+        self._collection, self._name = _collection(namespace), name
         self._path = f"{self._collection}/{name}"
+        self._wider = f"{_collection(wider_namespace)}/{name}" if wider_namespace not in (None, namespace) else None
         self._sight: Sight | None = None
+        self._wider_sight: Sight | None = None
+        self.superseded_by: str | None = None
+        """Who holds the wider lease, "" where it was given back a moment ago; None: nobody does."""
         self._acts_until = float("-inf")
         self.changed = asyncio.Event()
         """Set after each turn in which leadership was gained or lost, or had lapsed before it; whoever waits for it
         clears it."""
         self._led = False
+        self._shown: object = None
 
     @property
     def leads(self) -> bool:
@@ -142,6 +165,9 @@ class Election:
             logger.info("the lease %s could not be released: %s", self._name, error or "no answer in time")
 
     async def _turn(self) -> None:
+        if await self._is_superseded():
+            self._acts_until = float("-inf")
+            return
         if not self.leads:
             self._sight = updated(self._sight, await self._look(), self._clock())
         assert self._sight is not None
@@ -150,7 +176,7 @@ class Election:
         if turn is Turn.WAIT:
             return
         try:
-            lease = await (self._create() if turn is Turn.CREATE else self._put(self._sight.lease, holder=self.me))
+            lease = await (self._create() if turn is Turn.CREATE else self._hold(self._sight.lease))
         except (Conflict, NotFound):
             # Somebody was faster. What they wrote is seen at the next look.
             self._acts_until = float("-inf")
@@ -162,6 +188,18 @@ class Election:
         self._sight = Sight(lease, asked)
         self._acts_until = asked + self._terms.renew_deadline
 
+    async def _is_superseded(self) -> bool:
+        if self._wider is None:
+            return False
+        try:
+            lease = _lease(await self._client.get(self._wider))
+        except (NotFound, Forbidden):
+            lease = None  # who has that lease lets everybody look at it
+        self._wider_sight = updated(self._wider_sight, lease, self._clock())
+        taken = lease is not None and is_taken(self._wider_sight, self._clock())
+        self.superseded_by = lease.holder if lease is not None and taken else None
+        return taken
+
     async def _look(self) -> Lease | None:
         try:
             return _lease(await self._client.get(self._path))
@@ -170,7 +208,20 @@ class Election:
 
     async def _create(self) -> Lease:
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
-        return _lease(await self._client.create(self._collection, {**body, "spec": self._spec(self.me, 0)}))
+        try:
+            return _lease(await self._client.create(self._collection, {**body, "spec": self._spec(self.me, 0)}))
+        except Forbidden as error:
+            raise KubeError(f"it is gone, and `helm upgrade` makes it: {error}") from error
+
+    async def _hold(self, old: Lease | None) -> Lease:
+        """Take or renew. Who changed something else of the object, a label for example, is in nobody's way."""
+        try:
+            return await self._put(old, holder=self.me)
+        except Conflict:
+            lease = await self._look()
+            if lease is None or old is None or lease.holder != old.holder or lease.holder not in (self.me, ""):
+                raise
+            return await self._put(lease, holder=self.me)
 
     async def _put(self, old: Lease | None, *, holder: str) -> Lease:
         assert old is not None
@@ -178,7 +229,7 @@ class Election:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._name, "resourceVersion": old.version},
+            "metadata": {**old.metadata, "name": self._name, "resourceVersion": old.version},
             "spec": self._spec(holder, transitions),
         }
         return _lease(await self._client.replace(self._path, body))
@@ -194,10 +245,15 @@ class Election:
         }
 
     def _tell(self) -> None:
-        if self.leads != self._led:
+        shown = (self.leads, self.holder, self.superseded_by)
+        if self.leads != self._led or (not self.leads and shown != self._shown):
             self._led = self.leads
-            logger.info("this replica (%s) %s", self.me, "leads" if self._led else "stands by")
             self.changed.set()
+        self._shown = shown
+
+
+def _collection(namespace: str | None) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 def _lease(raw: Raw) -> Lease:
@@ -207,4 +263,5 @@ def _lease(raw: Raw) -> Lease:
         version=raw["metadata"]["resourceVersion"],
         duration=float(spec.get("leaseDurationSeconds") or 0),
         transitions=int(spec.get("leaseTransitions") or 0),
+        metadata={key: raw["metadata"][key] for key in _KEPT if key in raw["metadata"]},
     )

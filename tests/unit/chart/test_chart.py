@@ -26,11 +26,11 @@ def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([helm, *arguments], check=False, capture_output=True, text=True, timeout=120)
 
 
-def render(helm: Path, *settings: str) -> list[dict[str, Any]]:
+def render(helm: Path, *settings: str, namespace: str = "system") -> list[dict[str, Any]]:
     """All objects of the chart; `settings` are values like `crds.keep=false`."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
     # A helm built from its module believes in an old Kubernetes unless told.
-    done = run(helm, "template", "disttrain", str(CHART), "-n", "system", "--kube-version", "1.34.0", *flags)
+    done = run(helm, "template", "disttrain", str(CHART), "-n", namespace, "--kube-version", "1.34.0", *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
@@ -90,14 +90,52 @@ def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
     kinds = {document["kind"] for document in objects}
     assert {"Role", "RoleBinding"} <= kinds
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
-    assert only(objects, "Role")["metadata"]["namespace"] == "team-a"
+    of_rights = [document for document in objects if document["kind"] in ("Role", "RoleBinding")]
+    assert {document["metadata"]["namespace"] for document in of_rights} == {"team-a"}
 
 
 def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
     objects = render(helm)
     assert rights(only(objects, "ClusterRole")) == set(RIGHTS)
     assert rights(only(objects, "Role", "disttrain-lease")) == set(LEASE_RIGHTS)
-    assert only(objects, "Role", "disttrain-lease")["metadata"]["namespace"] == "system"
+    (rule,) = only(objects, "Role", "disttrain-lease")["rules"]
+    assert rule["resourceNames"] == ["disttrain-operator"]
+
+
+@pytest.mark.parametrize(
+    ("values", "namespace"),
+    [
+        ([], "kube-system"),
+        (["leaderElection.namespace=admins"], "admins"),
+        (["watchNamespace=team-a"], "team-a"),
+    ],
+)
+def test_releases_that_serve_the_same_jobs_have_one_lease(helm: Path, values: list[str], namespace: str) -> None:
+    """Helm refuses an object of another release, so a second release of the same jobs is not installed."""
+    for release in ("system", "elsewhere"):
+        objects = render(helm, *values, namespace=release)
+        lease = only(objects, "Lease")
+        assert (lease["metadata"]["name"], lease["metadata"]["namespace"]) == ("disttrain-operator", namespace)
+        assert "spec" not in lease, "it is the operator's"
+        assert only(objects, "Role", "disttrain-lease")["metadata"]["namespace"] == namespace
+        settings = read_settings(container(objects)["args"], {})
+        assert (settings.lease_namespace, settings.lease_name) == (namespace, "disttrain-operator")
+        assert settings.release == f"{release}/disttrain"
+
+
+def test_a_release_of_one_namespace_looks_for_one_of_all_which_lets_it(helm: Path) -> None:
+    settings = read_settings(container(render(helm, "watchNamespace=team-a"))["args"], {})
+    assert settings.cluster_lease_namespace == "kube-system"
+    objects = render(helm)
+    assert read_settings(container(objects)["args"], {}).cluster_lease_namespace is None
+    viewer = only(objects, "Role", "disttrain-lease-viewer")
+    assert (viewer["metadata"]["namespace"], rights(viewer)) == (
+        "kube-system",
+        {("coordination.k8s.io", "leases", ("get",))},
+    )
+    assert viewer["rules"][0]["resourceNames"] == ["disttrain-operator"]
+    (subject,) = only(objects, "RoleBinding", "disttrain-lease-viewer")["subjects"]
+    assert subject["name"] == "system:serviceaccounts"
 
 
 def rights(role: dict[str, Any]) -> set[tuple[str, str, tuple[str, ...]]]:
@@ -114,7 +152,7 @@ def test_replicas_elect_one_that_acts_and_keep_apart(helm: Path) -> None:
     deployment = only(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 2
     settings = read_settings(container(objects)["args"], {})
-    assert (settings.leader_elect, settings.lease_name) == (True, "disttrain")
+    assert settings.leader_elect
     pod = deployment["spec"]["template"]["spec"]
     assert "podAntiAffinity" in pod["affinity"]
     assert {entry["tolerationSeconds"] for entry in pod["tolerations"]} == {30}
