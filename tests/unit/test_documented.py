@@ -1,5 +1,6 @@
 """Every documented command is run by a test: those of a cluster by tests/e2e, in the order of docs/installing.md."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,14 @@ def test_the_readme_and_the_chart_say_what_the_installing_page_says() -> None:
     assert len(notes_commands()) == 3
     assert set(notes_commands()) <= set(console_commands(INSTALLING))
     assert len(console_commands(REPOSITORY / "README.md")) == 7
+
+
+def test_each_test_that_the_security_page_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)+)`", (REPOSITORY / "docs" / "security.md").read_text())
+    assert len(named) > 20
+    for file, path in named:
+        module = REPOSITORY / file
+        assert module.exists(), file
+        source = module.read_text()
+        for name in path.split("::")[1:]:
+            assert re.search(rf"^\s*(?:async def|def|class) {name}\b", source, re.MULTILINE), f"{file}{path}"
