@@ -11,14 +11,19 @@ what stands here is always the newest of them. Three rules make that so:
 
 An object whose group is None is nobody's and is not kept, unless it was somebody's before: then it leaves its group.
 
+An object that cannot be taken in is marked as unreadable. It is not deleted: what was known of it stays, and nobody
+should act on that until a newer version could be read (`skip`, `is_unreadable`).
+
 Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words.
 resourceVersions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always made true.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
+
+from disttrain_operator.kube.tolerant import Unreadable, identity_of, why_not
 
 Raw = dict[str, Any]
 
@@ -47,11 +52,14 @@ class Cache:
     ) -> None:
         self._group_of, self._trim, self._clock = group_of, trim, clock
         self.on_change = on_change
+        self.on_unreadable: Callable[[Unreadable], None] = lambda found: None
+        """Called for each version of an object that cannot be taken in."""
         self._gone_seconds, self._gone_limit = gone_seconds, gone_limit
         self._objects: dict[str, Raw] = {}
         self._groups: dict[str, dict[str, Raw]] = {}
         self._gone: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
         self._gone_groups: dict[str, dict[str, Raw]] = {}
+        self._unreadable: dict[str, Unreadable] = {}
         self.progress = 0
         self.synced = False
 
@@ -79,29 +87,52 @@ class Cache:
         """All groups that hold an object."""
         return list(self._groups)
 
+    def unreadable(self) -> Collection[Unreadable]:
+        """The objects whose newest version could not be taken in."""
+        return self._unreadable.values()
+
+    def is_unreadable(self, uid: str) -> bool:
+        """Whether what is known of the object, if anything, is not its newest version."""
+        return uid in self._unreadable
+
     def trimmed(self, raw: Raw) -> Raw:
-        """What is kept of an object; for callers that hold many before they hand them in."""
+        """What is kept of an object; for callers that hold many before they hand them in. Raises for odd objects."""
+        if not isinstance(raw["metadata"]["uid"], str):
+            raise TypeError("metadata.uid is no string")
+        version_of(raw)
         return self._trim(raw)
 
     # The list and its watch.
 
-    def replace(self, objects: Iterable[Raw], version: int) -> None:
+    def replace(self, objects: Iterable[Raw], version: int, unreadable: Iterable[Unreadable] = ()) -> None:
         """A complete list as of `version`. What it lacks has been deleted, unless we learned of it after the list.
 
-        `objects` are trimmed already.
+        `objects` are trimmed already; `unreadable` are those of the list that could not be.
         """
         if version < self.progress:
             # Lists are consistent reads: only a restored etcd goes back in time, and then nothing known counts.
             self._reset()
         self.progress = version
         listed = {raw["metadata"]["uid"]: raw for raw in objects}
+        skipped = {found.uid: found for found in unreadable}
         for uid, raw in listed.items():
             if uid in self._gone and self._gone[uid][2] < version:
                 self._revive(uid)
-            self._put(raw)
-        vanished = [raw for uid, raw in self._objects.items() if uid not in listed and version_of(raw) <= version]
+            try:
+                self._put(raw)
+            except Exception as error:
+                found = identity_of(raw, why_not(error))
+                if found is not None:
+                    skipped[uid] = found
+        there = listed.keys() | skipped.keys()
+        vanished = [raw for uid, raw in self._objects.items() if uid not in there and version_of(raw) <= version]
         for raw in vanished:
             self._remove(raw, version)
+        self._unreadable = {
+            uid: known for uid, known in self._unreadable.items() if uid in there or known.version > version
+        }
+        for found in skipped.values():
+            self.skip(found)
         self.synced = True
 
     def apply(self, kind: str, raw: Raw) -> None:
@@ -116,6 +147,23 @@ class Cache:
     def bookmark(self, version: int) -> None:
         """The watch has told everything up to `version`."""
         self.progress = max(self.progress, version)
+
+    def skip(self, found: Unreadable) -> None:
+        """This version of an object cannot be taken in."""
+        raw, mark = self._objects.get(found.uid), self._unreadable.get(found.uid)
+        if found.uid in self._gone or (mark is not None and found.version <= mark.version):
+            return
+        if raw is not None and found.version < version_of(raw):
+            return
+        self._unreadable[found.uid] = found
+        self.on_unreadable(found)
+
+    def forget(self, found: Unreadable) -> None:
+        """This object was deleted; its last state cannot be read."""
+        self._unreadable.pop(found.uid, None)
+        known = self._objects.get(found.uid)
+        if known is not None:
+            self._remove(known, found.version)
 
     # Everybody else.
 
@@ -137,6 +185,9 @@ class Cache:
         uid = raw["metadata"]["uid"]
         if uid in self._gone or self._known_version(raw) >= version_of(raw):
             return
+        mark = self._unreadable.get(uid)
+        if mark is not None and mark.version < version_of(raw):
+            del self._unreadable[uid]
         known = self._objects.get(uid)
         left = None if known is None else self._group_of(known)
         group = self._group_of(raw)
@@ -155,6 +206,7 @@ class Cache:
         uid = raw["metadata"]["uid"]
         if uid in self._gone:
             return
+        self._unreadable.pop(uid, None)
         known = self._objects.pop(uid, None)
         group = self._group_of(known or raw)
         if known is None and group is None:
@@ -184,6 +236,7 @@ class Cache:
     def _reset(self) -> None:
         self._gone.clear()
         self._gone_groups.clear()
+        self._unreadable.clear()
         for uid, raw in list(self._objects.items()):
             group = self._group_of(raw)
             if group is not None:

@@ -10,6 +10,9 @@ Watches are not counted: they last for minutes.
 
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
 
+Every answer is read up to a bound of bytes. One that is larger, or cannot be decoded, is Undecodable, and not asked for
+again: it would be the same. Collections are read by kube/lists.py.
+
 A request that times out has met a connection that is dead, or a server that is slow. What comes after it uses new
 connections: of the kept ones others may be just as dead, and each would cost another time-out.
 """
@@ -21,21 +24,35 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 from yarl import URL
 
 from disttrain_operator.kube.auth import Access
-from disttrain_operator.kube.errors import KubeError, StandingBy, Throttled, Unauthorized, Unavailable, error_of
+from disttrain_operator.kube.errors import (
+    KubeError,
+    StandingBy,
+    Throttled,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    Undecodable,
+    error_of,
+)
 from disttrain_operator.kube.slots import Slots, namespace_of
 
 Raw = dict[str, Any]
 Query = Mapping[str, str]
+Answer = TypeVar("Answer")
 
 JSON = "application/json"
 REQUEST_SECONDS = 30.0
+# Of one object. An API server stores at most 1.5 MiB of it, unless it is set up otherwise.
+MAX_BODY_BYTES = 16 * 2**20
+# Of a refusal, which may repeat what it refuses.
+MAX_ERROR_BYTES = 2**20
 MERGE_PATCH = "application/merge-patch+json"
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -126,26 +143,26 @@ class Client:
             options["gracePeriodSeconds"] = grace_seconds
         return await self.request("DELETE", path, body=options)
 
-    async def list_pages(self, path: str, query: Query, chunk: int = 500) -> AsyncIterator[Raw]:
-        """A collection in pages, all of one resourceVersion. Expired when the server has dropped it meanwhile."""
-        page_query = {**query, "limit": str(chunk)}
-        while True:
-            page = await self.get(path, page_query)
-            yield page
-            following = page["metadata"].get("continue")
-            if not following:
-                return
-            page_query["continue"] = following
+    async def read(self, path: str, query: Query, most: int, *, accept: str = JSON) -> bytes:
+        """Return the answer to a GET as it stands; raises TooLarge where it has more than `most` bytes."""
+        return await self._repeated(lambda: self._once("GET", path, query, None, most, accept))
 
     async def request(
         self, method: str, path: str, *, query: Query | None = None, body: Raw | bytes | None = None
     ) -> Raw:
-        """One request, repeated over lost connections, 5xx and 429. Raises ApiError or Unavailable."""
+        """One request, repeated over lost connections, 5xx and 429. Raises ApiError, Unavailable or Undecodable."""
         data = body if isinstance(body, bytes | None) else orjson.dumps(body)
+
+        async def parsed() -> Raw:
+            return _parsed(await self._once(method, path, query, data), method, path)
+
+        return await self._repeated(parsed)
+
+    async def _repeated(self, once: Callable[[], Awaitable[Answer]]) -> Answer:
         failures = iter(self._retry_delays)
         while True:
             try:
-                return await self._once(method, path, query, data)
+                return await once()
             except (Unavailable, Throttled, Unauthorized) as error:
                 delay = next(failures, None)
                 if delay is None:
@@ -153,7 +170,15 @@ class Client:
                 if not isinstance(error, Throttled):  # a throttled request waits in _once, as all others do
                     await self._sleep(delay)
 
-    async def _once(self, method: str, path: str, query: Query | None, data: bytes | None) -> Raw:
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        data: bytes | None,
+        most: int = MAX_BODY_BYTES,
+        accept: str = JSON,
+    ) -> bytes:
         async with self._slots.of(namespace_of(path)):
             await self._wait_if_throttled()
             if method != "GET" and not self.may_write():
@@ -164,11 +189,18 @@ class Client:
                 async with (
                     self._connections() as session,
                     session.request(
-                        method, self._url(path, query), data=data, headers=self._headers(method), timeout=self._timeout
+                        method,
+                        self._url(path, query),
+                        data=data,
+                        headers=self._headers(method, accept),
+                        timeout=self._timeout,
                     ) as response,
                 ):
-                    answer = await response.read()
+                    answer = await (_refusal(response) if response.status >= 400 else _body(response, most))
                     code = response.status
+            except TooLarge as error:
+                code = response.status
+                raise TooLarge(f"{method} {path}: {error}") from None
             except _LOST as error:
                 raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
             finally:
@@ -178,16 +210,7 @@ class Client:
             if isinstance(refusal, Throttled):
                 self._throttle(response.headers.get("Retry-After"))
             raise refusal
-        return self._parsed(answer, method, path)
-
-    def _parsed(self, answer: bytes, method: str, path: str) -> Raw:
-        try:
-            parsed = orjson.loads(answer)
-        except orjson.JSONDecodeError as error:
-            raise Unavailable(f"{method} {path}: the answer is no JSON") from error
-        if not isinstance(parsed, dict):
-            raise Unavailable(f"{method} {path}: the answer is no object")
-        return parsed
+        return answer
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query, *, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -199,7 +222,7 @@ class Client:
                 session.get(self._url(path, query), headers=self._headers(), timeout=timeout) as response,
             ):
                 if response.status >= 400:
-                    raise error_of(response.status, await response.read())
+                    raise error_of(response.status, await _refusal(response))
                 yield response.content.iter_any()
         except _LOST as error:
             raise Unavailable(f"watch of {path}: {error or type(error).__name__}") from error
@@ -208,9 +231,9 @@ class Client:
         url = URL(self.access.server + path, encoded=True)
         return url.with_query(query) if query else url
 
-    def _headers(self, method: str = "GET") -> dict[str, str]:
+    def _headers(self, method: str = "GET", accept: str = JSON) -> dict[str, str]:
         content = MERGE_PATCH if method == "PATCH" else JSON
-        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": "disttrain-operator"}
+        headers = {"Accept": accept, "Content-Type": content, "User-Agent": "disttrain-operator"}
         token = self.access.token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -226,6 +249,38 @@ class Client:
         # Others may be told 429 meanwhile, which moves the time.
         while (delay := self._not_before - self._clock()) > 0:
             await self._sleep(delay)
+
+
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    if (response.content_length or 0) > most:
+        raise TooLarge(f"the answer is larger than {most} bytes")
+    parts, size = list[bytes](), 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"the answer is larger than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> bytes:
+    """Return what a refusal says; nothing where it says too much: its code is enough to go on with."""
+    try:
+        return await _body(response, MAX_ERROR_BYTES)
+    except TooLarge:
+        return b""
+
+
+def _parsed(answer: bytes, method: str, path: str) -> Raw:
+    try:
+        parsed = orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        if answer[:1] == b"{" and answer.rstrip()[-1:] == b"}":
+            raise Undecodable(f"{method} {path}: the answer cannot be decoded: {error.msg}") from error
+        raise Unavailable(f"{method} {path}: the answer is no JSON") from error
+    if not isinstance(parsed, dict):
+        raise Unavailable(f"{method} {path}: the answer is no object")
+    return parsed
 
 
 def _socket(address: Any) -> socket.socket:

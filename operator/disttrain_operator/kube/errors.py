@@ -4,6 +4,7 @@ KubeError
 ├── AccessError       no usable address or credentials were found: tell the user
 ├── StandingBy        another replica acts: the request was not sent
 ├── Unavailable       no answer, or none that counts (refused, reset, timed out, 5xx): try again later
+├── Undecodable       the answer is whole and cannot be read: it nests too deep, or is too large (TooLarge)
 └── ApiError          the server understood and refused
     ├── Unauthorized  401: fetch credentials again
     ├── Forbidden     403: RBAC, quota, pod security; `message` says which
@@ -40,6 +41,14 @@ class StandingBy(KubeError):
 
 class Unavailable(KubeError):
     """No answer that counts. Nothing is known of whether the request took effect."""
+
+
+class Undecodable(KubeError):
+    """The server did what it was asked; its answer cannot be read, and would be the same again."""
+
+
+class TooLarge(Undecodable):
+    """The answer has more bytes than the caller takes."""
 
 
 class ApiError(KubeError):

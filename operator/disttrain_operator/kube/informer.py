@@ -4,9 +4,13 @@
       │
     watch ──► events, bookmarks ──► the stream ends, is reset, or falls silent: watch again from the last event
       │
-    410 (as event or as answer), any other ERROR event, a line that is no JSON, several failures in a row: list again
+    410 (as event or as answer), any other ERROR event, several failures in a row: list again
 
 Nothing the server says ends an informer; it waits a little longer after each failure, at most `MAX_DELAY`.
+
+An object that cannot be taken in is stepped over, in lists and in watches: the cache marks it as unreadable and
+goes on behind it. Where an event does not even say which object it is about, everything is listed again, but at most
+every `RELIST_SECONDS`: who changes such an object all the time must not make the operator list all the time.
 """
 
 import asyncio
@@ -20,6 +24,8 @@ import orjson
 from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.kube.client import Client, Query
 from disttrain_operator.kube.errors import Expired, KubeError, Throttled, Unavailable, error_of_status
+from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, TOO_LARGE, list_pages
+from disttrain_operator.kube.tolerant import Unreadable, identity_of, read_event, why_not
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +36,11 @@ FRUITLESS_BEFORE_RELIST = 5
 SILENCE_SECONDS = 75.0
 # The server ends a watch after this time; a new one may land on another API server.
 WATCH_SECONDS = 280
+RELIST_SECONDS = 60.0
+# How much of an event is looked at to find which object it is about: some 10 ms of work.
+MAX_TOKENS = 50_000
+
+_OF_OBJECTS = ("ADDED", "MODIFIED", "DELETED")
 
 
 class BrokenStreamError(Exception):
@@ -61,6 +72,10 @@ class Informer:
         """When the server was last heard of."""
         self.lists = 0
         """How often everything was listed."""
+        self.failing_since: float | None = None
+        """Since when lists and watches have failed, though the server answers; None where they do not."""
+        self._listed_at = clock()
+        self._missed = False
 
     async def wait_synced(self) -> None:
         """Returns after the first complete list."""
@@ -74,38 +89,49 @@ class Informer:
                 await self._follow()
             except (Expired, BrokenStreamError) as error:
                 logger.info("%s: listing again: %s", self.path, error)
+                self._note_failure(error)
                 await self._pause()
             except KubeError as error:
+                self._note_failure(error)
                 if self._failures % 20 == 0:
                     logger.warning("%s cannot be watched, trying again: %s", self.path, error)
                 await self._pause()
-            except Exception:
+            except Exception as error:
                 logger.exception("%s: listing again after an unexpected error", self.path)
+                self._note_failure(error)
                 await self._pause()
 
     async def catch_up(self) -> None:
         """Returns when the cache is no older than this call. Raises a KubeError where nobody answers."""
-        objects, version = await self._listed()
+        objects, unreadable, version = await self._listed()
         # The watch may have brought what is newer than this list meanwhile.
         if version > self.cache.progress:
-            self.cache.replace(objects, version)
+            self.cache.replace(objects, version, unreadable)
 
     async def _list(self) -> None:
-        objects, version = await self._listed()
+        self._listed_at, self._missed = self._clock(), False
+        objects, unreadable, version = await self._listed()
         self.lists += 1
-        self.cache.replace(objects, version)
+        self.cache.replace(objects, version, unreadable)
+        self.failing_since = None
         self._synced.set()
 
-    async def _listed(self) -> tuple[list[Raw], int]:
+    async def _listed(self) -> tuple[list[Raw], list[Unreadable], int]:
         self.tried_at = self._clock()
-        objects: list[Raw] = []
-        version = 0
+        objects, unreadable, version = list[Raw](), list[Unreadable](), 0
         # Pages are trimmed one by one: the whole list of full objects would not be small.
-        async for page in self._client.list_pages(self.path, self._query, self._chunk):
+        async for page in list_pages(self._client, self.path, self._query, self._chunk):
             self._heard()
-            version = int(page["metadata"]["resourceVersion"])
-            objects += [self.cache.trimmed(raw) for raw in page.get("items") or []]
-        return objects, version
+            version = page.version
+            unreadable += page.unreadable
+            for raw in page.objects:
+                try:
+                    objects.append(self.cache.trimmed(raw))
+                except Exception as error:
+                    found = identity_of(raw, why_not(error))
+                    if found is not None:
+                        unreadable.append(found)
+        return objects, unreadable, version
 
     async def _follow(self) -> None:
         """Watches, and watches again, until the place in history is lost."""
@@ -134,23 +160,44 @@ class Informer:
         async with self._client.stream(self.path, query, silence=self._silence) as chunks:
             async for line in _lines(chunks):
                 self._heard()
+                self.failing_since = None
                 self._take(line)
+                if self._missed and self._clock() - self._listed_at >= RELIST_SECONDS:
+                    raise BrokenStreamError("an event did not say which object it is about")
 
     def _take(self, line: bytes) -> None:
         try:
             event = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            why = TOO_LARGE if len(line) >= MAX_OBJECT_BYTES else why_not(error)
+            self._step_over(*read_event(line, why, MAX_TOKENS))
+            return
+        try:
             kind, raw = event["type"], event["object"]
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise BrokenStreamError(f"no event: {line[:200]!r}") from error
         match kind:
             case "ADDED" | "MODIFIED" | "DELETED":
-                self.cache.apply(kind, raw)
+                try:
+                    self.cache.apply(kind, raw)
+                except Exception as error:
+                    self._step_over(kind, identity_of(raw, why_not(error)))
             case "BOOKMARK":
                 self.cache.bookmark(int(raw["metadata"]["resourceVersion"]))
             case "ERROR":
                 self._raise(raw)
             case _:
                 raise BrokenStreamError(f"an event of type {kind!r}")
+
+    def _step_over(self, kind: str, found: Unreadable | None) -> None:
+        if found is None or kind not in _OF_OBJECTS:
+            self._missed = True
+            return
+        self.cache.bookmark(found.version)
+        if kind == "DELETED":
+            self.cache.forget(found)
+        else:
+            self.cache.skip(found)
 
     def _raise(self, status: dict[str, Any]) -> None:
         error = error_of_status(int(status.get("code") or 500), status)
@@ -161,6 +208,13 @@ class Informer:
     def _heard(self) -> None:
         self.tried_at = self.heard_at = self._clock()
 
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, Unavailable | Throttled):
+            # Nothing is known of what would be answered.
+            self.failing_since = None
+        elif self.failing_since is None:
+            self.failing_since = self._clock()
+
     async def _pause(self) -> None:
         delay = min(FIRST_DELAY * 2 ** min(self._failures, 10), MAX_DELAY) if self._failures else 0.0
         self._failures += 1
@@ -169,15 +223,21 @@ class Informer:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Complete lines of any length; a last one without an end is dropped, its event will come again."""
-    rest = b""
+    """Complete lines; a last one without an end is dropped, its event will come again.
+
+    A line that is longer than an object may be comes without its end, which its parser will notice.
+    """
+    parts, size = list[bytes](), 0
     async for chunk in chunks:
         first, newline, others = chunk.partition(b"\n")
-        rest += first
+        if size < MAX_OBJECT_BYTES:
+            parts.append(first)
+            size += len(first)
         if not newline:
             continue
-        yield rest
+        yield b"".join(parts)
         complete = others.split(b"\n")
-        rest = complete.pop()
+        parts = [complete.pop()]
+        size = len(parts[0])
         for line in complete:
             yield line

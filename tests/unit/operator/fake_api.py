@@ -1,7 +1,8 @@
 """An API server in this process: one store, watches with a history, and faults on demand.
 
 Real enough for what clients rely on: names are unique, every write has a higher resourceVersion, a stale PUT and a
-DELETE with another uid are told 409, a watch begins after the version it names or is told 410.
+DELETE with another uid are told 409, a watch begins after the version it names or is told 410. The text DEEP in an
+object stands for more levels than parsers take.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from typing import Any
 from aiohttp import web
 
 Raw = dict[str, Any]
+DEEP = "@deep@"
+DEPTH = 1100
 Refusal = Callable[[str, str, Raw | None], web.Response | None]
 
 
@@ -34,6 +37,15 @@ def refusal(code: int, reason: str, message: str = "", headers: dict[str, str] |
     return web.json_response(status_object(code, reason, message), status=code, headers=headers)
 
 
+def encoded(raw: Any) -> str:
+    """JSON of `raw`, with all the levels that DEEP stands for."""
+    return json.dumps(raw).replace(f'"{DEEP}"', '{"a":' * DEPTH + "1" + "}" * DEPTH)
+
+
+def _answer_with(raw: Any, status: int = 200) -> web.Response:
+    return web.json_response(text=encoded(raw), status=status)
+
+
 class FakeApi:
     """Use as an async context manager; `url` is its address."""
 
@@ -43,6 +55,8 @@ class FakeApi:
         self.objects: dict[str, Raw] = {}
         self.history: list[tuple[int, str, str, Raw]] = []
         self.requests: list[tuple[str, str]] = []
+        self.queries: list[dict[str, str]] = []
+        """Of the lists that were asked for."""
         self.refusals: list[Refusal] = []
         self.watch_answers: list[web.Response] = []
         """Answers to the next watches, instead of a stream."""
@@ -129,16 +143,21 @@ class FakeApi:
 
     def _get(self, request: web.Request, path: str) -> web.Response:
         if path in self.objects:
-            return web.json_response(self.objects[path])
+            return _answer_with(self.objects[path])
         if path.count("/") % 2 == self._collection_depth(path):
             return refusal(404, "NotFound", f"{path} not found")
+        self.queries.append(dict(request.query))
         items = [raw for key, raw in sorted(self.objects.items()) if self._within(key, path)]
         first = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or 10**9)
         metadata = {"resourceVersion": str(self.version)}
         if first + limit < len(items):
             metadata["continue"] = str(first + limit)
-        return web.json_response({"metadata": metadata, "items": items[first : first + limit]})
+        # A list of custom resources has its metadata last, as all keys are sorted.
+        page = items[first : first + limit]
+        if "as=PartialObjectMetadataList" in request.headers["Accept"]:
+            page = [{"metadata": raw["metadata"]} for raw in page]
+        return _answer_with({"items": page, "metadata": metadata})
 
     @staticmethod
     def _collection_depth(path: str) -> int:
@@ -157,7 +176,7 @@ class FakeApi:
             return refusal(409, "AlreadyExists", f"{target} already exists")
         raw = copy.deepcopy(body)
         raw["metadata"]["uid"] = str(uuid.uuid4())
-        return web.json_response(await self._store(target, raw), status=201)
+        return _answer_with(await self._store(target, raw), status=201)
 
     async def _put(self, path: str, body: Raw) -> web.Response:
         target = path.removesuffix("/status")
@@ -169,7 +188,7 @@ class FakeApi:
         raw = copy.deepcopy(old)
         part = "status" if path.endswith("/status") else "spec"
         raw[part] = body[part]
-        return web.json_response(await self._store(target, raw))
+        return _answer_with(await self._store(target, raw))
 
     async def _delete(self, path: str, body: Raw | None) -> web.Response:
         old = self.objects.get(path)
@@ -208,7 +227,7 @@ class FakeApi:
                 position = version
                 if not self._within(path, request.path):
                     continue
-                line = json.dumps({"type": kind, "object": raw}).encode() + b"\n"
+                line = encoded({"type": kind, "object": raw}).encode() + b"\n"
                 if self.faults[:1] == ["half-line"]:
                     self.faults.pop(0)
                     await stream.write(line[: len(line) // 2])

@@ -8,6 +8,7 @@ from aiohttp import web
 from disttrain_operator.kube import errors
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.lists import list_pages
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 
@@ -146,8 +147,8 @@ async def test_no_more_requests_are_in_flight_than_allowed(api: FakeApi) -> None
 async def test_a_list_comes_in_pages(api: FakeApi, client: Client) -> None:
     for index in range(5):
         await api.put(f"{PODS}/p{index}")
-    pages = [page async for page in client.list_pages("/api/v1/pods", {}, chunk=2)]
-    assert [len(page["items"]) for page in pages] == [2, 2, 1]
+    pages = [page async for page in list_pages(client, "/api/v1/pods", {}, chunk=2)]
+    assert [len(page.objects) for page in pages] == [2, 2, 1]
 
 
 async def test_a_delete_names_the_uid(api: FakeApi, client: Client) -> None:
