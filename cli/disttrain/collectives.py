@@ -7,6 +7,7 @@ from pathlib import Path
 from disttrain.errors import USAGE, CommandError
 from disttrain.local.folder import RunFolder, new_run
 from disttrain.local.gpus import gpu_slices
+from disttrain.local.machine import require_room
 from disttrain.local.pods import log_tail
 from disttrain.local.runner import LocalRun
 from disttrain.local.view import PlainView
@@ -37,6 +38,7 @@ def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
         results = Path(scratch, "results.json")
         job = _job(plan, ranks, gpus, results)
         slices = gpu_slices(job.spec)
+        require_room(job.spec, _MODULES)
         folder, raw = new_run(Path(scratch), job)
         status = asyncio.run(LocalRun(folder, raw, _FailuresOnly(_NAME), slices, _MODULES).run())
         if not results.exists():

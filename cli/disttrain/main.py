@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help=f"where the folder of the run is made (default: {DEFAULT_RUNS})",
     )
+    run.add_argument("-y", "--yes", action="store_true", help="start even what does not fit this machine")
     run.set_defaults(command=_run)
 
     submit = commands.add_parser("submit", help="send a job to a cluster", description=_submit.__doc__)
@@ -91,7 +92,7 @@ def _run(given: argparse.Namespace) -> int:
     """Run a job as processes of this machine. Ctrl-C suspends it after a checkpoint; a second one stops it at once."""
     from disttrain.run import resume, run
 
-    return resume(given.resume) if given.resume else run(given.file, given.runs)
+    return resume(given.resume, yes=given.yes) if given.resume else run(given.file, given.runs, yes=given.yes)
 
 
 def _submit(given: argparse.Namespace) -> int:

@@ -90,6 +90,23 @@ def show(text: str) -> None:
         raise OutputError(f"cannot write to standard output: {error.strerror}") from error
 
 
+def ask(question: str) -> bool | None:
+    """Ask for a yes on the terminal; None where there is nobody to ask."""
+    if not (person().isatty() and _reads_terminal()):
+        return None
+    person().write(f"{question} [y/N] ")
+    drain()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _reads_terminal() -> bool:
+    """Whether standard input is a terminal, and this process in its foreground, where reading does not stop it."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
 def person() -> Outlet:
     """Return the stream behind `tell`."""
     global _person

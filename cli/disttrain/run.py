@@ -9,6 +9,7 @@ from pathlib import Path
 from disttrain.local.folder import RawJob, RunFolder, new_run, to_yaml
 from disttrain.local.gpus import gpu_slices
 from disttrain.local.kept import modules_of
+from disttrain.local.machine import require_room
 from disttrain.local.runner import LocalRun, set_suspend
 from disttrain.local.summary import exit_code, short, summary
 from disttrain.local.view import PlainView, TerminalView, open_view
@@ -20,22 +21,25 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 
 
-def run(path: str, runs: Path) -> int:
-    """Run a manifest as a new job."""
+def run(path: str, runs: Path, *, yes: bool = False) -> int:
+    """Run a manifest as a new job. yes: even one that does not fit this machine."""
     try:
         job = manifest.load(path)
     except ManifestError:
         return validate(path)
     gpu_slices(job.spec)
+    require_room(job.spec, modules_of(job.spec), yes=yes)
     folder, raw = new_run(runs, job)
     return _run(folder, raw)
 
 
-def resume(path: Path) -> int:
-    """Go on with a job that was suspended or whose runner was killed."""
+def resume(path: Path, *, yes: bool = False) -> int:
+    """Go on with a job that was suspended or whose runner was killed. yes: as of `run`."""
     folder = RunFolder(path)
     raw = folder.read_job()
     set_suspend(raw, False)
+    spec = JobSpec.model_validate(raw["spec"], by_alias=True, by_name=False)
+    require_room(spec, modules_of(spec), yes=yes)
     return _run(folder, raw)
 
 

@@ -71,9 +71,12 @@ class Terminal:
         os.close(self.slave)
         return run
 
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
     def press_ctrl_c(self) -> None:
         """SIGINT to all processes in the foreground."""
-        os.write(self._master, b"\x03")
+        self.type(b"\x03")
 
     def hang_up(self) -> None:
         # A descriptor that is being read stays open until the read returns, so the reader goes first.

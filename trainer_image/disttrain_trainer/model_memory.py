@@ -5,7 +5,7 @@ from torch import nn
 from disttrain_api.memory import LeastMemory, ModelSize, builtin_size, in_words, least_memory
 from disttrain_trainer.config import Config
 from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.host_memory import memory_limit
+from disttrain_trainer.host_limits import memory_limit
 from disttrain_trainer.mesh import World
 
 

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container that this process is in, has. Standard library only."""
+"""What the machine, or the container that this process is in, has: memory, processes. Standard library only."""
 
 import os
 from collections.abc import Iterator
@@ -25,6 +25,30 @@ def memory_available(root: Path = Path("/")) -> int | None:
     return max(0, min(found)) if found else None
 
 
+def tasks_left(root: Path = Path("/")) -> int | None:
+    """Processes and threads that may still be started before a limit of the kernel or the container is met; None where
+    the system does not tell.
+    """
+    found = []
+    kernel = root / "proc/sys/kernel"
+    limits = [limit for name in ("threads-max", "pid_max") if (limit := _number(kernel / name)) is not None]
+    if limits:
+        found.append(min(limits) - _tasks(root))
+    for folder in _groups(root, "pids"):
+        most, used = _number(folder / "pids.max"), _number(folder / "pids.current")
+        if most is not None and used is not None:
+            found.append(most - used)
+    return max(0, min(found)) if found else None
+
+
+def _tasks(root: Path) -> int:
+    """Processes and threads of the machine: "… running/all …"."""
+    try:
+        return int((root / "proc/loadavg").read_text().split()[3].partition("/")[2])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def _meminfo(root: Path) -> dict[str, int]:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -42,19 +66,21 @@ def _pages() -> int | None:
 
 
 def _limits(root: Path) -> Iterator[int | None]:
-    for folder, limit, _ in _groups(root):
-        yield _number(folder / limit)
+    for folder in _groups(root, "memory"):
+        yield _number(folder / "memory.max")
+        yield _number(folder / "memory.limit_in_bytes")
 
 
 def _left(root: Path) -> Iterator[int | None]:
-    for folder, limit, usage in _groups(root):
-        most, used = _number(folder / limit), _number(folder / usage)
-        if most is not None and used is not None:
-            yield most - (used - _cache(folder))
+    for folder in _groups(root, "memory"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, used = _number(folder / limit), _number(folder / usage)
+            if most is not None and used is not None:
+                yield most - (used - _cache(folder))
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """The control groups of this process from its own to the root: folder, name of the limit, name of the usage."""
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the control groups that this process is in, from its own to the root, of either version."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -63,15 +89,15 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            top = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / controller
         else:
             continue
         # Inside a container the path may be the host's, and what is mounted is the container's own group.
         below = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(below), -1, -1):
-            yield top.joinpath(*below[:depth]), *names
+            yield top.joinpath(*below[:depth])
 
 
 def _number(file: Path) -> int | None:
