@@ -8,6 +8,9 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import Attempt, FailureClass, JobStatus, Signature, Verdict
 from disttrain_operator.decide.ledger import last_known_step
 
+# On the same node they may be the node's, which later attempts avoid.
+_OF_A_DEVICE = frozenset({"torch.AcceleratorError"})
+
 
 def repeated(status: JobStatus, verdict: Verdict) -> Verdict | None:
     """The verdict with which the job fails where the current attempt ends as a former one did; else None."""
@@ -17,6 +20,8 @@ def repeated(status: JobStatus, verdict: Verdict) -> Verdict | None:
     if former is None or former.verdict is None or former.checkpoint_step != last_known_step(status):
         return None
     if former.verdict.signature is None or not _read(verdict.signature).repeats(_read(former.verdict.signature)):
+        return None
+    if verdict.signature.error in _OF_A_DEVICE and verdict.node == former.verdict.node:
         return None
     place = f" at {verdict.signature.place}" if verdict.signature.place else ""
     same = f"attempt {former.number} ended with the same failure ({verdict.signature.error}{place})"

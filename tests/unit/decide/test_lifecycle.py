@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttrain_api.names import ExitCode, Role
+from disttrain_api.names import PERMANENT, ExitCode, Role, exit_reason
 from disttrain_api.report import RankFailure
 from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob
 from disttrain_operator.decide.observed import CreateProblem
@@ -173,6 +173,14 @@ def test_a_permanent_exit_code_of_the_trainer_fails_the_job_at_once() -> None:
             "training.data.config.path: /data does not exist"
         ),
     )
+
+
+@pytest.mark.parametrize("code", sorted(PERMANENT))
+def test_every_permanent_exit_code_ends_the_job_whatever_restarts_are_left(code: ExitCode) -> None:
+    failure = RankFailure(rank=1, exit_code=code, message="the same wall")
+    world = a_running_world(runPolicy={"maxRestarts": 9}).end(1, code, report=a_report(50, failure=failure)).settle()
+    assert world.condition("Failed")[:2] == ("True", exit_reason(code))
+    assert world.job.status.restarts == 0
 
 
 def test_the_same_number_from_another_program_is_no_permanent_exit_code() -> None:

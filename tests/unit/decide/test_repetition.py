@@ -7,7 +7,8 @@ import pytest
 from disttrain_api.names import ExitCode
 from disttrain_api.report import FailureSignature, PodReport, RankFailure
 from disttrain_api.status import Signature
-from tests.builders import a_report
+from disttrain_operator.decide.clock import timestamp
+from tests.builders import a_report, ended
 from tests.unit.decide.test_failures import restart, verdict
 from tests.unit.decide.world import World, a_running_world
 
@@ -68,6 +69,18 @@ def test_another_failure_or_progress_between_two_is_no_repetition(change: dict[s
     former = failed(**{key: value for key, value in change.items() if change.get("step", 0) is None})
     world = restart(end(restart(end(a_job(), former)), failed(**change)))
     assert world.condition("Running")[0] == "True"
+
+
+@pytest.mark.parametrize(("second_node", "status"), [("node1", "False"), ("node2", "True")])
+def test_an_error_of_a_device_is_compared_on_another_node_only(second_node: str, status: str) -> None:
+    """A broken GPU fails at the same place every time, and the gang may leave its node."""
+    report = failed(error="torch.AcceleratorError")
+    world = restart(end(a_job(nodeSuspicion={"failures": 2}), report))
+    pod = ended(world.pod(1), 1, report=report, at=timestamp(world.now))
+    pod["spec"]["nodeName"] = second_node
+    world.put(pod)
+    world.end(0, ExitCode.PEER_LOST, report=a_report(0)).settle()
+    assert world.condition("Failed")[0] == status
 
 
 def test_what_the_cluster_does_in_between_changes_nothing() -> None:
