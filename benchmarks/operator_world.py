@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import yaml
@@ -37,6 +37,7 @@ OWNER = "owner"
 UNKNOWN_UID = "00000000-0000-4000-8000-000000000000"
 """Of a job whose children are built before it is there."""
 IMAGE = "registry.example/train:1"
+Result = TypeVar("Result")
 _ADDED = b'{"type":"ADDED"'
 
 
@@ -85,7 +86,11 @@ class World:
 
     def run(self, work: Coroutine[Any, Any, float | None]) -> float:
         """The figure that a measurement ends in."""
-        return self._runner.run(work) or 0.0
+        return self.result(work) or 0.0
+
+    def result(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Whatever the work ends in."""
+        return self._runner.run(work)
 
     async def floor(self, jobs: Sequence[tuple[str, int]]) -> float:
         """Seconds until the pods of these (name, replicas) are there when nobody else is needed."""
@@ -186,7 +191,7 @@ class OperatorUnderTest:
 
     def __init__(self, kubeconfig: Path, folder: Path, *flags: str) -> None:
         self.log = folder / "operator.log"
-        port = free_port()
+        port = self._port = free_port()
         command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={kubeconfig}", "--log-level=WARNING"]
         command += ["--health-address=127.0.0.1", f"--health-port={port}", *flags]
         with self.log.open("wb") as output:
@@ -209,6 +214,13 @@ class OperatorUnderTest:
     def state(self) -> str:
         """For messages: whether it lives, and its last words."""
         return f"operator {'alive' if self.alive() else 'dead'}; its log ends: {self.log.read_text()[-1500:]}"
+
+    def requests(self) -> float:
+        """Asked of the API server so far, but watches."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as answer:
+            page: str = answer.read().decode()
+        counters = (line for line in page.splitlines() if line.startswith("disttrain_api_requests_total{"))
+        return sum(float(line.rpartition(" ")[2]) for line in counters)
 
     def cpu_seconds(self) -> float:
         """Spent so far, in user and system mode."""
