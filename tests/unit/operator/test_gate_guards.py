@@ -288,3 +288,22 @@ async def test_one_look_at_a_time(cluster: Cluster, slow: SlowLook) -> None:
     slow.may_end.set()
     await asyncio.gather(looking, second)
     assert slow.begun.is_set()
+
+
+async def test_many_jobs_are_read_in_many_turns_of_the_loop(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the spec of a job that is new takes a millisecond; after a start all are new."""
+    monkeypatch.setattr(gatekeeper, "READING_SECONDS", -1.0)
+    for number in range(20):
+        cluster.gang(f"job-{number}", 1)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await cluster.gate.look()
+    counting.cancel()
+    assert turns >= 20
