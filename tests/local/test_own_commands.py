@@ -42,6 +42,26 @@ def test_an_unmodified_torchrun_script_runs_without_arguments(workplace: Workpla
         assert f"rank {rank} of {size}, local {rank % 2}: {mean:.3f}" in logs
 
 
+@pytest.mark.parametrize(
+    ("failure", "class_", "words"),
+    [
+        ("raise ValueError('a sample that cannot be read')", "Program", "ValueError: a sample that cannot be read"),
+        ("os.kill(os.getpid(), 9)", "Killed", "was killed by signal 9"),
+    ],
+)
+def test_the_verdict_names_the_rank_that_made_torchrun_fail(
+    workplace: Workplace, failure: str, class_: str, words: str
+) -> None:
+    program = script(workplace, TORCHRUN_SCRIPT.replace("loss = ", f"if dist.get_rank() == 3: {failure}\nloss = "))
+    policy = {"maxRestarts": 0}
+    run = workplace.run(own(workplace, "torchrun", program, workers={"processesPerPod": 4}, runPolicy=policy))
+    assert run.exit_code == 1, run.stderr
+    verdict = run.status["attempts"][-1]["verdict"]
+    assert (verdict["class"], verdict["rank"]) == (class_, 3), verdict
+    assert words in verdict["message"]
+    assert words in run.stderr
+
+
 def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(workplace: Workplace) -> None:
     run = workplace.run(own(workplace, "python", script(workplace, TORCHRUN_SCRIPT), replicas=2))
     logs = run.log(0, 1) + run.log(1, 1)

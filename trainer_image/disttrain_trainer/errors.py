@@ -24,7 +24,6 @@ TrainerError                    base; the message is one sentence for the user
 # ruff: noqa: N818 - an error is named like its exit code, and so like the reason a user reads
 
 import errno
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +31,7 @@ from torch.distributed import DistError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.names import ExitCode, Reason, exit_reason
+from disttrain_api.program_log import lost_a_peer
 from disttrain_api.report import RankError
 from disttrain_trainer.leaving import left
 from disttrain_trainer.signature import signature_of
@@ -139,19 +139,13 @@ class Stopped(TrainerError):
     from_outside = True
 
 
-# gloo and NCCL report a vanished peer as a plain RuntimeError; its text is all there is.
-_PEER_LOST = re.compile(
-    r"gloo[/\\]|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|Socket Timeout|recvValue failed"
-)
-
-
 def peer_lost(error: BaseException) -> bool:
     """Whether `error` says that another rank, or the way to it, is gone."""
     if isinstance(error, DistError | ConnectionError):
         return True
     if isinstance(error, CheckpointException):
         return any(peer_lost(cause) for cause, _ in error.failures.values())
-    return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and lost_a_peer(str(error))
 
 
 def no_room(error: BaseException | None) -> OSError | None:

@@ -12,15 +12,16 @@ from disttrain.local.folder import RunFolder
 from disttrain.local.kept import KILL, TERMINATE, Kept, Nursery
 from disttrain.local.launch import Launch
 from disttrain_api.names import CONTAINER, Label
+from disttrain_api.program_log import of_torchrun_child
 
 RawPod = dict[str, Any]
 
 _START_ERROR = 128
 # As the kubelet reads of a termination message.
 _MESSAGE_BYTES = 4096
-# As the kubelet does for terminationMessagePolicy FallbackToLogsOnError.
-_LOG_TAIL_BYTES = 2048
-_LOG_TAIL_LINES = 80
+# The kubelet does it for terminationMessagePolicy FallbackToLogsOnError, with half as much.
+_LOG_TAIL_BYTES = 4096
+_LOG_TAIL_LINES = 160
 
 
 class Pods:
@@ -181,7 +182,8 @@ def _read(path: Path) -> str:
 
 
 def _tail(path: Path) -> str:
-    lines = log_tail(path, _LOG_TAIL_LINES, _LOG_TAIL_BYTES)
+    kept = of_torchrun_child("\n".join(log_tail(path, 10 * _LOG_TAIL_LINES)))
+    lines = kept[-_LOG_TAIL_BYTES:].splitlines()[-_LOG_TAIL_LINES:]
     if is_full(path.parent):
         # What the program had to say of it may not have found room.
         lines.append(f"no space is left on the disk of {path.parent}")

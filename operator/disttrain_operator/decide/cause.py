@@ -86,12 +86,14 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.OUT_OF_MEMORY
     if pod.report is not None and exit_.code == ExitCode.PEER_LOST:
         return FailureClass.PEER_LOST
+    if pod.child is not None and pod.child.lost_a_peer:
+        return FailureClass.PEER_LOST
     if _told_to_end(pod):
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
     if exit_.code == ExitCode.STOPPED:
         return FailureClass.STOPPED
     # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
-    if exit_.signal == _SIGKILL or exit_.code is None:
+    if pod.signal == _SIGKILL or exit_.code is None:
         return FailureClass.KILLED
     return FailureClass.PROGRAM
 

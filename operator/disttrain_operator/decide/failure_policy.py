@@ -49,7 +49,7 @@ def _matches(rule: FailureRule, cause: Cause) -> bool:
     return (
         (rule.roles is None or pod.role in rule.roles)
         and (rule.exit_codes is None or _code_matches(rule, pod.exit))
-        and (rule.signals is None or (pod.exit is not None and pod.exit.signal in rule.signals))
+        and (rule.signals is None or pod.signal in rule.signals)
         and (rule.reasons is None or bool({cause.reason, pod.exit.reason if pod.exit else ""} & set(rule.reasons)))
         and (rule.pod_conditions is None or _condition_matches(rule, pod))
     )

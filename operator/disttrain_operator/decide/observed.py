@@ -7,6 +7,7 @@ from typing import Any
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import CONTAINER, GANG_GATE, MANAGED_BY_US, Annotation, Label, Reason, Role
+from disttrain_api.program_log import Child, torchrun_child
 from disttrain_api.report import PodReport, decode_pod_report
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -126,6 +127,20 @@ class PodFacts:
     def on_lost_node(self) -> bool:
         """Nobody will tell how it ends."""
         return self.exit is None and not self.gone and self.disruption == Reason.NODE_LOST
+
+    @property
+    def child(self) -> Child | None:
+        """The rank of a program of the user's own that torchrun names as the first that failed."""
+        if self.report is not None or self.exit is None or not self.exit.code:
+            return None
+        return torchrun_child(self.exit.message)
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended its program, or the first rank of it that failed."""
+        if self.exit is not None and self.exit.signal is not None:
+            return self.exit.signal
+        return self.child.signal if self.child is not None else None
 
     @property
     def succeeded(self) -> bool:

@@ -1,6 +1,7 @@
 """The first cause of a failure, in words."""
 
 from disttrain_api.names import ExitCode, Reason
+from disttrain_api.program_log import last_exception
 from disttrain_api.report import RankFailure
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
@@ -9,6 +10,10 @@ from disttrain_operator.decide.observed import Exit, PodFacts
 
 MAX_DETAIL = 500
 MAX_LOG = 1500
+_NO_EXCEPTION = (
+    "the end of the log that Kubernetes keeps does not reach back to its exception: look at the pod's log, or decorate "
+    "its main function with torch.distributed.elastic.multiprocessing.errors.record, which brings it here"
+)
 
 _DISRUPTED = {
     Reason.PREEMPTED: "was preempted by pods of a higher priority",
@@ -22,7 +27,8 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
     """The verdict over an attempt that this cause ended."""
     pod, exit_ = cause.pod, cause.pod.exit
     failure = pod.report.failure if pod.report else None
-    rank = failure.rank if failure else None
+    first = failure or pod.child
+    rank = first.rank if first else None
     if cause.follows is not None:
         return _of_replaced(cause, cause.follows, ruling, rank)
     return Verdict(
@@ -36,7 +42,7 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
         pod=pod.name,
         node=pod.node,
         exit_code=exit_.code if exit_ else None,
-        signal=exit_.signal if exit_ else None,
+        signal=pod.signal,
         signature=_signature(failure) if cause.class_ is FailureClass.PROGRAM else None,
         log=_log(pod),
     )
@@ -80,20 +86,25 @@ def _ending(cause: Cause) -> str:
     assert exit_ is not None
     if exit_.code is None:
         return f"was ended by the cluster ({exit_.reason})"
+    if (child := cause.pod.child) is not None:
+        how = f"was killed by signal {child.signal}" if child.signal else f"exited with code {child.exit_code}"
+        return f"{how} (torchrun exited with code {exit_.code})"
     if exit_.signal is not None and exit_.code != ExitCode.STOPPED:
         return f"was killed by signal {exit_.signal} (exit code {exit_.code})"
     return f"exited with code {exit_.code}"
 
 
 def _detail(cause: Cause) -> str:
-    """What our agent says of it, or the cluster, or the last line that the program left."""
+    """What our agent says of it, or the cluster, or the exception or last line that the program left."""
     pod, exit_ = cause.pod, cause.pod.exit
     if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
         return pod.disruption_message[:MAX_DETAIL]
     if pod.report is not None:
         return (pod.report.failure.message if pod.report.failure else None) or ""
+    if pod.child is not None:
+        return pod.child.exception or ("" if pod.child.signal else _NO_EXCEPTION)
     lines = _lines(exit_)
-    return lines[-1][:MAX_DETAIL] if lines else ""
+    return (exit_ and last_exception(exit_.message)) or (lines[-1][:MAX_DETAIL] if lines else "")
 
 
 def _log(pod: PodFacts) -> str | None:

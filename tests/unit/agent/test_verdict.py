@@ -88,5 +88,12 @@ def test_a_rank_that_left_early_explains_peers_that_lost_it_and_those_that_were_
     assert first_cause([an_end(0, 91), an_end(2, 143, told=True), an_end(3, -6), left]) is left
 
 
+def test_a_rank_that_reported_nothing_is_described_by_its_exception_else_by_its_last_line() -> None:
+    traceback = ("Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()", "KeyError: 1")
+    assert RankEnd(0, 1, tail=(*traceback, "bye")).as_failure().message == "KeyError: 1"
+    assert RankEnd(0, 1, tail=("hello", "bye")).as_failure().message == "bye"
+    assert RankEnd(0, -9, tail=("hello", "bye")).as_failure().message is None
+
+
 def test_exit_code_0_of_an_own_command_is_success() -> None:
     assert RankEnd(1, 0, report=AT_9).succeeded

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
+from disttrain_api.program_log import last_exception
 from disttrain_api.report import RankFailure, RankReport
 from disttrain_trainer.leaving import left
 
@@ -67,8 +68,8 @@ class RankEnd:
         if self.code == ExitCode.LEFT_EARLY:
             step, steps = (self.report.step, self.report.total_steps) if self.report is not None else (None, 0)
             return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
-        # A program that said nothing else usually names its error in its last line; one that was killed does not.
-        return self.tail[-1] if self.tail and self.signal is None else None
+        # A program that said nothing else names its error in its exception or last line; one that was killed does not.
+        return last_exception("\n".join(self.tail)) or self.tail[-1] if self.tail and self.signal is None else None
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:

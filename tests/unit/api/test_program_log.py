@@ -1,0 +1,116 @@
+"""What is read from the end of a program's log."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttrain_api.program_log import Child, last_exception, of_torchrun_child, torchrun_child
+from tests.recorded import kept, torchrun_log
+
+VALUE_ERROR = "ValueError: a sample that cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("name", "child"),
+    [
+        ("raised", Child(1, 1, VALUE_ERROR)),
+        ("recorded", Child(1, 1, VALUE_ERROR)),
+        ("raised_of_one_rank", Child(1, 1, VALUE_ERROR)),
+        ("killed", Child(1, -9)),
+        ("exited", Child(1, 3)),
+    ],
+)
+def test_torchruns_table_names_the_rank_that_failed_first(name: str, child: Child) -> None:
+    assert torchrun_child(torchrun_log(name)) == child
+
+
+@pytest.mark.parametrize("name", ["recorded", "raised_of_one_rank"])
+def test_what_kubernetes_keeps_of_a_log_may_hold_the_exception(name: str) -> None:
+    assert torchrun_child(kept(torchrun_log(name))) == Child(1, 1, VALUE_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("name", "child"), [("raised", Child(1, 1)), ("killed", Child(1, -9)), ("exited", Child(1, 3))]
+)
+def test_where_the_exception_is_cut_off_rank_and_code_are_known(name: str, child: Child) -> None:
+    assert torchrun_child(kept(torchrun_log(name))) == child
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_rank_that_lost_its_peer_is_known_as_one(cut: bool) -> None:
+    log = torchrun_log("peer_of_one_rank")
+    child = torchrun_child(kept(log) if cut else log)
+    assert child is not None
+    assert (child.rank, child.lost_a_peer) == (0, True)
+    if not cut:
+        assert child.exception is not None
+        assert child.exception.startswith("RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/")
+
+
+def test_the_exception_of_another_rank_is_not_taken_for_the_one_that_failed() -> None:
+    log = "\n".join(line for line in torchrun_log("raised").splitlines() if not line.startswith("[rank1]"))
+    assert torchrun_child(log) == Child(1, 1)
+
+
+def test_a_child_that_torchrun_stopped_is_not_the_first_that_failed() -> None:
+    log = torchrun_log("killed").replace("-9 (pid", "-x (pid").replace("-15 (pid", "-9 (pid").replace("-x (", "-15 (")
+    assert torchrun_child(log) == Child(0, -9)
+
+
+@pytest.mark.parametrize("log", ["", "a line", "Root Cause (first observed failure):", VALUE_ERROR])
+def test_another_log_has_no_child(log: str) -> None:
+    assert torchrun_child(log) is None
+
+
+@given(st.lists(st.sampled_from([*torchrun_log("raised").splitlines(), "", " ", "[0]:", "exitcode  : -99999999"])))
+def test_no_log_is_too_odd(lines: list[str]) -> None:
+    log = "\n".join(lines)
+    child = torchrun_child(log)
+    assert child is None or (child.rank in (0, 1) and -9999 <= child.exit_code <= 9999)
+    last_exception(log)
+    assert len(of_torchrun_child(log)) <= len(log)
+
+
+@pytest.mark.parametrize("name", ["raised", "recorded", "killed", "exited"])
+def test_little_is_left_of_a_log_where_only_the_child_counts(name: str) -> None:
+    log = torchrun_log(name)
+    shorter = of_torchrun_child(log)
+    assert len(shorter) < len(log) - 1000
+    assert torchrun_child(shorter) == torchrun_child(log)
+    assert "launch_agent" not in shorter
+    assert "[rank0]" not in shorter
+
+
+def test_another_log_is_left_as_it_is() -> None:
+    assert of_torchrun_child(TRACEBACK) == TRACEBACK
+
+
+TRACEBACK = """\
+step: 3
+Traceback (most recent call last):
+  File "/app/train.py", line 12, in <module>
+    main()
+    ~~~~^^
+  File "/app/train.py", line 4, in main
+    raise KeyError("image")
+KeyError: 'image'
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "exception"),
+    [
+        (TRACEBACK, "KeyError: 'image'"),
+        (TRACEBACK + "wandb: run finished\nwandb: bye\n", "KeyError: 'image'"),
+        (TRACEBACK[TRACEBACK.index("    main()") :], "KeyError: 'image'"),
+        (TRACEBACK.replace("\n", "\n[rank3]: "), "KeyError: 'image'"),
+        (TRACEBACK.replace("KeyError: 'image'", "my.package.Wrong: a\nb"), "my.package.Wrong: a"),
+        (TRACEBACK.replace("KeyError: 'image'", "KeyboardInterrupt"), "KeyboardInterrupt"),
+        (TRACEBACK.replace("KeyError: 'image'", "E" * 5000 + ": x"), "E" * 500),
+        (TRACEBACK.replace("KeyError: 'image'\n", ""), None),
+        ("ValueError: no traceback", None),
+        ("", None),
+    ],
+)
+def test_the_last_exception_of_a_log(log: str, exception: str | None) -> None:
+    assert last_exception(log) == exception
