@@ -163,6 +163,7 @@ class Reason(StrEnum):
 
     PENDING = "Pending"
     INVALID_SPEC = "InvalidSpec"
+    UNREADABLE = "Unreadable"
     CREATING_PODS = "CreatingPods"
     WAITING_FOR_PODS = "WaitingForPods"
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"

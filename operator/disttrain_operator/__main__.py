@@ -38,6 +38,7 @@ from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.settings import Settings, read_settings
 from disttrain_operator.snapshot import Key, World, core_collection, job_collection
+from disttrain_operator.unreadable import UnreadableReports
 
 logger = logging.getLogger("disttrain_operator")
 
@@ -92,6 +93,10 @@ class Operator:
         self._reconciler = Reconciler(
             client, self._world, self._executor, self._queue, active=lambda: self._leadership.acts, told=self._metrics
         )
+        self._unreadable = UnreadableReports(client, lambda: self._leadership.acts)
+        self._metrics.unreadable = self._unreadable.counts
+        for seen in informers:
+            self._unreadable.add(seen.path.rpartition("/")[2], seen.cache)
         self._world.jobs.on_change = self._job_changed
         self._world.pods.on_change = self._pod_changed
         self._world.services.on_change = self._child_changed
@@ -115,6 +120,7 @@ class Operator:
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
                 tasks.create_task(self._lag.run())
+                tasks.create_task(self._unreadable.run())
                 tasks.create_task(self._jobs.run())
                 await self._jobs.wait_synced()
                 for informer in self._children:
@@ -145,6 +151,7 @@ class Operator:
         """This replica acts from now on. What it knew of its own requests is of another time."""
         self._world.problems.clear()
         self._reconciler.refused.forget_all()
+        self._unreadable.begin()
         self._executor.forget_all()
         if self._gatekeeper is not None:
             self._gatekeeper.begin()
@@ -168,10 +175,14 @@ class Operator:
 
     def _job_event(self, kind: str | None, raw: Raw) -> None:
         """What kopf saw."""
-        if kind == "DELETED":
-            self._world.jobs.observe_deleted(raw)
-        else:
-            self._world.jobs.observe(raw)
+        try:
+            if kind == "DELETED":
+                self._world.jobs.observe_deleted(raw)
+            else:
+                self._world.jobs.observe(raw)
+        except Exception as error:
+            # The informer meets the same, and marks the object.
+            logger.debug("what kopf saw was not taken in: %s", error)
 
     def _job_changed(self, uid: str, raw: Raw) -> None:
         phase = (raw.get("status") or {}).get("phase")

@@ -11,7 +11,16 @@ from disttrain_api.names import Label, Reason
 from disttrain_api.ownership import controller, controlling_job
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kube.client import Client, Raw
-from disttrain_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerTrouble, Throttled
+from disttrain_operator.kube.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerTrouble,
+    Throttled,
+    Undecodable,
+)
 from disttrain_operator.plan.desired import NETWORK_POLICY_VERSION
 from disttrain_operator.plan.schedulers import COSCHEDULING_GROUP, VOLCANO_GROUP
 from disttrain_operator.snapshot import child_collection
@@ -95,6 +104,9 @@ async def _taken(
         return None
     except Forbidden as refusal:
         return _problem(kind, name, Reason.OPERATOR_FORBIDDEN, refusal)
+    except Undecodable as trouble:
+        message = f"an object that cannot be read holds the name: {trouble}"
+        return CreateProblem(kind, name, error.code, Reason.NAME_CONFLICT, message)
     if is_own(found, manifest, job):
         return Made(found)
     owner = controller(found["metadata"])

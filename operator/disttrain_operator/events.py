@@ -9,14 +9,14 @@ from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import Conflict, KubeError
-from disttrain_operator.snapshot import core_collection
+from disttrain_operator.snapshot import Key, core_collection
 
 logger = logging.getLogger(__name__)
 
 COMPONENT = "disttrain-operator"
 
 
-async def post_event(client: Client, job: Job, version: str, event: Event, now: datetime) -> None:
+async def post_event(client: Client, job: Job | Key, version: str, event: Event, now: datetime) -> None:
     """Post one Event; `version` is the resourceVersion of the status that it speaks of. Never raises a KubeError."""
     try:
         await client.create(core_collection("events", job.namespace), event_manifest(job, version, event, now))
@@ -26,7 +26,7 @@ async def post_event(client: Client, job: Job, version: str, event: Event, now: 
         logger.info("%s/%s: event %s was not posted: %s", job.namespace, job.name, event.reason, error)
 
 
-def event_manifest(job: Job, version: str, event: Event, now: datetime) -> Raw:
+def event_manifest(job: Job | Key, version: str, event: Event, now: datetime) -> Raw:
     """The Event, under a name that a repeated POST meets again."""
     digest = hashlib.sha256(f"{job.uid} {version} {event.reason} {event.message}".encode()).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,6 +5,9 @@ in a thread and a loop of its own, for two reasons that are kopf's design: some 
 `kopf.operator()` (an ERROR event other than 410, a 410 as answer), and when it ends it cancels every task of its loop
 that it did not find there when it began. So it is started again after a moment, and nothing of ours notices.
 
+kopf's parser recurses: an object that nests a thousand levels would end it, for ever. Its session (kube/shallow.py)
+gives it no list, and of the watch what nests like ordinary objects.
+
 kopf tells of no deletion that happened while it listed again. Therefore the operator has an informer for the jobs, too,
 as for pods; both fill one cache, whoever is first. kopf may be down, late or wrong: nothing is lost but milliseconds.
 """
@@ -12,6 +15,7 @@ as for pods; both fill one cache, whoever is first. kopf may be down, late or wr
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,12 +24,15 @@ import kopf
 
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.shallow import session
 
 logger = logging.getLogger(__name__)
 
 OnEvent = Callable[[str | None, dict[str, Any]], None]
 
-FIRST_DELAY, MAX_DELAY = 0.1, 1.0
+FIRST_DELAY, MAX_DELAY = 0.1, 30.0
+# Who lived so long is well.
+WELL_SECONDS = 60.0
 # Long enough for the token file of a pod to be rotated behind kopf's back.
 LOGIN_SECONDS = 600
 
@@ -65,17 +72,14 @@ def registry_of(access: Access, on_event: OnEvent) -> kopf.OperatorRegistry:
         settings.process.ultimate_exiting_timeout = None
         settings.watching.server_timeout = 270
         settings.watching.connect_timeout = 5
+        settings.watching.chunk_size = 1  # see kube/shallow.py
         settings.networking.error_backoffs = ShortBackoffs()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(
             server=access.server,
-            ca_data=access.ca,
-            insecure=access.insecure,
-            token=access.token(),
-            certificate_data=access.certificate,
-            private_key_data=access.key,
+            aiohttp_session=session(access),
             expiration=datetime.now(UTC) + timedelta(seconds=LOGIN_SECONDS),
         )
 
@@ -112,12 +116,15 @@ class KopfThread:
     def _run(self) -> None:
         delay = FIRST_DELAY
         while not self._stopped.is_set():
+            began = time.monotonic()
             try:
                 asyncio.run(self._operate())
             except Exception as error:
                 logger.warning("kopf ended, starting it again: %s", error)
             self._flag = None
             self.restarts += 1
+            if time.monotonic() - began > WELL_SECONDS:
+                delay = FIRST_DELAY
             self._stopped.wait(delay)
             delay = min(delay * 2, MAX_DELAY)
 

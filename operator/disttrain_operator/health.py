@@ -1,7 +1,8 @@
 """/healthz: does this process turn? /readyz: does it know the cluster? Both answer with a line per stream. /metrics.
 
 An API server that is away makes nobody unhealthy: starting the operator again would not bring it back. Only a loop that
-hangs or an informer that has stopped trying does. A standby is ready: its caches are warm.
+hangs, an informer that has stopped trying, or one that has failed for minutes though the server answers does. Objects
+that cannot be read are counted; they are their owners' trouble. A standby is ready: its caches are warm.
 """
 
 import time
@@ -15,6 +16,8 @@ from disttrain_operator.metrics import Metrics
 
 # An informer tries something at least this often; its longest wait is a silent stream.
 STUCK_SECONDS = 300.0
+# An informer that is answered, and yet has neither listed nor watched: starting anew says what is missing.
+FAILING_SECONDS = 300.0
 # A tick of the loop that is this late: something blocks it for good.
 HUNG_SECONDS = 30.0
 
@@ -54,10 +57,17 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """The loop turns, and every informer has tried something a short while ago."""
+        """The loop turns, and every informer has tried something a short while ago, and not in vain for minutes."""
         if self._clock() - self._lag.ticked_at >= HUNG_SECONDS:
             return False
-        return all(self._clock() - informer.tried_at < STUCK_SECONDS for informer in self._informers)
+        return all(
+            self._clock() - informer.tried_at < STUCK_SECONDS and self._failing(informer) < FAILING_SECONDS
+            for informer in self._informers
+        )
+
+    def _failing(self, informer: Informer) -> float:
+        """For how many seconds the informer has failed though the server answers."""
+        return 0.0 if informer.failing_since is None else self._clock() - informer.failing_since
 
     @property
     def ready(self) -> bool:
@@ -84,4 +94,10 @@ class Health:
         if informer.heard_at is None:
             return "never heard of"
         age = self._clock() - informer.heard_at
-        return f"{len(informer.cache)} objects, last heard of {age:.0f} s ago"
+        text = f"{len(informer.cache)} objects, last heard of {age:.0f} s ago"
+        unreadable = len(informer.cache.unreadable())
+        if unreadable:
+            text += f", {unreadable} cannot be read"
+        if informer.failing_since is not None:
+            text += f", failing for {self._failing(informer):.0f} s"
+        return text

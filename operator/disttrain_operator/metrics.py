@@ -29,6 +29,8 @@ class Metrics:
 
     def __init__(self, gauges: Gauges, counters: Gauges, clock: Callable[[], float] = time.monotonic) -> None:
         """`gauges` and `counters` give figures that others keep, by name, when they are asked for."""
+        self.unreadable: Gauges = dict
+        """How many objects cannot be read, by the plural of their kind."""
         self._gauges, self._counters, self._clock = gauges, counters, clock
         self._phases = PhaseClock()
         self._first_seen: dict[str, float] = {}
@@ -88,8 +90,12 @@ class Metrics:
             jobs.add_metric([phase], counts.get(phase, 0))
         for phase in _UNFINISHED:
             spent.add_metric([phase], seconds.get(phase, 0.0))
+        unreadable = GaugeMetricFamily("disttrain_unreadable_objects", "Objects that cannot be read", labels=["kind"])
+        for kind, count in self.unreadable().items():
+            unreadable.add_metric([kind], count)
         yield jobs
         yield spent
+        yield unreadable
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
         for name, value in self._counters().items():

@@ -3,7 +3,8 @@
 The status is written first, always: attempt and restart count stand there before a pod of the old gang is deleted or
 one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
 carries the resourceVersion that the decision was made from. A stale writer is told 409, executes nothing, reads the job
-afresh and comes again. A job about which there is nothing to do costs no request.
+afresh and comes again. A job whose newest version cannot be read is left as it is, with its pods, until it can be: what
+was known of it is no longer so. A job about which there is nothing to do costs no request.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ from disttrain_operator.decide.minimal_status import minimal_status
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
+from disttrain_operator.kube.cache import version_of
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.errors import ApiError, Conflict, KubeError, NotFound, StandingBy
+from disttrain_operator.kube.errors import ApiError, Conflict, KubeError, NotFound, StandingBy, Undecodable
+from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
 from disttrain_operator.snapshot import Key, World, job_collection
@@ -88,7 +91,7 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> None:
         """Look at the job once."""
-        if not self._active():
+        if not self._active() or self._world.jobs.is_unreadable(key.uid):
             return
         began = time.perf_counter()
         seen = self._world.snapshot(key.uid)
@@ -148,7 +151,7 @@ class Reconciler:
         path = f"{job_collection(job.namespace)}/{job.name}/status"
         try:
             raw = await self._client.replace(path, status_body(job, status))
-        except (Conflict, NotFound) as error:
+        except (Conflict, NotFound, Undecodable) as error:
             logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
             return None
         self._world.jobs.observe(raw)
@@ -170,6 +173,13 @@ class Reconciler:
             known = self._world.jobs.get(key.uid)
             if error.reason == "NotFound" and known is not None:
                 self._world.jobs.observe_deleted(known)
+        except Undecodable as error:
+            # Nothing is tried again: a version that can be read comes by itself.
+            known = self._world.jobs.get(key.uid)
+            if known is not None:
+                found = Unreadable(key.namespace, key.name, key.uid, version_of(known), cut(str(error), MAX_WHY))
+                self._world.jobs.skip(found)
+            return
         else:
             known = self._world.jobs.get(key.uid)
             if raw["metadata"]["uid"] != key.uid and known is not None:

@@ -156,9 +156,9 @@ class World:
         return job, observed
 
     def job(self, uid: str) -> Job | None:
-        """The facts of a job; None where it is gone."""
+        """The facts of a job; None where it is gone, or its newest version cannot be read."""
         raw = self.jobs.get(uid)
-        return None if raw is None else self._job(uid, raw)
+        return None if raw is None or self.jobs.is_unreadable(uid) else self._job(uid, raw)
 
     def has_service(self, job: Job, name: str) -> bool:
         """Whether the job's Service of that name exists."""

@@ -109,3 +109,46 @@ def test_an_object_of_more_levels_than_can_be_decoded_costs_others_nothing(
     operator.start()
     trains(victim, "after")
     assert operator.health("healthz") == 200
+
+
+def test_a_job_that_cannot_be_read_is_named_and_left_alone(
+    operator: OperatorProcess, victim: Team, intruder: Team
+) -> None:
+    """It ran, and its pods stay; the Event says why; kopf lives on, and nothing is listed again and again."""
+    job = intruder.create("job")
+    pods = intruder.wait_for_pods(2)
+    intruder.run(pods)
+    intruder.wait_for("Running")
+    before, lists = intruder.status(), figure(operator, "informer_lists_total")
+    for number in range(30):
+        patch = f'{{"metadata":{{{deep_metadata_of(job)},"labels":{{"number":"{number}"}}}}}}'.encode()
+        assert intruder.api.send("PATCH", f"{JOBS.format(intruder.namespace)}/job", patch).status == 200
+    intruder.finish(pods[:1], code=1)
+    eventually(lambda: "cannot be read" in operator.page("healthz"))
+    assert operator.health("healthz") == 200
+    event = eventually(lambda: [raw for raw in intruder.children("events") if raw["reason"] == "Unreadable"])[0]
+    assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", job["metadata"]["uid"])
+    assert "nests too deep" in event["message"]
+    assert f"{intruder.namespace}/job (version" in operator.log()
+    trains(victim, "meanwhile")
+    assert figure(operator, "unreadable_objects", kind="disttrainingjobs") >= 1
+    assert figure(operator, "informer_lists_total") == lists
+    assert figure(operator, "kopf_restarts_total") == 0
+    assert [pod["metadata"]["uid"] for pod in intruder.pods()] == [pod["metadata"]["uid"] for pod in pods]
+
+    plain = b'{"metadata":{"managedFields":[{}]}}'
+    assert intruder.api.send("PATCH", f"{JOBS.format(intruder.namespace)}/job", plain).status == 200
+    eventually(lambda: intruder.status().get("restarts") == 1, intruder.status)
+    assert before["attempt"] == 1
+
+
+def deep_metadata_of(job: Raw) -> str:
+    version = f'"apiVersion":"{job["apiVersion"]}","time":"2026-01-01T00:00:00Z",'
+    return deep_metadata().replace('"fieldsType"', version + '"fieldsType"')
+
+
+def figure(operator: OperatorProcess, name: str, **labels: str) -> float:
+    """The value of one of the operator's metrics."""
+    wanted = f"disttrain_{name}" + "".join(f'{{{key}="{value}"}}' for key, value in labels.items())
+    lines = operator.page("metrics").splitlines()
+    return float(next(line for line in lines if line.startswith(wanted + " ")).rpartition(" ")[2])

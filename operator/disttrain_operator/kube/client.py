@@ -196,7 +196,7 @@ class Client:
                         timeout=self._timeout,
                     ) as response,
                 ):
-                    answer = await (_refusal(response) if response.status >= 400 else _body(response, most))
+                    answer = await (_refusal(response) if response.status >= 400 else read_body(response, most))
                     code = response.status
             except TooLarge as error:
                 code = response.status
@@ -251,7 +251,8 @@ class Client:
             await self._sleep(delay)
 
 
-async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body; raises TooLarge where it has more than `most` bytes, and leaves the rest unread."""
     if (response.content_length or 0) > most:
         raise TooLarge(f"the answer is larger than {most} bytes")
     parts, size = list[bytes](), 0
@@ -266,7 +267,7 @@ async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
 async def _refusal(response: aiohttp.ClientResponse) -> bytes:
     """Return what a refusal says; nothing where it says too much: its code is enough to go on with."""
     try:
-        return await _body(response, MAX_ERROR_BYTES)
+        return await read_body(response, MAX_ERROR_BYTES)
     except TooLarge:
         return b""
 

@@ -158,7 +158,7 @@ class Informer:
         }
         self.tried_at = self._clock()
         async with self._client.stream(self.path, query, silence=self._silence) as chunks:
-            async for line in _lines(chunks):
+            async for line in lines(chunks):
                 self._heard()
                 self.failing_since = None
                 self._take(line)
@@ -222,7 +222,7 @@ class Informer:
         await asyncio.sleep(delay)
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Complete lines; a last one without an end is dropped, its event will come again.
 
     A line that is longer than an object may be comes without its end, which its parser will notice.

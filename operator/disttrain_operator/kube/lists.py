@@ -50,10 +50,10 @@ async def list_pages(
                 limit = max(1, limit // _SMALLER)
                 continue
             body = await client.read(path, page_query, MAX_OBJECT_BYTES, accept=METADATA_ONLY)
-            page = await _read_page(body, path)
+            page = await read_page(body, path)
             page = _without(page, TOO_LARGE)
         else:
-            page = await _read_page(body, path)
+            page = await read_page(body, path)
         yield page
         if not page.following:
             return
@@ -61,7 +61,8 @@ async def list_pages(
         limit = min(chunk, limit * _LARGER)
 
 
-async def _read_page(body: bytes, path: str) -> Page:
+async def read_page(body: bytes, path: str) -> Page:
+    """Return the page that an answer holds. Raises Unavailable where it holds none."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:

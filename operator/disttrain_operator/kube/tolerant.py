@@ -16,7 +16,7 @@ from disttrain_api.bounds import cut
 # A name and its colon, another string, or a bracket. The last alternative is a string without an end.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"(?:\s*+:)?+|[{}\[\]]|"', re.DOTALL)
 _QUOTE, _COLON, _OPENING = ord('"'), ord(":"), (ord("{"), ord("["))
-_MAX_WHY = 200
+MAX_WHY = 200
 
 Path = tuple[bytes, ...]
 _METADATA = (b"metadata",)
@@ -121,8 +121,8 @@ def why_not(error: Exception) -> str:
     if isinstance(error, RecursionError) or (isinstance(error, orjson.JSONDecodeError) and "depth" in error.msg):
         return "it nests too deep to be read"
     if isinstance(error, orjson.JSONDecodeError):
-        return cut(f"it cannot be decoded ({error.msg})", _MAX_WHY)
-    return cut(f"it does not have the expected shape ({type(error).__name__}: {error})", _MAX_WHY)
+        return cut(f"it cannot be decoded ({error.msg})", MAX_WHY)
+    return cut(f"it does not have the expected shape ({type(error).__name__}: {error})", MAX_WHY)
 
 
 _KEYS = (b"uid", b"resourceVersion", b"name", b"namespace")

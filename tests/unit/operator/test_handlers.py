@@ -1,6 +1,7 @@
 """kopf is a guest: what it does to itself is nobody else's trouble."""
 
 import asyncio
+import json
 from typing import Any
 
 import kopf
@@ -8,7 +9,9 @@ import pytest
 
 from disttrain_operator.handlers import KopfThread, ShortBackoffs, registry_of
 from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.shallow import MAX_BRACKETS, session
 from tests.unit.operator.conftest import eventually
+from tests.unit.operator.fake_api import DEEP, FakeApi, refusal
 
 ACCESS = Access("http://127.0.0.1:1")
 
@@ -59,3 +62,27 @@ def test_back_offs_never_end_and_can_be_begun_again() -> None:
         delays = [delay for _, delay in zip(range(1000), backoffs, strict=False)]
         assert len(delays) == 1000
         assert max(delays) <= 1
+
+
+async def test_kopf_is_given_no_list_and_shallow_events_only(api: FakeApi) -> None:
+    collection = "/apis/disttrain.io/v1alpha1/disttrainingjobs"
+    jobs = "/apis/disttrain.io/v1alpha1/namespaces/team/disttrainingjobs"
+    for number in range(3):
+        await api.put(f"{jobs}/deep-{number}", spec=DEEP)
+    async with session(Access(api.url)) as made:
+        async with made.get(f"{api.url}{collection}?limit=1") as answer:
+            version = api.version
+            assert await answer.json() == {"metadata": {"resourceVersion": str(version)}, "items": []}
+        await api.put(f"{jobs}/deep-0", spec=DEEP)
+        await api.put(f"{jobs}/wide", spec=[{} for _ in range(MAX_BRACKETS)])
+        await api.put(f"{jobs}/ordinary", spec={"workers": {"replicas": 2}})
+        async with made.get(f"{api.url}{collection}?watch=true&resourceVersion={version}") as answer:
+            chunks = answer.content.iter_chunked(2**20)
+            event = json.loads(await anext(chunks))
+    assert event["object"]["metadata"]["name"] == "ordinary"
+
+
+async def test_kopf_hears_why_it_is_refused(api: FakeApi) -> None:
+    api.refusals.append(lambda *_: refusal(403, "Forbidden", "the words"))
+    async with session(Access(api.url)) as made, made.get(f"{api.url}/api/v1/pods?watch=true") as answer:
+        assert (await answer.json())["message"] == "the words"

@@ -1,15 +1,18 @@
 """Flags and environment, and what the probes say."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from disttrain_operator.health import HUNG_SECONDS, STUCK_SECONDS, Health
+from disttrain_operator.health import FAILING_SECONDS, HUNG_SECONDS, STUCK_SECONDS, Health
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.settings import Settings, read_settings
+from tests.unit.operator.conftest import eventually
+from tests.unit.operator.fake_api import FakeApi, refusal
 
 
 def test_nothing_given_is_the_defaults() -> None:
@@ -55,3 +58,38 @@ async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
     assert health.healthy
     lag.ticked_at -= HUNG_SECONDS
     assert not health.healthy, "the loop hangs"
+
+
+async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: FakeApi, client: Client) -> None:
+    now, answers = [0.0], {"code": 403}
+    api.refusals.append(lambda method, *_: refusal(answers["code"], "No") if answers["code"] else None)
+    lag = LoopLag()
+    informer = Informer(client, "/api/v1/pods", Cache(group_of=lambda raw: "all"), clock=lambda: now[0])
+    health = Health([informer], lag, clock=lambda: now[0])
+    task = asyncio.create_task(informer.run())
+
+    def pass_by(seconds: float) -> None:
+        now[0] += seconds
+        lag.ticked_at = now[0]
+
+    async def another_try() -> None:
+        asked = len(api.requests)
+        await eventually(lambda: len(api.requests) > asked + 1)
+
+    await eventually(lambda: informer.failing_since is not None)
+    pass_by(FAILING_SECONDS - 1)
+    await another_try()
+    assert health.healthy
+    pass_by(1)
+    await another_try()
+    assert not health.healthy
+    answers["code"] = 503
+    await eventually(lambda: informer.failing_since is None)
+    assert health.healthy, "a server that is away is no illness"
+    answers["code"] = 403
+    await eventually(lambda: informer.failing_since is not None)
+    answers["code"] = 0
+    await eventually(lambda: informer.cache.synced and informer.failing_since is None)
+    pass_by(FAILING_SECONDS - 1)
+    assert health.healthy
+    task.cancel()

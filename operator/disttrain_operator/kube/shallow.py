@@ -1,0 +1,68 @@
+"""An HTTP session for kopf, which reads JSON by a parser that recurses, and ends when that cannot go on.
+
+Of a list kopf is given the resourceVersion alone, from a page of one object (set `watching.chunk_size` to 1): all
+objects have been listed by an informer, and kopf need only see what changes from then on. Of a watch it is given the
+events of objects that nest like ordinary ones. What it is not given, the informer sees.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+from aiohttp.connector import Connection
+
+from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.client import read_body
+from disttrain_operator.kube.informer import lines
+from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, METADATA_ONLY, read_page
+
+# An ordinary job has one or two hundred brackets. No text nests deeper than it has brackets.
+MAX_BRACKETS = 300
+
+
+def session(access: Access) -> aiohttp.ClientSession:
+    """Return a new session; its token is the one of now."""
+    tls = access.ssl_context()
+    token = access.token()
+    authorization = {"Authorization": f"Bearer {token}"} if token else {}
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls if tls is not None else False),
+        # Where a list of metadata alone cannot be had, as of a watch, the second of them is meant.
+        headers={"Accept": f"{METADATA_ONLY}, application/json", **authorization},
+        response_class=_Response,
+    )
+
+
+def is_shallow(line: bytes) -> bool:
+    """Return whether kopf is given this line of a watch."""
+    return len(line) < MAX_OBJECT_BYTES and line.count(b"{") + line.count(b"[") <= MAX_BRACKETS
+
+
+class _Response(aiohttp.ClientResponse):
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if self.status < 400 and self.url.query.get("watch") == "true":
+            self.content = _ShallowLines(self.content)  # type: ignore[assignment]
+        return self
+
+    async def json(self, **options: Any) -> Any:
+        # What is asked for without a limit is which kinds there are.
+        if self.status >= 400 or "limit" not in self.url.query:
+            return await super().json(**options)
+        page = await read_page(await read_body(self, MAX_OBJECT_BYTES), self.url.path)
+        return {"metadata": {"resourceVersion": str(page.version)}, "items": []}
+
+
+class _ShallowLines:
+    """A stream of which whoever reads it in chunks is given the shallow lines alone."""
+
+    def __init__(self, stream: aiohttp.StreamReader) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        async for line in lines(self._stream.iter_any()):
+            if is_shallow(line):
+                yield line + b"\n"

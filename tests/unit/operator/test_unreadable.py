@@ -1,0 +1,100 @@
+"""What cannot be read is said once per object, and not faster than anybody reads."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.tolerant import Unreadable
+from disttrain_operator.metrics import Metrics
+from disttrain_operator.unreadable import MOST_REMEMBERED, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
+from tests.unit.operator.conftest import eventually
+from tests.unit.operator.fake_api import FakeApi
+
+EVENTS = "/api/v1/namespaces/team/events"
+
+
+def found(name: str, version: int = 7) -> Unreadable:
+    return Unreadable("team", name, f"uid-{name}", version, "it nests too deep to be read")
+
+
+class Reporting:
+    """Reports that run, with a clock that stands still between them."""
+
+    def __init__(self, client: Client) -> None:
+        self.now, self.acts = 0.0, True
+        self.jobs, self.pods = (Cache(group_of=lambda raw: "all") for _ in range(2))
+        self.reports = UnreadableReports(client, lambda: self.acts, clock=lambda: self.now, sleep=self._sleep)
+        self.reports.add("disttrainingjobs", self.jobs)
+        self.reports.add("pods", self.pods)
+        self.task = asyncio.create_task(self.reports.run())
+
+    async def _sleep(self, seconds: float) -> None:
+        assert seconds == SECONDS_BETWEEN
+        self.now += seconds
+
+
+@pytest.fixture
+async def reporting(client: Client) -> AsyncIterator[Reporting]:
+    made = Reporting(client)
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+
+
+async def test_an_object_is_named_once_and_again_after_a_while(
+    api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in range(1, 500):
+        reporting.jobs.skip(found("a", version))
+    reporting.jobs.skip(found("b"))
+    await eventually(lambda: len(caplog.records) == 2)
+    assert "team/a (version 499) is left alone: it nests too deep" in caplog.messages[0]
+    reporting.jobs.skip(found("a", 500))
+    reporting.now += SECONDS_BETWEEN_SAME
+    reporting.jobs.skip(found("a", 501))
+    await eventually(lambda: len(caplog.records) == 3)
+    events = [raw for path, raw in api.objects.items() if path.startswith(EVENTS)]
+    about = [(raw["involvedObject"]["name"], raw["involvedObject"]["resourceVersion"]) for raw in events]
+    assert sorted(about) == [("a", "499"), ("a", "501"), ("b", "7")]
+    assert {(raw["reason"], raw["type"]) for raw in events} == {("Unreadable", "Warning")}
+    assert "it nests too deep to be read. The operator leaves it" in events[0]["message"]
+
+
+async def test_what_has_gone_meanwhile_is_not_spoken_of(reporting: Reporting, caplog: pytest.LogCaptureFixture) -> None:
+    reporting.jobs.skip(found("a"))
+    reporting.jobs.forget(found("a"))
+    reporting.jobs.skip(found("b"))
+    await eventually(lambda: caplog.records)
+    assert [message.split()[1] for message in caplog.messages] == ["team/b"]
+
+
+async def test_only_the_replica_that_acts_posts_events(
+    api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporting.acts = False
+    reporting.jobs.skip(found("a"))
+    await eventually(lambda: caplog.records)
+    assert api.asked("POST") == []
+    reporting.acts = True
+    reporting.reports.begin()
+    await eventually(lambda: api.asked("POST") == [EVENTS])
+
+
+async def test_any_number_is_remembered_within_bounds(reporting: Reporting) -> None:
+    reporting.task.cancel()
+    for number in range(3 * MOST_REMEMBERED):
+        reporting.pods.skip(found(str(number)))
+    assert len(reporting.reports._waiting) == MOST_REMEMBERED
+
+
+async def test_their_number_is_a_figure_without_names(reporting: Reporting) -> None:
+    reporting.jobs.skip(found("secret-name"))
+    metrics = Metrics(dict, dict)
+    metrics.unreadable = reporting.reports.counts
+    text = metrics.text().decode()
+    assert 'disttrain_unreadable_objects{kind="disttrainingjobs"} 1.0' in text
+    assert 'disttrain_unreadable_objects{kind="pods"} 0.0' in text
+    assert "secret-name" not in text
