@@ -164,6 +164,7 @@ class Reason(StrEnum):
     PENDING = "Pending"
     INVALID_SPEC = "InvalidSpec"
     UNREADABLE = "Unreadable"
+    OPERATOR_ERROR = "OperatorError"
     CREATING_PODS = "CreatingPods"
     WAITING_FOR_PODS = "WaitingForPods"
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"

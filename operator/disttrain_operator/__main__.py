@@ -185,8 +185,7 @@ class Operator:
             logger.debug("what kopf saw was not taken in: %s", error)
 
     def _job_changed(self, uid: str, raw: Raw) -> None:
-        phase = (raw.get("status") or {}).get("phase")
-        self._metrics.saw_job(uid, phase, gone=self._world.jobs.get(uid) is None)
+        self._metrics.saw_job(uid, raw["phase"], gone=self._world.jobs.get(uid) is None)
         self._queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
 
     def _wake(self, uid: str) -> None:

@@ -241,10 +241,7 @@ def _timed(scene: Scene) -> tuple[Judgement, float]:
 
 def _asks_for_gate(raw: Raw) -> bool:
     """Whether it may be worth to read the job."""
-    found = raw.get("spec")
-    for key in ("runPolicy", "schedulingPolicy", "gang"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found == GangScheduler.GATE.value
+    return bool(raw["begun"] and raw["gang"] == GangScheduler.GATE)
 
 
 def _waits(job: Job) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -21,7 +22,8 @@ from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.minimal_status import minimal_status
-from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.observed import Job, Observed, in_words
+from disttrain_operator.decide.operator_error import with_error
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kube.cache import version_of
@@ -82,10 +84,11 @@ class Reconciler:
             except KubeError as error:
                 logger.warning("%s: trying again: %s", key, error)
                 self._queue.retry(key)
-            except Exception:
+            except Exception as error:
                 logger.exception("%s: left alone for a while after an unexpected error", key)
                 self._queue.hold(key, min(CRASH_SECONDS * 2 ** self._queue.failures(key), MAX_CRASH_SECONDS))
                 self._queue.retry(key)
+                await self._say_error(key, error)
             finally:
                 self._queue.done(key)
 
@@ -101,6 +104,8 @@ class Reconciler:
             self.refused.forget(key)
             return
         job, observed = seen
+        if job.unread is not None:
+            logger.warning("%s: left alone: %s", key, job.unread)
         now = self._now()
         decision = self._decide(job, observed, now)
         self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
@@ -128,6 +133,15 @@ class Reconciler:
         if decision.look_again_at is not None:
             delay = (decision.look_again_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+
+    async def _say_error(self, key: Key, error: Exception) -> None:
+        """In the job's status, if it can be written: its owner does not read the operator's log."""
+        with suppress(Exception):
+            job = self._world.job(key.uid)
+            if job is not None and job.unread is None and self._active():
+                status = with_error(job, in_words(error), self._now())
+                if not same_meaning(status, job.status):
+                    await self._put_status(job, status)
 
     def _try_now(self, key: Key) -> None:
         """There may be room. The API server may take a moment to count it as free: back-offs begin anew."""

@@ -1,15 +1,23 @@
 """Caches -> what one decision sees: the job, its pods, what is left of deleted ones, and what could not be created.
 
-The caches hold trimmed objects: ten thousand pods with their full templates would be hundreds of megabytes.
+The caches hold what is needed of each object (kept_job.py, kept_pod.py), and bounded.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from disttrain_api.names import API_VERSION, GROUP, PLURAL, VERSION, Annotation
+from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
-from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, job_facts, pod_facts
+from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, in_words
+from disttrain_operator.decide.reading import pod_facts
+from disttrain_operator.kept_job import keep, same_spec
+from disttrain_operator.kept_job import read as read_job
+from disttrain_operator.kept_pod import keep_pod, keep_service
 from disttrain_operator.kube.cache import Cache, Raw
+
+KEPT_AT_REST = 256
+"""Jobs that are finished or suspended and of which the spec is kept as it was read."""
 
 ChildKey = tuple[str, str]
 """Kind and name of a child."""
@@ -50,47 +58,6 @@ def _within(namespace: str | None) -> str:
     return f"/namespaces/{namespace}" if namespace else ""
 
 
-def trim_job(raw: Raw) -> Raw:
-    """A job without the API server's book-keeping."""
-    metadata = {key: value for key, value in raw["metadata"].items() if key not in ("managedFields", "annotations")}
-    return {"apiVersion": API_VERSION, "metadata": metadata, "spec": raw.get("spec"), "status": raw.get("status")}
-
-
-def trim_pod(raw: Raw) -> Raw:
-    """What `observe` reads of a pod, and what its release has to repeat."""
-    spec, annotations = raw.get("spec") or {}, raw["metadata"].get("annotations") or {}
-    kept: Raw = {"nodeName": spec.get("nodeName")}
-    if spec.get("schedulingGates"):
-        kept |= {"schedulingGates": spec["schedulingGates"], "affinity": spec.get("affinity")}
-    metadata = _metadata(raw)
-    if Annotation.RELEASED_AT in annotations:
-        metadata["annotations"] = {Annotation.RELEASED_AT: annotations[Annotation.RELEASED_AT]}
-    return {"metadata": metadata, "spec": kept, "status": raw.get("status")}
-
-
-def trim_service(raw: Raw) -> Raw:
-    """That a Service exists is all that is asked of it."""
-    return {"metadata": _metadata(raw)}
-
-
-_KEPT = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "labels",
-    "ownerReferences",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "creationTimestamp",
-)
-
-
-def _metadata(raw: Raw) -> Raw:
-    metadata = raw["metadata"]
-    return {key: metadata[key] for key in _KEPT if key in metadata}
-
-
 def _own_uid(raw: Raw) -> str | None:
     uid: str | None = raw["metadata"].get("uid")
     return uid
@@ -112,15 +79,16 @@ def _child_of(raw: Raw) -> str | None:
 class World:
     """All that this process knows of the cluster, and what it was refused there."""
 
-    jobs: Cache = field(default_factory=lambda: Cache(group_of=_own_uid, trim=trim_job))
-    pods: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=trim_pod))
-    services: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=trim_service))
+    jobs: Cache = field(default_factory=lambda: Cache(group_of=_own_uid, trim=keep))
+    pods: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=keep_pod))
+    services: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=keep_service))
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
     _facts: dict[str, tuple[Raw, Job]] = field(default_factory=dict)
-    """By the job's uid, with what they were read from."""
+    """By the job's uid, with what they were read from. Of jobs that rest only of the last few that were looked at."""
+    _resting: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
 
@@ -146,14 +114,20 @@ class World:
             self._forget(uid)
             return None
         job = self._job(uid, raw)
-        problems = self.problems.get(uid, {})
-        observed = Observed(
+        try:
+            return job, self._observed(job)
+        except Exception as error:
+            # What is wrong with the pods of one job costs no other anything.
+            return replace(job, unread=f"its pods cannot be read ({in_words(error)})"), Observed()
+
+    def _observed(self, job: Job) -> Observed:
+        problems = self.problems.get(job.uid, {})
+        return Observed(
             pods=self._pods(job),
             problems=tuple(problems[child] for child in sorted(problems)),
             services=frozenset(self._services(job)),
             admission=self.admission_of(job),
         )
-        return job, observed
 
     def job(self, uid: str) -> Job | None:
         """The facts of a job; None where it is gone, or its newest version cannot be read."""
@@ -187,13 +161,24 @@ class World:
         # Reading a spec costs more than a decision, and with each status the job comes back with the same one.
         read, job = self._facts.get(uid, (None, None))
         if read is None or read["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
-            former = job if read is not None and read["spec"] == raw["spec"] else None
-            job = job_facts(raw, former=former)
+            former = job if read is not None and same_spec(read, raw) else None
+            job = read_job(raw, former=former)
             self._facts[uid] = (raw, job)
+            self._note_rest(uid, rests=raw["rests"])
         assert job is not None
         return job
+
+    def _note_rest(self, uid: str, *, rests: bool) -> None:
+        """There may be many thousand jobs that are finished or suspended; their specs are read again when needed."""
+        self._resting.pop(uid, None)
+        if rests:
+            self._resting[uid] = None
+        while len(self._resting) > KEPT_AT_REST:
+            oldest, _ = self._resting.popitem(last=False)
+            self._facts.pop(oldest, None)
 
     def _forget(self, uid: str) -> None:
         self.problems.pop(uid, None)
         self._facts.pop(uid, None)
+        self._resting.pop(uid, None)
         self._pod_facts.pop(uid, None)

@@ -29,7 +29,8 @@ from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, 
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
-from disttrain_operator.decide.observed import Job, job_facts, observe
+from disttrain_operator.decide.observed import Job, job_facts
+from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
 

@@ -54,6 +54,8 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return Decision(Reason.MANAGED_ELSEWHERE, f"left to {job.managed_by}")
     if job.deleting:
         return Decision("Deleting", "the job is being deleted; its children go with it")
+    if job.unread is not None:
+        return Decision(Reason.UNREADABLE, f"left alone: {job.unread}")
     if is_finished(job):
         return after_the_end(job, observed, now)
     if job.spec is None and job.status.attempt:

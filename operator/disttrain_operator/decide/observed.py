@@ -1,26 +1,25 @@
-"""Raw objects of the API server -> frozen facts. Nothing that decides reads a raw dict."""
+"""What a decision may know: frozen facts, read from raw objects here (jobs) and in reading.py (pods).
 
-from collections.abc import Iterable, Mapping
+Nothing that decides reads a raw dict.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from disttrain_api.bounds import MAX_REASON_LENGTH, cut
-from disttrain_api.names import CONTAINER, GANG_GATE, MANAGED_BY_US, Annotation, Label, Reason, Role
+from disttrain_api.bounds import cut
+from disttrain_api.names import MANAGED_BY_US, Reason, Role
 from disttrain_api.program_log import Child, torchrun_child
-from disttrain_api.report import PodReport, decode_pod_report
+from disttrain_api.report import PodReport
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
-from disttrain_api.times import EARLIEST, LATEST, parse_time
 from disttrain_api.validate import read_spec
-from disttrain_operator.plan.kueue import MANAGED_LABEL, QUEUE_LABEL, TERMINATION_TARGET
 
 Raw = Mapping[str, Any]
 
 _MAX_MESSAGE = 1024
-_MAX_LAST_WORDS = 4096
-_MAX_CONDITIONS = 100
-_MAX_GRACE_SECONDS = 10**9
+_MAX_ERROR = 300
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Job:
     problems: tuple[str, ...] = ()
     managed_by: str | None = None
     """The controller that the job is meant for; None: this one. Known even of a spec that cannot be read."""
+    unread: str | None = None
+    """Why nothing can be decided about it, and it is left alone: its status, or its pods, cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -191,17 +192,18 @@ class Observed:
     """None: this operator has no gate, or the job does not ask for it."""
 
 
-def job_facts(raw: Raw, *, former: Job | None = None) -> Job:
+def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:
     """The facts of a raw DistTrainingJob. A spec that cannot be read is a fact, too, never an exception.
 
-    former: facts of a version with the same spec, which is then not read again: that is most of the work.
+    former: facts of a version with the same spec, which is then not read again: that is most of the work. refused: why
+    the spec cannot be read, where that is known already.
     """
     metadata = raw["metadata"]
-    if former is None:
-        spec, violations = read_spec(raw.get("spec"))
-        problems = tuple(cut(str(violation), _MAX_MESSAGE) for violation in violations)
-    else:
+    if former is not None:
         spec, problems = former.spec, former.problems
+    else:
+        spec, problems = (None, refused) if refused else _spec(raw.get("spec"))
+    status, unread = _status(raw.get("status") or {})
     return Job(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -210,176 +212,35 @@ def job_facts(raw: Raw, *, former: Job | None = None) -> Job:
         resource_version=metadata.get("resourceVersion", ""),
         deleting="deletionTimestamp" in metadata,
         spec=spec,
-        status=JobStatus.model_validate(raw.get("status") or {}),
+        status=status,
         problems=problems,
         managed_by=_managed_by(raw.get("spec")),
+        unread=unread,
     )
+
+
+def _spec(raw: Any) -> tuple[JobSpec | None, tuple[str, ...]]:
+    try:
+        spec, violations = read_spec(raw)
+    except Exception as error:
+        # Nothing that is known makes the reader fail; what is not known must not stop the operator.
+        return None, (f"the spec cannot be read ({in_words(error)})",)
+    return spec, tuple(cut(str(violation), _MAX_MESSAGE) for violation in violations)
+
+
+def _status(raw: Any) -> tuple[JobStatus, str | None]:
+    try:
+        return JobStatus.model_validate(raw), None
+    except Exception as error:
+        return JobStatus(), f"its status cannot be read ({in_words(error)})"
+
+
+def in_words(error: Exception) -> str:
+    """Return an unexpected error as a part of a sentence."""
+    return cut(" ".join(f"{type(error).__name__}: {error}".split()), _MAX_ERROR)
 
 
 def _managed_by(spec: Any) -> str | None:
     policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
     name = policy.get("managedBy") if isinstance(policy, Mapping) else None
     return name if isinstance(name, str) and name != MANAGED_BY_US else None
-
-
-def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
-    """The facts of a raw pod, None where its labels are not ours."""
-    metadata = raw["metadata"]
-    labels = metadata.get("labels") or {}
-    try:
-        role, index, attempt = Role(labels[Label.ROLE]), int(labels[Label.INDEX]), int(labels[Label.ATTEMPT])
-    except (KeyError, ValueError):
-        return None
-    status: Raw = raw.get("status") or {}
-    container = _trainer_status(status)
-    exit_ = _exit(status, container)
-    runs = "running" in (container.get("state") or {})
-    deletion = _deletion(metadata)
-    disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
-    gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
-    released_at = parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT))
-    return PodFacts(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        role=role,
-        index=index,
-        attempt=attempt,
-        node=(raw.get("spec") or {}).get("nodeName"),
-        started=exit_ is not None or runs,
-        cut_off=exit_ is None and runs and _unready(status),
-        deletion=deletion,
-        gone=gone,
-        waiting=None if exit_ or gated else _waiting(status, container, labels, released=released_at is not None),
-        exit=exit_,
-        report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
-        disruption=disruption,
-        disruption_message=disruption_message,
-        disrupted_at=disrupted_at,
-        gated=gated,
-        released_at=released_at,
-        conditions=_conditions(status) if exit_ or deletion or gone else (),
-    )
-
-
-def observe(
-    pods: Iterable[Raw],
-    gone_pods: Iterable[Raw] = (),
-    problems: Iterable[CreateProblem] = (),
-    services: Iterable[str] = (),
-    admission: Admission | None = None,
-) -> Observed:
-    """Everything that a decision may know, from raw objects."""
-    facts = [pod_facts(raw) for raw in pods] + [pod_facts(raw, gone=True) for raw in gone_pods]
-    known = sorted(
-        (pod for pod in facts if pod is not None), key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)
-    )
-    return Observed(tuple(known), tuple(problems), frozenset(services), admission)
-
-
-def _text(raw: Raw, key: str, most: int, default: str = "") -> str:
-    """A text that anybody may have written, of any length."""
-    return cut(raw.get(key) or default, most)
-
-
-def _deletion(metadata: Raw) -> Deletion | None:
-    if not metadata.get("deletionTimestamp"):
-        return None
-    # A grace of centuries, which anybody may ask for, ends beyond all times that are reckoned with.
-    deadline = parse_time(metadata["deletionTimestamp"]) or LATEST
-    grace = timedelta(seconds=min(max(metadata.get("deletionGracePeriodSeconds") or 0, 0), _MAX_GRACE_SECONDS))
-    return Deletion(asked=max(deadline - grace, EARLIEST), deadline=deadline)
-
-
-# Reasons of the condition DisruptionTarget.
-_DISRUPTIONS = {
-    "PreemptionByScheduler": Reason.PREEMPTED,
-    "EvictionByEvictionAPI": Reason.DRAINED,
-    "DeletionByTaintManager": Reason.DRAINED,
-    "TerminationByKubelet": Reason.EVICTED,
-    "DeletionByPodGC": Reason.NODE_LOST,
-}
-# Reasons of a failed pod's status.
-_POD_REASONS = {"Evicted": Reason.EVICTED, "NodeShutdown": Reason.DRAINED, "NodeLost": Reason.NODE_LOST}
-
-
-def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime | None]:
-    conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
-    evicted = conditions.get(TERMINATION_TARGET)
-    if evicted is not None and evicted.get("status") == "True":
-        return Reason.PREEMPTED, _text(evicted, "message", _MAX_MESSAGE), parse_time(evicted.get("lastTransitionTime"))
-    target = conditions.get("DisruptionTarget")
-    if target is not None and target.get("status") == "True":
-        reason: str = _DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED)
-        ready = conditions.get("Ready", {}).get("status")
-        # A node that is alive lets a pod that it must give up end well; on a dead one it only ceases to be ready.
-        if target.get("reason") == "DeletionByTaintManager" and ready == "False" and not ended:
-            reason = Reason.NODE_LOST
-        return reason, _text(target, "message", _MAX_MESSAGE), parse_time(target.get("lastTransitionTime"))
-    if status.get("phase") == "Failed":
-        return _POD_REASONS.get(status.get("reason", "")), _text(status, "message", _MAX_MESSAGE), None
-    return None, "", None
-
-
-def _unready(status: Raw) -> bool:
-    conditions: list[Raw] = status.get("conditions") or []
-    ready: Raw = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    # With a reason the kubelet says so itself, of a probe that fails or a container that starts.
-    return ready.get("status") == "False" and not ready.get("reason")
-
-
-def _conditions(status: Raw) -> tuple[PodCondition, ...]:
-    # As long as those that a rule of the failure policy can name.
-    return tuple(
-        PodCondition(_text(entry, "type", 316), _text(entry, "status", 16), _text(entry, "reason", 1024))
-        for entry in (status.get("conditions") or [])[:_MAX_CONDITIONS]
-    )
-
-
-def _trainer_status(status: Raw) -> Raw:
-    containers = status.get("containerStatuses") or []
-    return next((container for container in containers if container.get("name") == CONTAINER), {})
-
-
-def _exit(status: Raw, container: Raw) -> Exit | None:
-    terminated = (container.get("state") or {}).get("terminated")
-    # A pod that the kubelet or the node controller ended (eviction, lost node) may say nothing of its container.
-    pod_reason = status.get("reason") if status.get("phase") == "Failed" else None
-    if terminated:
-        code = terminated.get("exitCode", 0)
-        signal = terminated.get("signal") or (code - 128 if 128 < code < 160 else None)
-        return Exit(
-            code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
-            signal=signal,
-            reason=cut(pod_reason or terminated.get("reason") or "", MAX_REASON_LENGTH),
-            message=(terminated.get("message") or status.get("message") or "")[-_MAX_LAST_WORDS:],
-            finished_at=parse_time(terminated.get("finishedAt")),
-        )
-    if status.get("phase") == "Failed":
-        reason = _text(status, "reason", MAX_REASON_LENGTH, "PodFailed")
-        return Exit(None, None, reason, _text(status, "message", _MAX_MESSAGE), None)
-    if status.get("phase") == "Succeeded":
-        return Exit(0, None, "Completed", "", None)
-    return None
-
-
-# Volcano's words for members of a gang that, as a whole, has no room.
-_NOT_PLACED = {"Schedulable": Reason.UNSCHEDULABLE, "Undetermined": Reason.UNSCHEDULABLE}
-
-
-def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Waiting | None:
-    init_containers = status.get("initContainerStatuses") or []
-    for entry in (*init_containers, container):
-        waiting = (entry.get("state") or {}).get("waiting")
-        if waiting and waiting.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
-            reason, message = _text(waiting, "reason", MAX_REASON_LENGTH), _text(waiting, "message", _MAX_MESSAGE)
-            return Waiting(reason, message, _text(entry, "image", _MAX_MESSAGE))
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            said = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)
-            reason = _NOT_PLACED.get(said, said)
-            if reason == "SchedulingGated" and released:
-                return None  # the scheduler has not seen its release yet
-            if reason == "SchedulingGated" and QUEUE_LABEL in labels:
-                reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
-            return Waiting(reason, _text(condition, "message", _MAX_MESSAGE))
-    return None

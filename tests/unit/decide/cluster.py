@@ -16,7 +16,8 @@ from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJo
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts, observe
+from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts
+from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, UID, a_raw_pod

@@ -9,7 +9,8 @@ import pytest
 from disttrain_operator.decide.actions import CreatePod, DeletePod, ReleasePod
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.observed import Admission, CreateProblem, job_facts, observe
+from disttrain_operator.decide.observed import Admission, CreateProblem, job_facts
+from disttrain_operator.decide.reading import observe
 from tests.builders import NOW, a_raw_job, a_raw_pod, running
 
 WHY = "needs 2 pods x 8 nvidia.com/gpu; 1 fit"

@@ -8,7 +8,8 @@ from disttrain_operator.decide.actions import CreatePod, DeletePod
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.observed import Admission, job_facts, observe
+from disttrain_operator.decide.observed import Admission, job_facts
+from disttrain_operator.decide.reading import observe
 from tests.builders import NOW, a_raw_job, a_raw_pod
 
 

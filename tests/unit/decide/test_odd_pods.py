@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH
-from disttrain_operator.decide.observed import pod_facts
+from disttrain_operator.decide.reading import pod_facts
 from tests.builders import a_job, a_raw_pod, ended
 from tests.unit.decide.world import World, a_running_world
 

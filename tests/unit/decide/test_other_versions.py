@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.observed import job_facts, observe
+from disttrain_operator.decide.observed import job_facts
+from disttrain_operator.decide.reading import observe
 from tests.builders import NOW, a_raw_job, a_report, ended
 from tests.unit.decide.world import World, a_running_world, a_world
 
@@ -51,7 +52,7 @@ def a_restarted_world() -> World:
 def statuses() -> list[Raw]:
     """Of jobs at several points of their lives."""
     finished = a_running_world().end(0, 0).end(1, 0).settle()
-    suspended = a_running_world().edit(runPolicy={"suspend": True}).settle()
+    suspended = a_running_world().edit(runPolicy={"suspend": True}).settle().confirm_deletions().settle()
     worlds = [a_world(), a_running_world(), a_restarted_world(), finished, suspended]
     return [world.raw_job.get("status") or {} for world in worlds]
 

@@ -10,7 +10,8 @@ from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJo
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
-from disttrain_operator.decide.observed import CreateProblem, Job, job_facts, observe
+from disttrain_operator.decide.observed import CreateProblem, Job, job_facts
+from disttrain_operator.decide.reading import observe
 from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running
 
 RawPod = dict[str, Any]

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from disttrain_operator.decide.actions import CreatePod, DeletePod, ReleasePod
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.observed import job_facts, observe
+from disttrain_operator.decide.observed import job_facts
+from disttrain_operator.decide.reading import observe
 from disttrain_operator.gatekeeper import Gatekeeper
+from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.plan.release import release_patch
-from disttrain_operator.snapshot import World, trim_pod
+from disttrain_operator.snapshot import World
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
 from tests.soak import SOAK
 
@@ -55,14 +57,14 @@ class Fleet:
 
     async def hear(self) -> None:
         self.gate.pods.replace([self.gate.pods.trimmed(deepcopy(raw)) for raw in self.pods.values()], self.version)
-        self.world.jobs.replace([deepcopy(raw) for raw in self.jobs.values()], self.version)
+        self.world.jobs.replace([self.world.jobs.trimmed(raw) for raw in self.jobs.values()], self.version)
         await self.gate.look()
 
     def step(self, number: int, requests: int = 1000) -> bool:
         """Look at one job; the process may die after some requests. Returns whether there was anything to do."""
         raw = list(self.jobs.values())[number % len(self.jobs)]
         job = job_facts(raw)
-        own = [trim_pod(pod) for pod in self.pods.values() if _job(pod) == job.uid]
+        own = [keep_pod(pod) for pod in self.pods.values() if _job(pod) == job.uid]
         decision = decide(job, observe(own, (), (), (), self.gate.admission(job)), self.now)
         changed = False
         if decision.status is not None and decision.status != job.status:

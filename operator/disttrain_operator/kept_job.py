@@ -1,0 +1,95 @@
+"""What the cache keeps of a job: its names, a few words for quick looks, and spec and status as bytes.
+
+Lists of lists take forty times as much memory as their JSON, and a suspended job needs none of them. So a job is kept
+as JSON, compressed where it is long, and becomes objects when it is looked at. Of a spec beyond the bounds of a
+manifest only the reasons are kept, why it is refused: nothing of it is ever needed again.
+"""
+
+import zlib
+from typing import Any
+
+import orjson
+
+from disttrain_api.names import API_VERSION
+from disttrain_api.size import size_problems
+from disttrain_operator.decide.observed import Job, job_facts
+from disttrain_operator.kube.cache import Raw
+
+_NOT_KEPT = frozenset(("managedFields", "annotations"))
+_LONG = 16 * 1024
+# Shorter ones exceed no bound but that of depth.
+_MEASURED = 64 * 1024
+# JSON never begins with it, and what zlib writes always does.
+_COMPRESSED = b"x"
+
+
+def keep(raw: Raw) -> Raw:
+    """Return what is kept of a job as the API server has it; what is kept already, as it is."""
+    if isinstance(raw.get("spec"), bytes):
+        return raw
+    spec, status = raw.get("spec"), raw.get("status")
+    data, refused = _packed_spec(spec)
+    return {
+        "apiVersion": API_VERSION,
+        "metadata": {key: value for key, value in raw["metadata"].items() if key not in _NOT_KEPT},
+        "spec": data,
+        "refused": refused,
+        "status": _pack(status),
+        "phase": _at(status, "phase"),
+        "gang": _at(spec, "runPolicy", "schedulingPolicy", "gang"),
+        "begun": _begun(status),
+        "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
+    }
+
+
+def read(kept: Raw, *, former: Job | None = None) -> Job:
+    """Return the facts of a job that is kept. former: those of a version with the same spec."""
+    raw = {"metadata": kept["metadata"], "spec": _unpack(kept["spec"]), "status": _unpack(kept["status"])}
+    return job_facts(raw, former=former, refused=kept["refused"])
+
+
+def same_spec(one: Raw, other: Raw) -> bool:
+    """Return whether two versions of a job have the same spec."""
+    return bool(one["spec"] == other["spec"] and one["refused"] == other["refused"])
+
+
+def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
+    try:
+        data = orjson.dumps(spec)
+    except TypeError:  # it nests more than 250 levels deep
+        data = b""
+    refused = tuple(map(str, size_problems({"spec": spec}))) if not data or len(data) > _MEASURED else ()
+    if refused:
+        manager = _at(spec, "runPolicy", "managedBy")
+        data = orjson.dumps({"runPolicy": {"managedBy": manager}} if isinstance(manager, str) else {})
+    return _compressed(data), refused
+
+
+def _pack(value: Any) -> bytes:
+    return _compressed(orjson.dumps(value))
+
+
+def _compressed(data: bytes) -> bytes:
+    return zlib.compress(data, 1) if len(data) > _LONG else data
+
+
+def _unpack(data: bytes) -> Any:
+    return orjson.loads(zlib.decompress(data) if data[:1] == _COMPRESSED else data)
+
+
+def _begun(status: Any) -> bool:
+    """Whether an attempt has begun and not ended."""
+    attempts = _at(status, "attempts")
+    return isinstance(attempts, list) and bool(attempts) and not _at(attempts[-1], "endTime")
+
+
+def _holds(status: Any, type_: str) -> bool:
+    conditions = _at(status, "conditions")
+    entries = conditions if isinstance(conditions, list) else []
+    return any(_at(entry, "type") == type_ and _at(entry, "status") == "True" for entry in entries)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
