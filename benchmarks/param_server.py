@@ -27,7 +27,6 @@ from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.pulling import arriving
@@ -77,7 +76,9 @@ def with_servers(count: int, numbers: int) -> tuple[Callable[[], float], Callabl
     servers = Servers(addresses[:count], KEY, 0, parameters, lambda: False, 600.0)
     content = Gradients(servers.placement, parameters, Plain())
     servers.load({})
-    sockets = [connect(zmq.Context.instance(), address) for address in addresses[count:]]
+    sockets = [zmq.Context.instance().socket(zmq.DEALER) for _ in range(count)]
+    for socket, address in zip(sockets, addresses[count:], strict=True):
+        socket.connect(f"tcp://{address}")
     placed = place({name: parameter.numel() for name, parameter in parameters.items()}, count)
     pieces = [[memoryview(torch.ones(one.size).numpy()) for one in segments] for segments in placed]
     state = {"step": 0, "pulled": servers.pull()}
