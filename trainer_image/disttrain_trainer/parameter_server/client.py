@@ -23,7 +23,7 @@ from disttrain_trainer.parameter_server.placement import Segment, place
 from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
-from disttrain_trainer.parameter_server.sockets import call_again, connect
+from disttrain_trainer.parameter_server.sockets import call_again, connect, new_context
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_with
 
@@ -76,7 +76,7 @@ class Servers:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._widths = widths
         self.placement = place(sizes, len(addresses), widths)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context(len(addresses))
         self._sockets = [connect(self._context, *one) for one in zip(addresses, self._keys, strict=True)]
         self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
         """Of each server: says when the connection to it was lost, and with it what was on its way."""

@@ -12,7 +12,7 @@ import zmq
 from disttrain_trainer.errors import PeerLost, PortInUse
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.sockets import server_context, server_socket
+from disttrain_trainer.parameter_server.sockets import new_context, server_socket
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode, key_with
 
 _TICK_MILLISECONDS = 500
@@ -25,7 +25,7 @@ class Loop:
         """`key`: of the job's attempt. `address`: host:port as workers know it. Raises PortInUse."""
         self._snapshots = snapshots
         self._server, self._key = server, key_with(server.index, key)
-        self._context = server_context()
+        self._context = new_context(server.workers)
         self._socket = server_socket(self._context, self._key)
         self.dropped = 0
         host, _, port = address.rpartition(":")

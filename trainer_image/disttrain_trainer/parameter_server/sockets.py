@@ -21,6 +21,8 @@ _HANDSHAKE_MILLISECONDS = 10_000
 _WAITING_MESSAGES = 256
 """Of one worker on a server that computes; more of them wait on the worker. A push has about 64 at most."""
 _BACKLOG = 1024
+_MAX_THREADS = 4
+"""Each moves a gigabyte per second or so."""
 _CURVE_BYTES = 64
 """What CURVE adds to a frame, rounded up."""
 _LOST_MILLISECONDS = 60_000
@@ -29,9 +31,9 @@ _LOST_MILLISECONDS = 60_000
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
-def server_context() -> Context:
-    """Return a context with threads enough to decrypt what several workers send at once."""
-    return zmq.Context(max(1, min(4, len(os.sched_getaffinity(0)) // 2)))
+def new_context(peers: int) -> Context:
+    """Return a context with threads enough to encrypt and decrypt what goes to and comes from so many at once."""
+    return zmq.Context(max(1, min(_MAX_THREADS, peers, len(os.sched_getaffinity(0)) // 2)))
 
 
 def server_socket(context: Context, key: bytes) -> zmq.Socket[bytes]:
