@@ -22,6 +22,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "oper
 from benchmarks import harness
 from benchmarks.operator_world import NAMESPACE, OperatorUnderTest, StuckError, World, manifest, pod_bodies, world
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
+from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.snapshot import core_collection, job_collection
 
 PODS = core_collection("pods", NAMESPACE)
@@ -33,7 +34,7 @@ ELECTED = ("--leader-elect", "--lease-namespace=default")
 
 async def pods(there: World) -> list[dict[str, Any]]:
     """All pods of the namespace."""
-    return [pod async for page in there.client.list_pages(PODS, {}) for pod in page["items"]]
+    return [pod async for page in list_pages(there.client, PODS, {}) for pod in page.objects]
 
 
 async def until_running(there: World, count: int) -> None:

@@ -1,7 +1,8 @@
 """How long a tenant's job takes to run beside another tenant's thousands of jobs that are refused their pods.
 
 The other namespace has a quota of no pods: each of its jobs is refused what it asks for and tries again now and then.
-The reference is the same job, measured in the same run, before there was any other.
+The reference is the same job, measured in the same run before there was any other. Beside it, as a measure of how busy
+the machine is with other things meanwhile: the same number of pods POSTed directly, before and then.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -24,6 +25,7 @@ from benchmarks import harness
 from benchmarks.operator_world import NAMESPACE, StuckError, World, manifest, world
 from disttrain_api.names import Reason
 from disttrain_operator.kube.errors import NotFound
+from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.snapshot import core_collection, job_collection
 
 CROWD = "crowd"
@@ -50,8 +52,8 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     size = QUICK if quick else FULL
     with world() as there:
         operator = there.operator
-        there.run(post_to_running(there, "first"))
-        alone = [there.run(post_to_running(there, f"alone-{number}")) for number in range(size.repeats)]
+        measured(there, "first", 1)
+        alone, direct_alone = measured(there, "alone", size.repeats)
         yield harness.row(f"job of {PODS} pods: POST to running, alone", "s", alone)
         memory, cpu = operator.memory_mib(), operator.cpu_seconds()
         there.run(close(there))
@@ -60,9 +62,20 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         yield harness.Row("operator's CPU for it", operator.cpu_seconds() - cpu, "s")
         yield harness.Row("memory for 1,000 of them", 1000 * (operator.memory_mib() - memory) / size.refused, "MiB")
         yield harness.row("POST to running while they are made", "s", meanwhile, alone)
-        beside = [there.run(post_to_running(there, f"beside-{number}")) for number in range(size.repeats)]
+        beside, direct_beside = measured(there, "beside", size.repeats)
         yield harness.row(f"POST to running beside {size.refused} refused", "s", beside, alone)
+        yield harness.row(f"{PODS} pods POSTed directly then", "s", direct_beside, direct_alone)
         yield from waiting(there, size)
+
+
+def measured(there: World, name: str, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of a job to run, and of as many pods POSTed directly, in turn."""
+    ours, direct = [], []
+    for number in range(repeats):
+        ours.append(there.run(post_to_running(there, f"{name}-{number}")))
+        direct.append(there.run(there.floor([(f"direct-{name}-{number}", PODS)])))
+        there.run(there.clear())
+    return ours, direct
 
 
 async def post_to_running(there: World, name: str) -> float:
@@ -139,8 +152,8 @@ async def _make(there: World, number: int) -> None:
 
 async def _refused(there: World) -> int:
     found = 0
-    async for page in there.client.list_pages(job_collection(CROWD), {}):
-        found += sum(_is_refused(job) for job in page["items"])
+    async for page in list_pages(there.client, job_collection(CROWD), {}):
+        found += sum(_is_refused(job) for job in page.objects)
     return found
 
 

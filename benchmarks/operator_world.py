@@ -24,6 +24,7 @@ from disttrain_api.names import Label, Role
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.plan.desired import GangPlan, Site
 from disttrain_operator.snapshot import core_collection, job_collection
 from tests.cluster.api import ApiClient, wait_for
@@ -131,8 +132,8 @@ class World:
             await asyncio.sleep(1)
 
     async def _jobs(self) -> AsyncIterator[dict[str, Any]]:
-        async for page in self.client.list_pages(job_collection(NAMESPACE), {}):
-            for job in page["items"]:
+        async for page in list_pages(self.client, job_collection(NAMESPACE), {}):
+            for job in page.objects:
                 yield job
 
     @asynccontextmanager
@@ -171,10 +172,10 @@ class PodCounter:
         """The time at which there had been so many."""
         while True:
             # An API server ends watches whose client is slow, which on a busy machine happens: go on from a list.
-            async for page in self._client.list_pages(self._path, {}):
-                self._uids.update(pod["metadata"]["uid"] for pod in page["items"])
-                version = page["metadata"]["resourceVersion"]
-            query = {"watch": "true", "resourceVersion": version}
+            async for page in list_pages(self._client, self._path, {}):
+                self._uids.update(pod["metadata"]["uid"] for pod in page.objects)
+                version = page.version
+            query = {"watch": "true", "resourceVersion": str(version)}
             async with self._client.stream(self._path, query, silence=120) as chunks:
                 self.watches.set()
                 rest = b""

@@ -52,11 +52,17 @@ class Executor:
         self.client, self.world, self._site_of = client, world, site_of
         self._supported: dict[str, int] = {}
 
-    async def execute(self, job: Job, actions: Sequence[Action]) -> bool:
-        """Returns whether everything wanted is there now. Raises a KubeError where nobody answers."""
+    async def execute(self, job: Job, actions: Sequence[Action], *, create: bool = True) -> bool:
+        """Returns whether everything wanted is there now. Raises a KubeError where nobody answers.
+
+        `create` False: nothing is created this time, and what is known of refusals stays known.
+        """
         round_ = _Round(self.client, self.world, job, self._site_of(job), self._supported.get(job.uid))
+        others = [action for action in actions if create or not isinstance(action, CreatePod | CreateSupport)]
+        if len(others) < len(actions):
+            round_.keep_known()
         try:
-            await round_.run(actions)
+            await round_.run(others)
         finally:
             if round_.problems:
                 self.world.problems[job.uid] = round_.problems
@@ -64,7 +70,7 @@ class Executor:
                 self.world.problems.pop(job.uid, None)
         if round_.supported is not None:
             self._supported[job.uid] = round_.supported
-        return not round_.problems
+        return not round_.problems and len(others) == len(actions)
 
     def forget_all(self) -> None:
         """Others have acted meanwhile."""
@@ -89,6 +95,10 @@ class _Round:
         self._support_left = 0
         self._support_tried = asyncio.Event()
         self._errors: list[KubeError] = []
+
+    def keep_known(self) -> None:
+        """What was refused before is refused still, as far as anybody knows."""
+        self.problems.update(self._known)
 
     async def run(self, actions: Sequence[Action]) -> None:
         attempt = next((action.attempt for action in actions if isinstance(action, CreateSupport)), None)

@@ -117,8 +117,9 @@ class Reconciler:
                 await self._read_again(key)
                 return
             logger.info("%s: %s: %s", key, decision.reason, decision.message)
+        others_first = self.refused.seconds_left(key, job.generation)
         try:
-            complete = await self._executor.execute(job, decision.actions)
+            complete = await self._executor.execute(job, decision.actions, create=not others_first)
         finally:
             # Last: of many jobs that begin at once the pods matter more.
             if version is not None:
@@ -128,8 +129,10 @@ class Reconciler:
             self._queue.forget(key)
             self.refused.served(key)
             self._tell_of_pods(job, decision)
+        elif others_first:
+            self._queue.add(key, others_first)
         else:
-            self._queue.retry(key, at_least=self.refused.again(key))
+            self._queue.retry(key, at_least=self.refused.again(key, job.generation))
         if decision.look_again_at is not None:
             delay = (decision.look_again_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))

@@ -1,13 +1,15 @@
 """Jobs that were refused a child, by namespace: who tries again, when, and how many of them at a time.
 
 Where a quota is full there may be thousands. Each tries again after its own back-off, but the more wait in a namespace
-the longer they wait, so that all of them together ask for little. A pod that goes wakes the few whose last try is the
-longest ago; each of them that then has all it wants wakes the next few. So what is asked follows from what became free,
-not from how many wait, and everybody's turn comes.
+the longer they wait, so that all of them together ask for little, whatever else has a job looked at meanwhile. A pod
+that goes wakes the few whose last try is the longest ago; each of them that then has all it wants wakes the next few.
+So what is asked follows from what became free, not from how many wait, and everybody's turn comes.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from disttrain_operator.snapshot import Key
 
@@ -17,24 +19,44 @@ SECONDS_BETWEEN_TRIES = 0.1
 MAX_SECONDS = 300.0
 
 
+@dataclass
+class _Waiting:
+    """A job in its line."""
+
+    key: Key
+    generation: int
+    """Of the spec that was refused."""
+    until: float
+    """When it may try again."""
+
+
 class Refused:
     """`wake` has a job looked at now."""
 
-    def __init__(self, wake: Callable[[Key], None]) -> None:
-        self._wake = wake
-        self._lines: dict[str, OrderedDict[str, Key]] = {}
-        """Namespace -> uid -> key; the one whose last try is the longest ago first."""
+    def __init__(self, wake: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._wake, self._clock = wake, clock
+        self._lines: dict[str, OrderedDict[str, _Waiting]] = {}
+        """Namespace -> uid -> job; the one whose last try is the longest ago first."""
 
     def __len__(self) -> int:
         """How many jobs wait."""
         return sum(len(line) for line in self._lines.values())
 
-    def again(self, key: Key) -> float:
-        """The job was refused something. Returns how many seconds it lets pass before it tries again."""
+    def again(self, key: Key, generation: int) -> float:
+        """The job was refused something. Returns how many seconds it lets pass at least before it tries again."""
         line = self._lines.setdefault(key.namespace, OrderedDict())
-        line[key.uid] = key
+        others = len(line) - (key.uid in line)
+        seconds = min(SECONDS_BETWEEN_TRIES * others, MAX_SECONDS)
+        line[key.uid] = _Waiting(key, generation, self._clock() + seconds)
         line.move_to_end(key.uid)
-        return min(SECONDS_BETWEEN_TRIES * len(line), MAX_SECONDS)
+        return seconds
+
+    def seconds_left(self, key: Key, generation: int) -> float:
+        """How long the job, with this spec, lets others go first; 0 where it may try now."""
+        waiting = self._lines.get(key.namespace, OrderedDict()).get(key.uid)
+        if waiting is None or waiting.generation != generation:
+            return 0.0
+        return max(0.0, waiting.until - self._clock())
 
     def served(self, key: Key) -> None:
         """The job has all it wants. There may be room for more."""
@@ -53,9 +75,10 @@ class Refused:
         """Something that counts against a quota is gone from the namespace: what a few may have been waiting for."""
         line = self._lines.get(namespace, OrderedDict())
         for _ in range(min(WOKEN_AT_ONCE, len(line))):
-            uid, key = next(iter(line.items()))
+            uid, waiting = next(iter(line.items()))
             line.move_to_end(uid)
-            self._wake(key)
+            waiting.until = self._clock()
+            self._wake(waiting.key)
 
     def forget_all(self) -> None:
         """What was refused before is of another time."""

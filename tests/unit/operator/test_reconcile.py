@@ -382,6 +382,28 @@ async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, 
     assert len(shell.reconciler.refused) == 0
 
 
+async def test_a_job_of_a_full_namespace_that_is_looked_at_does_not_ask_before_its_turn(
+    api: FakeApi, client: Client
+) -> None:
+    """Whoever changes it: it is told to be refused, and nothing is asked."""
+    shell = await a_shell(api, client, workers=1, queue=WorkQueue[Key](first_delay=3600, max_delay=3600))
+    for number in range(100):
+        shell.reconciler.refused.again(Key("default", f"other-{number}", f"uid-{number}"), 1)
+    api.refusals.append(refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
+    await shell.reconcile()
+    assert len(api.asked("POST", "/pods")) == 1
+    for _ in range(3):
+        await shell.reconcile()
+    assert shell.running()["reason"] == "QuotaExceeded"
+    assert len(api.asked("POST", "/pods")) == 1
+    assert list(shell.queue) == [], "it comes again by itself"
+    api.refusals.clear()
+    for _ in range(101):
+        shell.reconciler.refused.freed("default")
+    await shell.reconcile()
+    assert len(shell.pods()) == 1
+
+
 async def work_off(shell: Shell) -> None:
     """All that is due now, one after the other."""
     while shell.queue.ready:

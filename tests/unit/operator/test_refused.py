@@ -39,7 +39,7 @@ class Namespace:
             if self.got[key] == self.wanted[key]:
                 self.refused.served(key)
             else:
-                self.refused.again(key)
+                self.refused.again(key, 1)
 
     def end_one(self) -> bool:
         """A job that runs ends, and with it its pods."""
@@ -80,7 +80,7 @@ def test_who_was_woken_in_vain_waits_behind_the_others() -> None:
     woken: list[Key] = []
     refused = Refused(woken.append)
     for number in range(5):
-        refused.again(a_key(number))
+        refused.again(a_key(number), 1)
     for _ in range(3):
         refused.freed("full")
     assert [key.name for key in woken] == ["job-0", "job-1", "job-2", "job-3", "job-4", "job-0"]
@@ -89,7 +89,7 @@ def test_who_was_woken_in_vain_waits_behind_the_others() -> None:
 def test_room_of_one_namespace_wakes_nobody_elsewhere() -> None:
     woken: list[Key] = []
     refused = Refused(woken.append)
-    refused.again(a_key(1, "other"))
+    refused.again(a_key(1, "other"), 1)
     refused.freed("full")
     assert woken == []
 
@@ -97,18 +97,39 @@ def test_room_of_one_namespace_wakes_nobody_elsewhere() -> None:
 def test_the_more_wait_the_longer_each_waits() -> None:
     """Ten tries a second at most, unless that were less than one in five minutes for each."""
     refused = Refused(lambda key: None)
-    waits = [refused.again(a_key(number)) for number in range(10_000)]
+    waits = [refused.again(a_key(number), 1) for number in range(10_000)]
     assert waits == sorted(waits)
-    assert waits[99] == pytest.approx(10)
+    assert waits[0] == 0
+    assert waits[100] == pytest.approx(10)
     assert waits[-1] == MAX_SECONDS
-    assert refused.again(a_key(1, "other")) == pytest.approx(0.1), "namespaces do not count together"
+    assert refused.again(a_key(1, "other"), 1) == 0, "namespaces do not count together"
+
+
+def test_a_job_lets_others_go_first_until_its_time_comes_or_it_is_woken_or_has_another_spec() -> None:
+    now = [100.0]
+    refused = Refused(lambda key: None, clock=lambda: now[0])
+    for number in range(50):
+        refused.again(a_key(number), 1)
+    last = a_key(49)
+    assert refused.seconds_left(a_key(0), 1) == 0, "it was alone"
+    assert refused.seconds_left(last, 1) == pytest.approx(4.9)
+    assert refused.seconds_left(last, 2) == 0
+    assert refused.seconds_left(a_key(50), 1) == 0, "it was not refused anything"
+    now[0] += 3
+    assert refused.seconds_left(last, 1) == pytest.approx(1.9)
+    for _ in range(25):
+        refused.freed("full")
+    assert refused.seconds_left(last, 1) == 0
+    refused.again(last, 1)
+    now[0] += 4.9
+    assert refused.seconds_left(last, 1) == pytest.approx(0)
 
 
 def test_what_is_served_or_gone_is_not_kept() -> None:
     woken: list[Key] = []
     refused = Refused(woken.append)
     for number in range(3):
-        refused.again(a_key(number))
+        refused.again(a_key(number), 1)
     refused.served(a_key(7))
     assert woken == [], "it had not been refused anything"
     refused.forget(a_key(0))
