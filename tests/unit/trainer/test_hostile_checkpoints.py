@@ -77,12 +77,12 @@ class TestHostile:
         assert HOSTILE[name][1] in error
 
     @pytest.mark.parametrize("name", HOSTILE)
-    def test_it_is_not_exported(self, written, tmp_path, capsys, name):
+    def test_it_is_not_exported(self, written, tmp_path, capfd, name):
         spoil, sentence = HOSTILE[name]
         shutil.copytree(written / "step-4", tmp_path / "step-4")
         spoil(tmp_path / "step-4", tmp_path / "mark")
         assert main(["export", str(tmp_path / "step-4"), str(tmp_path / "out.safetensors")]) == 1
-        assert sentence in capsys.readouterr().err
+        assert sentence in capfd.readouterr().err
         assert not (tmp_path / "mark").exists()
         assert not (tmp_path / "out.safetensors").exists()
 

@@ -170,7 +170,7 @@ class TestRuns:
         assert [rank.code for rank in ended] == [ExitCode.DONE], ended[0].err
         assert f"weights from {bucket}/test/step-2.1f3a9c2e-1" in ended[0].out
 
-    def test_a_hostile_one_runs_nothing(self, client, bucket, tmp_path, capsys):
+    def test_a_hostile_one_runs_nothing(self, client, bucket, tmp_path, capfd):
         """It is neither gone on from, nor exported, nor begun with."""
         run(tmp_path / "first", {**TRAINING, "steps": 2}, bucket, ranks=1)
         place = f"{bucket}/test/step-2.1f3a9c2e-1"
@@ -187,7 +187,7 @@ class TestRuns:
         assert begun.code == ExitCode.CHECKPOINT_BROKEN
         assert sentence in begun.report.error.message
         assert main(["export", place, str(tmp_path / "out.safetensors")]) == 1
-        assert sentence in capsys.readouterr().err
+        assert sentence in capfd.readouterr().err
         assert not (tmp_path / "mark").exists()
 
 

@@ -177,14 +177,14 @@ class TestRelative:
 
 class TestExport:
     @pytest.mark.parametrize("name", LAYOUTS)
-    def test_any_layout_becomes_the_whole_model(self, together, tmp_path, name, capsys):
+    def test_any_layout_becomes_the_whole_model(self, together, tmp_path, name, capfd):
         result = together[f"{name} from checkpoint"]
         target = tmp_path / "out.safetensors"
         assert main(["export", str(result["folder"] / "test" / "step-3"), str(target)]) == 0
         assert same(load_file(target), result["parameters"])
-        assert capsys.readouterr().out == f"{target}: {target.stat().st_size} bytes\n"
+        assert capfd.readouterr().out == f"{target}: {target.stat().st_size} bytes\n"
 
-    def test_mistakes_end_with_a_sentence(self, seed, tmp_path, capsys):
+    def test_mistakes_end_with_a_sentence(self, seed, tmp_path, capfd):
         checkpoint, file = seed
         damaged = tmp_path / "step-3"
         damaged.mkdir()
@@ -200,5 +200,5 @@ class TestExport:
             ([checkpoint, tmp_path / "no" / "out.safetensors"], 1, "No such file or directory"),
         ):
             assert main(["export", *map(str, arguments)]) == code
-            assert sentence in capsys.readouterr().err
+            assert sentence in capfd.readouterr().err
         assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
