@@ -127,6 +127,7 @@ class ExitCode(IntEnum):
     LEFT_EARLY = 93  # code of the user ended the process before its work was done
     DISK_FULL = 94  # no room for a file that is no checkpoint
     NETWORK_FAULTY = 95
+    CHECKPOINTS_TAKEN = 96  # another job writes to the same folder: to take it back would be to take it from that job
     STOPPED = 143  # SIGTERM obeyed: a checkpoint was written where storage allows it
 
 
@@ -140,6 +141,7 @@ PERMANENT = frozenset(
         ExitCode.STORAGE_FULL,
         ExitCode.CHECKPOINT_BROKEN,
         ExitCode.EVALUATION_FAILED,
+        ExitCode.CHECKPOINTS_TAKEN,
     }
 )
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -35,23 +34,22 @@ from disttrain_trainer import checkpoint_plans
 from disttrain_trainer.config import Config
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
-from disttrain_trainer.fence import Fence, Owner
-from disttrain_trainer.files import write_atomically
+from disttrain_trainer.fence import Fence
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.host_copy import HostCopier
 from disttrain_trainer.kept_gradients import kept_gradients, restore_kept_gradients
 from disttrain_trainer.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.mesh import World
+from disttrain_trainer.owned_steps import OwnedSteps
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.randomness import restore_saved_random_state, saved_random_state
-from disttrain_trainer.rotation import figure_name, kept
 from disttrain_trainer.shares import without_others
 from disttrain_trainer.soundness import latest_sound
 from disttrain_trainer.state import State
-from disttrain_trainer.step_manifest import MANIFEST_FILE, Place, StepManifest, read_manifest
+from disttrain_trainer.step_manifest import Place, StepManifest
 from disttrain_trainer.step_reader import StepReader, load
 from disttrain_trainer.step_writer import StepWriter
-from disttrain_trainer.storage import full_is_an_error, report_of, require_shared, steps_in
+from disttrain_trainer.storage import report_of, require_shared, steps_in
 
 _ALIKE = ("model", "optimizer")
 """Parts that several ranks have the same tensors of."""
@@ -65,7 +63,8 @@ class Checkpoints:
         self._settings = config.training.checkpoint or Checkpoint()
         self._attempt = config.attempt
         self._folders = steps_in(folder, config.job.uid)
-        self._fence = Fence(folder, Owner(uid=config.job.uid, attempt=config.attempt))
+        self._owned = OwnedSteps(self._folders, Fence(folder, config.job.uid, config.attempt), self._settings)
+        self._number = 0
         self._copier = HostCopier(world.device) if config.saves_in_background else None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[CheckpointReport] | None = None
@@ -77,11 +76,11 @@ class Checkpoints:
     def open(cls, folder: Place, config: Config, world: World) -> Checkpoints:
         """Take the folder over from earlier attempts and clean up what they left unfinished.
 
-        Raises StorageNotShared, InvalidConfiguration (cannot write) or Fenced.
+        Raises StorageNotShared, InvalidConfiguration (cannot write), Fenced or CheckpointsTaken.
         """
         checkpoints = cls(folder, config, world)
         require_shared(folder, world)
-        world.from_first(checkpoints._take_over)
+        checkpoints._number = world.from_first(checkpoints._owned.take_over, int)
         return checkpoints
 
     def due(self, step: int) -> bool:
@@ -93,12 +92,14 @@ class Checkpoints:
 
         Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit.
         """
-        step = latest_sound(self._folders, self._world)
-        if step is None:
+        found = latest_sound(self._folders, self._world)
+        if found is None:
             return None
-        path = self._folders.path(step)
+        path = self._folders.folder / found.name
         reader = StepReader(path)
         _load(state, reader, self._world)
+        if state.step != found.step:
+            raise CheckpointBroken(f"{path} holds step {state.step}: rename or remove it")
         restore_kept_gradients(state, reader, self._world)
         restore_replica(state, reader, self._world)
         self.latest = report_of(state.step, path)
@@ -149,7 +150,7 @@ class Checkpoints:
 
     def _write(self, contents: dict[str, Any], manifest: StepManifest) -> CheckpointReport:
         group = self._world.background
-        partial = self._folders.partial(manifest.step, self._attempt)
+        partial = self._folders.partial(manifest.step, self._number)
         try:
             checkpoint_plans.save(contents, StepWriter(partial, manifest), group)
         except CheckpointException as failure:
@@ -174,23 +175,12 @@ class Checkpoints:
     def without_figures(self, step: int) -> bool:
         """Return whether no evaluation of the complete checkpoint of `step` has left figures in it."""
 
-        def look() -> bool:
-            manifest = read_manifest(self._folders.path(step))
-            return isinstance(manifest, StepManifest) and not manifest.figures
-
-        return self._world.from_first(look, bool)
+        return self._world.from_first(lambda: self._owned.figures(step) == {}, bool)
 
     def _add_figures(self, step: int, figures: Mapping[str, float]) -> None:
         """On rank 0. Figures that cannot be written are missing; the checkpoint stays what it is."""
         try:
-            if step not in self._folders.complete():
-                return
-            self._fence.check()
-            path = self._folders.path(step)
-            manifest = read_manifest(path)
-            if isinstance(manifest, StepManifest):
-                write_atomically(path / MANIFEST_FILE, manifest.model_copy(update={"figures": dict(figures)}).text())
-                self._delete_others()
+            self._owned.add_figures(step, figures)
         except Exception as error:
             # An object store has errors of its own kinds.
             print(f"disttrain: step-{step} is kept without its figures: {error}", file=sys.stderr, flush=True)
@@ -203,37 +193,12 @@ class Checkpoints:
             mesh=asdict(self._world.mesh),
         )
 
-    def _take_over(self) -> None:
-        with full_is_an_error(self._folders.folder):
-            self._fence.take()
-        self._folders.clean()
-
-    def _commit(self, partial: Path, step: int) -> CheckpointReport:
-        try:
-            self._fence.check()
-            with full_is_an_error(self._folders.folder):
-                path = self._folders.commit(partial, step)
-        except BaseException:
-            self._folders.discard(partial)
-            raise
-        self._delete_others()
-        return report_of(step, path)
-
-    def _delete_others(self) -> None:
-        """Delete what is neither among the latest nor the best ones to keep."""
-        figures = {one: self._figure(one) for one in self._folders.complete()}
-        self._folders.keep(kept(figures, self._settings))
-
-    def _figure(self, step: int) -> float | None:
-        """The figure by which a complete checkpoint may be among the best."""
-        manifest = read_manifest(self._folders.path(step)) if self._settings.keep_best else None
-        return manifest.figures.get(figure_name(self._settings)) if isinstance(manifest, StepManifest) else None
+    def _commit(self, partial: Place, step: int) -> CheckpointReport:
+        return report_of(step, self._owned.commit(partial, step))
 
     def _give_up(self, partial: Place, error: CheckpointException) -> None:
         """Remove what was written; say so where a full file system is the cause."""
-        size = self._folders.discard(partial)
-        # A newer attempt cleans up the folder of an older one under its feet; then that is the cause.
-        self._fence.check()
+        size = self._owned.give_up(partial)
         if any(no_room(cause) for cause, _ in error.failures.values()):
             raise StorageFull(
                 f"no room for {partial.name.split('.')[0]} in {partial.parent} after {size} bytes; earlier checkpoints "

@@ -11,6 +11,7 @@ TrainerError                    base; the message is one sentence for the user
 ├── StorageNotShared            ranks that do not see the same storage
 ├── StorageFull                 no room for a checkpoint
 ├── Fenced                      a newer attempt owns the checkpoints
+├── CheckpointsTaken            another job owns them
 ├── PortInUse                   the master port belongs to another program
 ├── PeerLost                    a collective failed because another rank is gone: a symptom
 ├── NetworkFaulty               the preflight check got wrong data from this rank's node
@@ -93,6 +94,11 @@ class Fenced(TrainerError):
     exit_code = ExitCode.FENCED
     on_every_rank = True
     from_outside = True
+
+
+class CheckpointsTaken(TrainerError):
+    exit_code = ExitCode.CHECKPOINTS_TAKEN
+    on_every_rank = True
 
 
 class PortInUse(TrainerError):

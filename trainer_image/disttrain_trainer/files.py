@@ -1,8 +1,11 @@
 """Files that are never seen half written, and files that others may have written."""
 
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
 
 from disttrain_trainer.object_path import ObjectPath
@@ -10,7 +13,7 @@ from disttrain_trainer.object_path import ObjectPath
 
 def write_atomically(path: Path | ObjectPath, text: str) -> None:
     """Write to a temporary name beside `path`, then rename. An object is never half written."""
-    if isinstance(path, ObjectPath):
+    if not isinstance(path, Path):
         path.write_text(text)
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -40,13 +43,37 @@ def rewrite(path: Path, text: str) -> None:
             raise OSError(full.errno, full.strerror, str(path)) from full
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
+def sync_folder(folder: Path | ObjectPath) -> None:
+    """Make renames in `folder` survive a power cut; an object store needs no such thing."""
+    if not isinstance(folder, Path):
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def look_afresh(folder: Path | ObjectPath) -> None:
+    """Have the next listing of `folder` come from the server of a network file system, not from this machine's cache.
+
+    NFS may answer from a listing that is a minute old, unless this machine has just changed the folder.
+    """
+    if not isinstance(folder, Path):
+        return
+    probe = folder / f".look-{os.getpid()}-{token_hex(4)}"
+    # A full disk has no room for it, and a commit needs none.
+    with suppress(OSError):
+        probe.touch()
+        probe.unlink()
+
+
+def remove_tree(path: Path | ObjectPath) -> None:
+    """Delete all that lies below; what cannot be deleted stays."""
+    if isinstance(path, Path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.remove_tree()
 
 
 class ForeignFileError(OSError):

@@ -7,7 +7,7 @@ where they are used: only jobs with `storage.url` need them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,8 +62,9 @@ class ObjectPath:
 
     def iterdir(self) -> Iterator[ObjectPath]:
         """What lies directly below; nothing where there is no such place."""
-        with _store(self.url) as store:
-            found = store.ls(self.url, detail=False) if store.exists(self.url) else []
+        found: list[str] = []
+        with _store(self.url) as store, suppress(FileNotFoundError):
+            found = store.ls(self.url, detail=False)
         yield from (self / path.rstrip("/").rpartition("/")[2] for path in found)
 
     def stat(self) -> SimpleNamespace:

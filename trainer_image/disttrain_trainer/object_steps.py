@@ -1,25 +1,28 @@
-"""Checkpoints in an object store, where nothing can be renamed: an object written last commits.
+"""Checkpoints in an object store, where nothing can be renamed: two objects together make one complete.
 
-<prefix>/fence.json                       owner, see fence.py
-<prefix>/step-20.1f3a9c2e-1/              written by attempt 1 of the job whose uid begins so
-<prefix>/step-20.1f3a9c2e-1/manifest.json complete: this object is written after all others, and after the fence is read
-<prefix>/step-20.1f3a9c2e-1/broken        complete once, damaged now
+<prefix>/fence.000002.…                   who owns the prefix: claim number 2, see fence.py
+<prefix>/step-20.1f3a9c2e-2/              written by claim 2, of the job whose uid begins so
+<prefix>/step-20.1f3a9c2e-2/.metadata     written after all other ranks' objects
+<prefix>/step-20.1f3a9c2e-2/manifest.json complete: this object is written last, after the fence is read
+<prefix>/step-20.1f3a9c2e-2/broken        complete once, damaged now
 
-Each attempt writes below a name of its own, so one that lives on behind a network partition overwrites nothing. Between
-reading the fence and writing the manifest lies a moment in which it can still add a complete checkpoint of its own
-step, as with folders. Stores without strong consistency (S3 has had it since 2020) may show a deleted object again.
+Each owner writes below a name of its own, so one that lives on behind a network partition overwrites nothing. Its
+successor deletes `.metadata` of what it finds unfinished: the manifest alone, which an old owner may still write when
+it wakes up, makes nothing complete. Stores without strong consistency (S3 has had it since 2020) may show a deleted
+object again.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 from disttrain_trainer.object_path import ObjectPath
-from disttrain_trainer.step_manifest import MANIFEST_FILE, PENDING_FILE
+from disttrain_trainer.step_manifest import MANIFEST_FILE, PENDING_FILE, Listing, Step, StepManifest, read_manifest
+from disttrain_trainer.step_writer import METADATA_FILE
 
-_STEP = re.compile(r"step-(\d+)\.[0-9a-zA-Z]+-\d+")
+_STEP = re.compile(r"step-(\d{1,15})\.[0-9a-zA-Z]+-(\d{1,15})")
 _BROKEN = "broken"
 
 
@@ -31,68 +34,77 @@ class ObjectSteps:
     uid: str = ""
     """Of the job that writes."""
 
-    def complete(self) -> list[int]:
-        """Steps with a complete checkpoint, in order."""
-        return sorted(step for step, places in self._places().items() if any(map(_is_complete, places)))
-
-    def path(self, step: int) -> ObjectPath:
-        """Where the complete checkpoint of a step lies; the one that was committed last."""
-        places = [place for place in self._places()[step] if _is_complete(place)]
-        return max(places, key=lambda place: float((place / MANIFEST_FILE).stat().st_mtime))
-
-    def partial(self, step: int, attempt: int) -> ObjectPath:
-        """Where an attempt writes it."""
-        return self.folder / f"step-{step}.{self.uid.partition('-')[0] or 'job'}-{attempt}"
-
-    def commit(self, partial: ObjectPath, step: int) -> ObjectPath:
-        """Make a written checkpoint complete, in place of others of the same step and damaged ones up to it."""
-        text = (partial / PENDING_FILE).read_text()
-        (partial / MANIFEST_FILE).write_text(text)
-        (partial / PENDING_FILE).unlink()
-        for found, places in self._places().items():
-            for place in places:
-                if place != partial and (found == step or (found < step and (place / _BROKEN).exists())):
-                    self.remove(place)
-        return partial
-
-    def set_aside(self, step: int) -> ObjectPath:
-        """Mark a damaged checkpoint: it counts no more, and a person can still look at it."""
-        path = self.path(step)
-        (path / _BROKEN).touch()
-        return path / _BROKEN
-
-    def keep(self, steps: set[int]) -> None:
-        """Delete all complete checkpoints but those of `steps`."""
-        for step, places in self._places().items():
-            for place in places:
-                if step not in steps and _is_complete(place):
-                    self.remove(place)
-
-    def remove(self, path: ObjectPath) -> None:
-        """Delete a checkpoint, the manifest first, so that a half deleted one is never taken for complete."""
-        (path / MANIFEST_FILE).unlink(missing_ok=True)
-        path.remove_tree()
-
-    def discard(self, partial: ObjectPath) -> int:
-        """Delete what was written of a checkpoint that failed; returns 0, since a store has no room to run out of."""
-        partial.remove_tree()
-        return 0
-
-    def clean(self) -> None:
-        """Delete what earlier attempts left unfinished."""
-        for places in self._places().values():
-            for place in places:
-                if not (place / MANIFEST_FILE).is_file():
-                    place.remove_tree()
-
-    def _places(self) -> dict[int, list[ObjectPath]]:
-        found: dict[int, list[ObjectPath]] = defaultdict(list)
-        for entry in self.folder.iterdir():
-            match = _STEP.fullmatch(entry.name)
-            if match:
-                found[int(match[1])].append(entry)
+    def look(self) -> Listing:
+        """Return what is complete and what is not, in order of step and claim. What is none of ours is passed over."""
+        found = Listing([], [])
+        for place in self._places():
+            names = self._names(place)
+            if {MANIFEST_FILE, METADATA_FILE} <= names and _BROKEN not in names:
+                found.complete.append(place)
+            elif _BROKEN not in names:
+                found.unfinished.append(place)
         return found
 
+    def complete(self) -> list[int]:
+        """Return the steps with a complete checkpoint, in order."""
+        return sorted({step.step for step in self.look().complete})
 
-def _is_complete(place: ObjectPath) -> bool:
-    return (place / MANIFEST_FILE).is_file() and not (place / _BROKEN).exists()
+    def path(self, step: int) -> ObjectPath:
+        """Return where the complete checkpoint of a step lies: the one that was committed last."""
+        return self.folder / max(found for found in self.look().complete if found.step == step).name
+
+    def partial(self, step: int, number: int) -> ObjectPath:
+        """Return where the owner with this claim writes a checkpoint."""
+        return self.folder / f"step-{step}.{self.uid.partition('-')[0] or 'job'}-{number}"
+
+    def commit(self, partial: ObjectPath, step: int, number: int) -> ObjectPath:
+        """Make a written checkpoint complete. Raises FileNotFoundError where a successor has taken it away."""
+        text = (partial / PENDING_FILE).read_text()
+        (partial / MANIFEST_FILE).write_text(text)
+        (partial / PENDING_FILE).unlink(missing_ok=True)
+        if not (partial / METADATA_FILE).exists():
+            raise FileNotFoundError(None, "deleted while it was committed", str(partial))
+        return partial
+
+    def is_written(self, unfinished: Step) -> bool:
+        """Return whether nothing is lacking but the commit."""
+        if not {PENDING_FILE, METADATA_FILE} <= self._names(unfinished):
+            return False
+        manifest = read_manifest(self.folder / unfinished.name, PENDING_FILE)
+        return isinstance(manifest, StepManifest) and manifest.step == unfinished.step
+
+    def adopt(self, written: Step) -> None:
+        """Commit what another owner has written."""
+        # Its owner, or one after it, may have been faster.
+        with suppress(FileNotFoundError):
+            self.commit(self.folder / written.name, written.step, written.number)
+
+    def set_aside(self, name: str) -> str:
+        """Mark a damaged checkpoint, and return the mark: it counts no more, and a person can look at it."""
+        (self.folder / name / _BROKEN).touch()
+        return f"{name}/{_BROKEN}"
+
+    def forget_broken(self, step: int) -> None:
+        """Delete the damaged checkpoints up to this step, which has been reached again."""
+        for place in self._places():
+            if place.step <= step and _BROKEN in self._names(place):
+                self.remove(place.name)
+
+    def remove(self, name: str) -> None:
+        """Delete a checkpoint. `.metadata` goes first: the manifest, an old owner may still write once more."""
+        (self.folder / name / METADATA_FILE).unlink(missing_ok=True)
+        (self.folder / name).remove_tree()
+
+    def finish_removals(self) -> None:
+        """Nothing to do: what is half deleted is unfinished."""
+
+    def size(self, name: str) -> int:
+        """Return 0: a store has no room to run out of."""
+        return 0
+
+    def _places(self) -> list[Step]:
+        entries = ((entry.name, _STEP.fullmatch(entry.name)) for entry in self.folder.iterdir())
+        return sorted(Step(int(match[1]), int(match[2]), name) for name, match in entries if match)
+
+    def _names(self, place: Step) -> set[str]:
+        return {entry.name for entry in (self.folder / place.name).iterdir()}

@@ -11,30 +11,30 @@ from disttrain_trainer.errors import CheckpointBroken
 from disttrain_trainer.mesh import World
 from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.report import say
-from disttrain_trainer.step_manifest import Place, StepManifest, flaws, read_manifest
+from disttrain_trainer.step_manifest import Place, Step, StepManifest, flaws, read_manifest
 from disttrain_trainer.step_reader import read_metadata
 from disttrain_trainer.step_writer import METADATA_FILE
 from disttrain_trainer.storage import StepFolders
 
 
-def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None:
-    """Step of the latest sound checkpoint, None where there is no checkpoint. Called by all ranks together.
+def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> Step | None:
+    """Return the latest sound checkpoint, None where there is no checkpoint. Called by all ranks together.
 
     Each file is read by one rank, so that a large checkpoint is verified in parallel. Damaged checkpoints after the
     sound one are set aside, with a line of the log each. Raises CheckpointBroken where all are damaged, and touches
     none of them then: to begin again at step 0 is a decision for a person.
     """
-    damaged: list[tuple[int, str]] = []
-    for step in reversed(world.from_first(folders.complete, list[int])):
-        flaw = flaw_of(folders.path(step), world)
+    damaged: list[tuple[Step, str]] = []
+    for found in reversed(world.from_first(lambda: folders.look().complete, list[Step])):
+        flaw = flaw_of(folders.folder / found.name, world, found.step)
         if flaw is None:
             for later, why in damaged:
-                aside = world.from_first(lambda later=later: folders.set_aside(later).name, str)  # type: ignore[misc]
-                say(world, f"the checkpoint of step {later} is damaged: {why}; it is now {aside}")
-            return step
-        damaged.append((step, flaw))
+                aside = world.from_first(lambda later=later: folders.set_aside(later.name), str)  # type: ignore[misc]
+                say(world, f"the checkpoint of step {later.step} is damaged: {why}; it is now {aside}")
+            return found
+        damaged.append((found, flaw))
     if damaged:
-        told = "; ".join(f"step {step}: {flaw}" for step, flaw in damaged)
+        told = "; ".join(f"step {one.step}: {flaw}" for one, flaw in damaged)
         raise CheckpointBroken(
             f"no checkpoint in {folders.folder} is as it was written ({told}); bring one back from a backup, or remove "
             "them to begin at step 0"
@@ -42,10 +42,15 @@ def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> int | None
     return None
 
 
-def flaw_of(path: Place, world: World) -> str | None:
-    """The first thing that is wrong with a checkpoint. Called by all ranks together."""
+def flaw_of(path: Place, world: World, step: int | None = None) -> str | None:
+    """The first thing that is wrong with a checkpoint. Called by all ranks together.
+
+    `step`: which its name says it is of.
+    """
     manifest = world.from_first(lambda: _first_look(path), StepManifest | str | None)
     if isinstance(manifest, StepManifest):
+        if step not in (None, manifest.step):
+            return f"{path} is of step {manifest.step}, as its manifest says"
         share = sorted(manifest.files)[world.rank :: world.size]
         return next((flaw for found in world.gather(flaws(path, manifest, share), list[str]) for flaw in found), None)
     if manifest is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from disttrain_api.base import ApiModel
 from disttrain_trainer.files import is_plain_name, open_regular, read_bounded, write_atomically
@@ -23,6 +24,23 @@ MAX_MANIFEST_BYTES = 2**26
 _BLOCK_BYTES = 2**20
 
 Place = Path | ObjectPath
+
+
+class Step(NamedTuple):
+    """One checkpoint in a listing of them."""
+
+    step: int
+    number: int
+    """The claim of who wrote it (fence.py): of two of one step, the higher counts. 0 where the name does not say."""
+    name: str
+
+
+class Listing(NamedTuple):
+    """The checkpoints in a folder or below a prefix, each in order."""
+
+    complete: list[Step]
+    unfinished: list[Step]
+    """Being written, or left over."""
 
 
 class FileDigest(ApiModel):
@@ -75,12 +93,12 @@ def write_manifest(folder: Place, manifest: StepManifest) -> None:
     write_atomically(folder / (PENDING_FILE if isinstance(folder, ObjectPath) else MANIFEST_FILE), manifest.text())
 
 
-def read_manifest(folder: Place) -> StepManifest | str | None:
+def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | str | None:
     """The manifest of a checkpoint; the flaw where it cannot be trusted; None where there is none.
 
     Checkpoints of earlier versions have none.
     """
-    path = folder / MANIFEST_FILE
+    path = folder / name
     try:
         text = read_bounded(path, MAX_MANIFEST_BYTES).decode()
         manifest = StepManifest.model_validate_json(text)

@@ -1,110 +1,145 @@
 """The folder that holds a job's checkpoints: which are complete, which go, and whether all ranks see the same folder.
 
-<folder>/fence.json          owner, see fence.py
+<folder>/fence.000002.…      who owns the folder: claim number 2, see fence.py
 <folder>/metrics.jsonl       one line per logged step
 <folder>/step-20/            complete: it got this name by one rename after everything in it was written
+<folder>/step-20.2/          the same step, written by claim 2 while `step-20` was there: the last one counts
 <folder>/step-40.broken/     was complete, is damaged: not as its manifest says; goes when step 40 is reached again
-<folder>/step-30.partial-2   being written by attempt 2, or left over
-<folder>/step-10.deleting    on its way out, or left over
+<folder>/step-30.partial-2   being written by claim 2, or left over
+<folder>/step-10.deleting-…  on its way out, or left over
 """
 
+import errno
 import re
-import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 
 from disttrain_api.report import CheckpointReport
 from disttrain_trainer.errors import InvalidConfiguration, StorageFull, StorageNotShared, no_room
-from disttrain_trainer.files import sync_folder
+from disttrain_trainer.files import remove_tree, sync_folder
 from disttrain_trainer.mesh import World
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
-from disttrain_trainer.step_manifest import Place
+from disttrain_trainer.step_manifest import Listing, Place, Step, StepManifest, read_manifest
 from disttrain_trainer.step_writer import METADATA_FILE
 
-_STEP = re.compile(r"step-(\d+)")
-_LEFT_OVER = re.compile(r"step-\d+\.(partial-\d+|deleting)")
-_BROKEN = re.compile(r"step-(\d+)\.broken")
+_STEP = re.compile(r"step-(\d{1,15})(?:\.(\d{1,15}))?")
+_PARTIAL = re.compile(r"step-(\d{1,15})\.partial-(\d{1,15})")
+_DELETING = re.compile(r"step-\d{1,15}\S*\.deleting\S*")
+_BROKEN = re.compile(r"step-(\d{1,15})(?:\.\d{1,15})?\.broken")
 
 SHARED_WITHIN_SECONDS = 15.0
 """How long a file of rank 0 may take to be seen by another rank."""
 _LOOK_AGAIN_SECONDS = 0.1
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+"""How a rename is refused where something has the name already."""
 
 
 @dataclass(frozen=True)
 class StepFolders:
-    """The `step-N` folders of a checkpoint folder. Only rank 0 changes anything."""
+    """The `step-N` folders of a checkpoint folder. Only rank 0 changes anything.
+
+    Every change is one rename, and names of what is being written or deleted are used once. So a process that dies
+    between any two leaves nothing half done, and one that was overtaken and wakes up late finds its folder gone.
+    """
 
     folder: Path
 
+    def look(self) -> Listing:
+        """Return what is complete and what is not, in order of step and claim. What is none of ours is passed over."""
+        found = Listing([], [])
+        for entry in self.folder.iterdir():
+            complete, partial = _STEP.fullmatch(entry.name), _PARTIAL.fullmatch(entry.name)
+            # A link may lead anywhere.
+            if complete and not entry.is_symlink() and (entry / METADATA_FILE).is_file():
+                found.complete.append(Step(int(complete[1]), int(complete[2] or 0), entry.name))
+            elif partial:
+                found.unfinished.append(Step(int(partial[1]), int(partial[2]), entry.name))
+        return Listing(sorted(found.complete), sorted(found.unfinished))
+
     def complete(self) -> list[int]:
-        """Steps with a complete checkpoint, in order."""
-        found = ((entry, _STEP.fullmatch(entry.name)) for entry in self.folder.iterdir())
-        return sorted(int(match[1]) for entry, match in found if match and (entry / METADATA_FILE).is_file())
+        """Return the steps with a complete checkpoint, in order."""
+        return sorted({step.step for step in self.look().complete})
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step}"
+        """Return where the complete checkpoint of a step lies: the one that was committed last."""
+        return self.folder / max(found for found in self.look().complete if found.step == step).name
 
-    def partial(self, step: int, attempt: int) -> Path:
-        """Where the checkpoint is written before it is complete."""
-        return self.folder / f"step-{step}.partial-{attempt}"
+    def partial(self, step: int, number: int) -> Path:
+        """Return where the owner with this claim writes a checkpoint before it is complete."""
+        return self.folder / f"step-{step}.partial-{number}"
 
-    def commit(self, partial: Path, step: int) -> Path:
-        """Make a written checkpoint complete, in place of one of the same step."""
-        path = self.path(step)
-        if path.exists():
-            self.remove(path)
+    def commit(self, partial: Path, step: int, number: int) -> Path:
+        """Make a written checkpoint complete. Raises FileNotFoundError where a successor has taken it away."""
         sync_folder(partial)
-        partial.rename(path)
+        path, once_more = self.folder / f"step-{step}", self.folder / f"step-{step}.{number}"
+        if step in self.complete():
+            path = once_more
+        try:
+            partial.rename(path)
+        except OSError as error:
+            # What has the name is no checkpoint.
+            if error.errno not in _OCCUPIED:
+                raise
+            path = once_more
+            partial.rename(path)
         sync_folder(self.folder)
-        self._forget_broken(step)
         return path
 
-    def set_aside(self, step: int) -> Path:
-        """Give a damaged checkpoint another name: it counts no more, and a person can still look at it."""
-        path = self.path(step)
-        aside = path.with_name(f"{path.name}.broken")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
+    def is_written(self, unfinished: Step) -> bool:
+        """Return whether nothing is lacking but the commit: the manifest is the last file to be written."""
+        manifest = read_manifest(self.folder / unfinished.name)
+        return isinstance(manifest, StepManifest) and manifest.step == unfinished.step
+
+    def adopt(self, written: Step) -> None:
+        """Commit what another owner has written, unless the step is there already."""
+        partial = self.folder / written.name
+        try:
+            sync_folder(partial)
+            partial.rename(self.folder / f"step-{written.step}")
+        except OSError as error:
+            if error.errno not in {*_OCCUPIED, errno.ENOENT}:
+                raise
+        sync_folder(self.folder)
+
+    def set_aside(self, name: str) -> str:
+        """Give a damaged checkpoint another name, and return it: it counts no more, and a person can look at it."""
+        aside = f"{name}.broken"
+        remove_tree(self.folder / aside)
+        (self.folder / name).rename(self.folder / aside)
         return aside
 
-    def _forget_broken(self, step: int) -> None:
+    def forget_broken(self, step: int) -> None:
         """Delete the damaged checkpoints up to this step, which has been reached again."""
         for entry in self.folder.iterdir():
             match = _BROKEN.fullmatch(entry.name)
             if match and int(match[1]) <= step:
-                shutil.rmtree(entry, ignore_errors=True)
+                remove_tree(entry)
 
-    def keep(self, steps: set[int]) -> None:
-        """Delete all complete checkpoints but those of `steps`."""
-        for step in self.complete():
-            if step not in steps:
-                self.remove(self.path(step))
-
-    def remove(self, path: Path) -> None:
+    def remove(self, name: str) -> None:
         """Delete a checkpoint; renamed first, so that a half deleted one is never taken for complete."""
-        doomed = path.with_name(f"{path.name}.deleting")
-        shutil.rmtree(doomed, ignore_errors=True)
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        doomed = self.folder / f"{name}.deleting-{token_hex(4)}"
+        # Somebody else may have been faster.
+        with suppress(FileNotFoundError):
+            (self.folder / name).rename(doomed)
+            remove_tree(doomed)
 
-    def discard(self, partial: Path) -> int:
-        """Delete what was written of a checkpoint that failed; returns its bytes."""
-        size = sum(file.stat().st_size for file in partial.glob("*")) if partial.is_dir() else 0
-        shutil.rmtree(partial, ignore_errors=True)
-        return size
-
-    def clean(self) -> None:
-        """Delete what earlier attempts left unfinished."""
+    def finish_removals(self) -> None:
+        """Delete what others have left half deleted."""
         for entry in self.folder.iterdir():
-            unfinished = _STEP.fullmatch(entry.name) and not (entry / METADATA_FILE).is_file()
-            if unfinished or _LEFT_OVER.fullmatch(entry.name):
-                shutil.rmtree(entry, ignore_errors=True)
+            if _DELETING.fullmatch(entry.name):
+                remove_tree(entry)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a checkpoint, as far as it is written."""
+        with suppress(OSError):
+            return sum(file.stat().st_size for file in (self.folder / name).iterdir())
+        return 0
 
 
 def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
@@ -113,18 +148,19 @@ def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
 
 
 def report_of(step: int, path: Place) -> CheckpointReport:
-    """What is told of a complete checkpoint. Raises OSError where it is not there any more."""
-    written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
+    """Return what is told of a complete checkpoint, also where it has been deleted meanwhile."""
+    try:
+        written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
+    except (OSError, OverflowError, ValueError):
+        written = datetime.now(UTC)
     return CheckpointReport(step=step, path=str(path), time=written.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 def newest_seen(folder: Path) -> CheckpointReport | None:
     """The last complete checkpoint, to who writes none but reads the volume; None where none is seen."""
-    folders = StepFolders(folder)
-    # Who writes them may delete one at the same time.
     with suppress(OSError):
-        if steps := folders.complete():
-            return report_of(steps[-1], folders.path(steps[-1]))
+        if complete := StepFolders(folder).look().complete:
+            return report_of(complete[-1].step, folder / complete[-1].name)
     return None
 
 
@@ -146,7 +182,7 @@ def require_shared(folder: Place, world: World, within: float = SHARED_WITHIN_SE
 
 
 def _write_nonce(folder: Place) -> str:
-    name = f".shared-{secrets.token_hex(8)}"
+    name = f".shared-{token_hex(8)}"
     try:
         with full_is_an_error(folder):
             folder.mkdir(parents=True, exist_ok=True)

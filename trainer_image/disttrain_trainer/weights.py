@@ -50,10 +50,10 @@ def weights_at(path: Place) -> Place:
     """
     if (path.suffix == SUFFIX and isinstance(path, Path) and path.is_file()) or (path / METADATA_FILE).is_file():
         return path
-    steps = steps_in(path).complete() if path.is_dir() else []
-    if not steps:
+    complete = steps_in(path).look().complete if path.is_dir() else []
+    if not complete:
         raise InvalidConfiguration(f"{path} is neither a {SUFFIX} file on this machine nor holds a complete checkpoint")
-    return steps_in(path).path(steps[-1])
+    return path / complete[-1].name
 
 
 def load_weights(module: nn.Module, path: Place, world: World) -> Place:

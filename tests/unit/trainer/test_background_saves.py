@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from disttrain_api.names import ExitCode
+from disttrain_trainer.fence import Fence
 from disttrain_trainer.storage import StepFolders
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
@@ -158,10 +159,10 @@ class TestEnds:
         training = small(steps=100_000, checkpoint={"interval": 1500}, logging={"interval": 1})
         with launch(tmp_path / "run", job(training), storage=tmp_path, module=GATED, GATE=str(tmp_path)) as world:
             world.wait_until(lambda: world.reached(1501))
-            (tmp_path / "test" / "fence.json").write_text('{"uid": "uid-1", "attempt": 2}')
+            Fence(tmp_path / "test", "uid-1", 2).take()
             (tmp_path / "go").touch()
             (rank,) = world.ended()
         assert rank.code == ExitCode.FENCED
         assert rank.report.step < 3000
         assert rank.report.checkpoint is None
-        assert not list((tmp_path / "test").glob("step-*"))
+        assert StepFolders(tmp_path / "test").complete() == []

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from disttrain_api.names import ExitCode
-from disttrain_trainer.errors import Fenced
-from disttrain_trainer.fence import Fence, Owner
-from disttrain_trainer.storage import StepFolders
+from disttrain_api.names import ExitCode, permanent_reason
+from disttrain_api.training import Checkpoint
+from disttrain_trainer.errors import CheckpointBroken, CheckpointsTaken, Fenced
+from disttrain_trainer.fence import Fence
+from disttrain_trainer.owned_steps import OwnedSteps
+from disttrain_trainer.storage import StepFolders, newest_seen, report_of
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 EVERY_TWO = {"checkpoint": {"interval": 2, "keepLatest": 2}, "logging": {"interval": 1}}
@@ -180,63 +182,193 @@ class TestAnotherModel:
 class TestFence:
     def test_an_old_attempt_ends_fenced_at_its_start(self, tmp_path):
         (tmp_path / "test").mkdir()
-        (tmp_path / "test" / "fence.json").write_text('{"uid": "uid-1", "attempt": 7}')
+        Fence(tmp_path / "test", "uid-1", 7).take()
         ranks = run(tmp_path / "run", small(), tmp_path, ranks=2, attempt=3)
         assert [rank.code for rank in ranks] == [ExitCode.FENCED] * 2
-        assert "attempt 7" in ranks[1].report.error.message
+        assert "belongs to attempt 7 of this job" in ranks[1].report.error.message
 
     def test_an_attempt_that_is_overtaken_commits_nothing_more(self, tmp_path):
         training = small(steps=200, data=user("slow_samples"), **EVERY_TWO)
-        fence = tmp_path / "test" / "fence.json"
+        folder = tmp_path / "test"
         with launch(tmp_path / "run", job(training), storage=tmp_path) as world:
-            world.wait_until((tmp_path / "test" / "step-2").exists)
-            fence.write_text('{"uid": "uid-1", "attempt": 2}')
-            committed = StepFolders(tmp_path / "test").complete()
+            world.wait_until((folder / "step-2").exists)
+            Fence(folder, "uid-1", 2).take()
+            committed = StepFolders(folder).complete()
             (rank,) = world.ended()
         assert rank.code == ExitCode.FENCED
-        assert StepFolders(tmp_path / "test").complete()[-1] - committed[-1] <= 2
-        assert json.loads(fence.read_text())["attempt"] == 2
-        assert not list((tmp_path / "test").glob("*.partial-*"))
+        assert StepFolders(folder).complete()[-1] - committed[-1] <= 2
+        assert [claim.attempt for claim in Fence(folder, "uid-1", 3)._claims()] == [2]
+
+    def test_two_jobs_do_not_take_a_folder_from_each_other_in_turn(self, tmp_path):
+        """Each attempt renews the budget of restarts by a fresh checkpoint, so they would for ever."""
+        training = small(steps=200, data=user("slow_samples"), **EVERY_TWO)
+        folder = tmp_path / "test"
+        with launch(tmp_path / "one", job(training), storage=tmp_path) as world:
+            world.wait_until((folder / "step-2").exists)
+            two = job({**training, "steps": StepFolders(folder).complete()[-1] + 4}, uid="uid-2")
+            with launch(tmp_path / "two", two, storage=tmp_path) as other:
+                (winner,) = other.ended()
+            (loser,) = world.ended()
+        assert winner.code == ExitCode.DONE
+        assert loser.code == ExitCode.CHECKPOINTS_TAKEN
+        assert f"the job with uid uid-2 has taken over {folder}" in loser.report.error.message
+        again = run(tmp_path / "again", training, tmp_path, attempt=2)
+        assert [rank.code for rank in again] == [ExitCode.CHECKPOINTS_TAKEN]
+        assert permanent_reason(ExitCode.CHECKPOINTS_TAKEN) == "CheckpointsTaken"
 
     @pytest.mark.parametrize(
-        ("there", "may_start", "may_commit"),
+        ("there", "error"),
         [
-            (None, True, True),
-            (("mine", 2), True, True),
-            (("mine", 3), True, True),
-            (("mine", 4), False, False),
-            (("other", 1), True, False),
-            (("other", 9), True, False),
+            ([], None),
+            ([("mine", 2)], None),
+            ([("mine", 3)], None),
+            ([("mine", 4)], Fenced),
+            ([("other", 9)], None),
+            ([("mine", 2), ("other", 1)], CheckpointsTaken),
+            ([("other", 1), ("mine", 2)], None),
+            ([("other", 1), ("mine", 2), ("third", 1)], CheckpointsTaken),
         ],
     )
-    def test_who_may_start_and_who_may_commit(self, tmp_path, there, may_start, may_commit):
-        fence = Fence(tmp_path, Owner(uid="mine", attempt=3))
-        if there is not None:
-            (tmp_path / "fence.json").write_text(Owner(uid=there[0], attempt=there[1]).model_dump_json())
-        for allowed, act in ((may_commit, fence.check), (may_start, fence.take)):
-            if allowed:
-                act()
-            else:
-                with pytest.raises(Fenced):
-                    act()
-        if may_start:
+    def test_who_may_start(self, tmp_path, there, error):
+        for uid, attempt in there:
+            Fence(tmp_path, uid, attempt).take()
+        fence = Fence(tmp_path, "mine", 3)
+        if error is None:
+            fence.take()
             fence.check()
+        else:
+            with pytest.raises(error):
+                fence.take()
+
+    @pytest.mark.parametrize(
+        ("taken", "error"),
+        [(("mine", 2), None), (("mine", 3), Fenced), (("mine", 4), Fenced), (("other", 1), CheckpointsTaken)],
+    )
+    def test_who_may_commit(self, tmp_path, taken, error):
+        fence = Fence(tmp_path, "mine", 3)
+        fence.take()
+        try:
+            Fence(tmp_path, *taken).take()
+        except Fenced:
+            assert error is None
+        if error is None:
+            fence.check()
+        else:
+            with pytest.raises(error):
+                fence.check()
+
+    def test_a_job_leaves_one_claim_however_often_it_is_restarted(self, tmp_path):
+        for uid in ("one", "two"):
+            for attempt in range(1, 6):
+                Fence(tmp_path, uid, attempt).take()
+        assert sorted(path.name.split(".")[-1] for path in tmp_path.iterdir()) == ["one", "two"]
+
+    @pytest.mark.parametrize(
+        ("there", "error"),
+        [(("mine", 2), None), (("mine", 3), None), (("mine", 4), Fenced), (("other", 9), None)],
+    )
+    def test_the_fence_of_earlier_versions_counts(self, tmp_path, there, error):
+        (tmp_path / "fence.json").write_text(json.dumps(dict(zip(("uid", "attempt"), there, strict=True))))
+        fence = Fence(tmp_path, "mine", 3)
+        if error is not None:
+            with pytest.raises(error):
+                fence.take()
+            return
+        assert fence.take().number == there[1] + 1, "what is written from now on has a name of its own"
+        # An attempt of that version may come later.
+        (tmp_path / "fence.json").write_text('{"uid": "mine", "attempt": 4}')
+        with pytest.raises(Fenced):
+            fence.check()
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("fence.json", b""),
+            ("fence.json", b"{"),
+            ("fence.json", b'{"uid": "mine"}'),
+            ("fence.json", b'{"uid": "mine", "attempt": -1}'),
+            ("fence.json", b'{"uid": "mine", "attempt": 1' + b"0" * 5000 + b"}"),
+            ("fence.json", b"[" * 100_000),
+            ("fence.json", b'"' + b"x" * 100_000 + b'"'),
+            ("fence.something", b""),
+            ("fence.000001.1.aa.mine.tmp", b""),
+            ("fence." + "9" * 200 + ".1.aa.mine", b""),
+        ],
+    )
+    def test_a_damaged_one_is_named(self, tmp_path, name, content):
+        (tmp_path / name).write_bytes(content)
+        for act in (Fence(tmp_path, "mine", 3).take, Fence(tmp_path, "mine", 3).check):
+            with pytest.raises(CheckpointBroken, match=f"{name[:20]}.* remove it"):
+                act()
+
+    def test_any_uid_makes_a_name(self, tmp_path):
+        fence = Fence(tmp_path, "../a job/with.dots" + "x" * 300, 1)
+        fence.take()
+        fence.check()
+        assert len(list(tmp_path.iterdir())) == 1
+        with pytest.raises(Fenced):
+            Fence(tmp_path, fence.uid, 0).take()
 
 
 class TestFolders:
-    def test_incomplete_ones_are_ignored_and_cleaned_up(self, tmp_path):
-        for name in ("step-10", "step-20", "step-30", "step-40.partial-1", "step-5.deleting", "other"):
-            (tmp_path / name).mkdir()
-        for name in ("step-10", "step-20", "step-40.partial-1", "step-5.deleting"):
-            (tmp_path / name / ".metadata").touch()
+    def write(self, path):
+        path.mkdir()
+        (path / ".metadata").touch()
+
+    def test_what_is_none_of_ours_is_passed_over(self, tmp_path):
+        for name in ("step-10", "step-20", "step-20.3", "step-999999999999999999999", "step-" + "9" * 250, "other"):
+            self.write(tmp_path / name)
+        (tmp_path / "step-30").mkdir()
+        (tmp_path / "step-40").write_text("a file")
+        (tmp_path / "step-50").symlink_to(tmp_path / "step-10")
+        (tmp_path / "step-60").symlink_to(tmp_path / "nowhere")
+        (tmp_path / "step-70").symlink_to("step-70")
+        os.mkfifo(tmp_path / "step-80")
         folders = StepFolders(tmp_path)
         assert folders.complete() == [10, 20]
-        folders.clean()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "step-10", "step-20"]
+        assert folders.path(20) == tmp_path / "step-20.3"
+        assert newest_seen(tmp_path).path == str(tmp_path / "step-20.3")
 
-    def test_what_is_not_kept_is_deleted(self, tmp_path):
-        for step in (5, 10, 100, 20):
-            (tmp_path / f"step-{step}").mkdir()
-            (tmp_path / f"step-{step}" / ".metadata").touch()
-        StepFolders(tmp_path).keep({20, 100})
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-100", "step-20"]
+    @pytest.mark.parametrize("there", ["nothing", "a checkpoint", "a file", "an empty folder", "rubbish", "a link"])
+    def test_a_commit_replaces_a_checkpoint_and_leaves_all_else(self, tmp_path, there):
+        path, partial = tmp_path / "step-10", tmp_path / "step-10.partial-4"
+        self.write(partial)
+        if there == "a file":
+            path.write_text("")
+        elif there == "a link":
+            path.symlink_to(tmp_path)
+        elif there != "nothing":
+            path.mkdir()
+        if there in ("a checkpoint", "rubbish"):
+            (path / (".metadata" if there == "a checkpoint" else "something")).touch()
+        free = there in ("nothing", "an empty folder")
+        folders = StepFolders(tmp_path)
+        assert folders.commit(partial, 10, 4) == (path if free else tmp_path / "step-10.4")
+        assert folders.complete() == [10]
+        assert path.exists()
+        assert folders.path(10).name == ("step-10" if free else "step-10.4")
+
+    def test_taking_over_clears_away_what_others_left(self, tmp_path):
+        for name in ("step-10", "step-40.partial-1", "step-5.deleting", "step-6.deleting-1a2b", "other"):
+            self.write(tmp_path / name)
+        owner = OwnedSteps(StepFolders(tmp_path), Fence(tmp_path, "mine", 3), Checkpoint())
+        # As though claims 1 and 2 were given up long ago.
+        Fence(tmp_path, "theirs", 1).take()
+        Fence(tmp_path, "theirs", 2).take()
+        assert owner.take_over() == 3
+        assert sorted(path.name for path in tmp_path.glob("[!f]*")) == ["other", "step-10"]
+
+    def test_what_was_just_committed_stays_beside_higher_steps(self, tmp_path):
+        """Of whoever has put them there."""
+        owner = OwnedSteps(StepFolders(tmp_path), Fence(tmp_path, "mine", 1), Checkpoint(keep_latest=1))
+        number = owner.take_over()
+        self.write(tmp_path / "step-500")
+        for step in (10, 20):
+            partial = StepFolders(tmp_path).partial(step, number)
+            self.write(partial)
+            path = owner.commit(partial, step)
+            assert report_of(step, path).path == str(tmp_path / f"step-{step}")
+            assert StepFolders(tmp_path).complete() == [step, 500]
+
+    def test_a_report_of_one_that_is_gone_is_no_error(self, tmp_path):
+        assert report_of(10, tmp_path / "step-10").step == 10

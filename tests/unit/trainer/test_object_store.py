@@ -1,6 +1,5 @@
 """Checkpoints in an object store: a real S3 server, moto's, on the loopback."""
 
-import json
 import random
 import signal
 
@@ -11,16 +10,20 @@ from safetensors.torch import load_file
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
+from disttrain_api.training import Checkpoint
 from disttrain_trainer import object_path
-from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.errors import Fenced, InvalidConfiguration
+from disttrain_trainer.fence import Fence
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
+from disttrain_trainer.owned_steps import OwnedSteps
 from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
 from tests.cluster.ports import free_port
 from tests.object_store import object_store
 from tests.soak import SOAK
 from tests.unit.trainer.hostile import as_metadata
 from tests.unit.trainer.test_checkpoint import model_at
+from tests.unit.trainer.test_soundness import resumed_after
 from tests.unit.trainer.worlds import job, launch, small, user
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
@@ -87,7 +90,9 @@ class TestRuns:
         assert "resuming after step 3" in second[0].out
         one = [f"step-{step}.1f3a9c2e-2/{name}" for step in (4, 6) for name in (".metadata", "__0_0.distcp")]
         two = [f"step-{step}.1f3a9c2e-2/{name}" for step in (4, 6) for name in ("__1_0.distcp", "manifest.json")]
-        assert names(client, bucket) == ["fence.json", *sorted(one + two)]
+        (claim, *found) = names(client, bucket)
+        assert claim.startswith("fence.000002.2.")
+        assert found == sorted(one + two)
         local = tmp_path / "local"
         run(tmp_path / "third", TRAINING, local)
         target = tmp_path / "out.safetensors"
@@ -115,11 +120,11 @@ class TestRuns:
         options = {"storage": bucket, "module": GATED, "GATE": str(tmp_path)}
         with launch(tmp_path / "run", config, **options) as world:
             world.wait_until(lambda: world.reached(101))
-            client.pipe_file(f"{bucket}/test/fence.json", json.dumps({"uid": UID, "attempt": 2}).encode())
+            Fence(ObjectPath(f"{bucket}/test"), UID, 2).take()
             (tmp_path / "go").touch()
             ended = world.ended()
         assert [rank.code for rank in ended] == [ExitCode.FENCED], ended[0].err
-        assert names(client, bucket) == ["fence.json"]
+        assert folders(bucket).complete() == []
 
     @pytest.mark.timeout(2400 if SOAK else 300)
     def test_kills_amid_a_save_lose_no_checkpoint(self, environment, client, bucket, tmp_path):
@@ -145,7 +150,8 @@ class TestRuns:
                 assert flaws(steps.path(step), manifest, manifest.files) == [], f"attempt {attempt}"
         last = run(tmp_path / "last", {**training, "steps": latest + 1}, bucket, attempt=attempt + 1)
         assert [rank.code for rank in last] == [ExitCode.DONE] * 2, last[0].err
-        assert f"resuming after step {latest}" in last[0].out
+        # What was written whole is committed by the next attempt.
+        assert resumed_after(last[0].out) in (latest, latest + 1)
         assert steps.complete()[-1] == latest + 1
         assert unfinished(client, bucket) == []
 
@@ -192,43 +198,61 @@ class TestRuns:
 
 
 class TestSteps:
-    def write(self, steps, step, attempt, commit=True):
-        partial = steps.partial(step, attempt)
-        (partial / "__0_0.distcp").write_text("content")
-        manifest = StepManifest(step=step, attempt=attempt, world_size=1, mesh={})
+    def write(self, steps, step, number, commit=True):
+        partial = steps.partial(step, number)
+        for name in ("__0_0.distcp", ".metadata"):
+            (partial / name).write_text("content")
+        manifest = StepManifest(step=step, attempt=number, world_size=1, mesh={})
         (partial / "manifest.pending").write_text(manifest.text())
-        return steps.commit(partial, step) if commit else partial
+        return steps.commit(partial, step, number) if commit else partial
 
-    def test_only_a_manifest_makes_one_complete(self, client, bucket):
+    def owner(self, bucket, attempt):
         steps = folders(bucket)
-        assert steps.complete() == []
+        owner = OwnedSteps(steps, Fence(steps.folder, UID, attempt), Checkpoint(keep_latest=1))
+        return owner, owner.take_over()
+
+    def test_only_manifest_and_metadata_make_one_complete(self, bucket):
+        steps = folders(bucket)
+        assert steps.look() == ([], [])
         self.write(steps, 10, 1)
         self.write(steps, 20, 1, commit=False)
+        (steps.partial(30, 1) / "manifest.json").write_text("written by one that has slept")
         assert steps.complete() == [10]
-        steps.clean()
-        assert names(client, bucket) == ["step-10.1f3a9c2e-1/__0_0.distcp", "step-10.1f3a9c2e-1/manifest.json"]
+        assert [one.step for one in steps.look().unfinished] == [20, 30]
 
-    def test_the_last_commit_of_a_step_counts(self, client, bucket):
+    def test_the_last_claim_of_a_step_counts(self, bucket):
         steps = folders(bucket)
         self.write(steps, 10, 2)
         self.write(steps, 10, 1)
         assert steps.complete() == [10]
-        assert read_manifest(steps.path(10)).attempt == 1
-        assert len(names(client, bucket)) == 2
+        assert read_manifest(steps.path(10)).attempt == 2
+
+    def test_a_commit_replaces_those_of_the_same_step(self, client, bucket):
+        owner, number = self.owner(bucket, 1)
+        steps = folders(bucket)
+        owner.commit(self.write(steps, 10, number, commit=False), 10)
+        newer, number = self.owner(bucket, 2)
+        newer.commit(self.write(steps, 10, number, commit=False), 10)
+        assert steps.complete() == [10]
+        assert {name.partition("/")[0] for name in names(client, bucket) if name.startswith("step")} == {
+            "step-10.1f3a9c2e-2"
+        }
+        with pytest.raises(Fenced):
+            owner.commit(self.write(steps, 20, 1, commit=False), 20)
 
     def test_what_is_set_aside_goes_when_its_step_is_reached(self, bucket):
+        owner, number = self.owner(bucket, 1)
         steps = folders(bucket)
         for step in (10, 20, 30):
-            self.write(steps, step, 1)
-        steps.set_aside(20)
+            self.write(steps, step, number)
+        steps.set_aside(steps.path(20).name)
         assert steps.complete() == [10, 30]
-        steps.keep({10})
-        assert steps.complete() == [10]
-        self.write(steps, 15, 2)
+        owner, number = self.owner(bucket, 2)
+        owner.commit(self.write(steps, 15, number, commit=False), 15)
         assert (steps.partial(20, 1) / "broken").exists()
-        self.write(steps, 20, 2)
+        owner.commit(self.write(steps, 20, number, commit=False), 20)
         assert not steps.partial(20, 1).exists()
-        assert steps.complete() == [10, 15, 20]
+        assert steps.complete() == [20, 30]
 
     def test_other_protocols_need_their_package(self):
         with pytest.raises(InvalidConfiguration, match=r"gs://.*disttrain\[s3\]"):
