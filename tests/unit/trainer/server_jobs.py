@@ -24,7 +24,6 @@ class Job:
     def start(self, name, ranks, module, **environment):
         folder = self.folder / name
         folder.mkdir()
-        (folder / "token").write_text("a-token")
         variables = {
             "WORLD_SIZE": "2",
             "DISTTRAIN_PS_ADDRESSES": ",".join(self.addresses),

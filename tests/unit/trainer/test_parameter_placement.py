@@ -12,7 +12,7 @@ from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.placement import place
 from disttrain_trainer.parameter_server.tasks import LEADER, Lease, Tasks, Verdict
-from disttrain_trainer.parameter_server.wire import FORMATS, Malformed, Message, decode, encode, key_of
+from disttrain_trainer.parameter_server.wire import FORMATS, FRAME_BYTES, Malformed, Message, decode, encode, key_of
 
 KEY = key_of("token", "uid", 1)
 # A busy machine is no failure.
@@ -76,6 +76,16 @@ class TestWire:
         assert bytes(frames[2])[:4] == tensor[:1].numpy().tobytes()
         received[0:4] = tensor[:1].numpy().tobytes()
         assert found[0] == 1.0
+
+    @pytest.mark.parametrize("numbers", [0, 1, FRAME_BYTES // 4, FRAME_BYTES // 4 + 1, FRAME_BYTES])
+    def test_no_frame_is_longer_than_a_connection_takes(self, numbers):
+        tensors = [torch.arange(numbers, dtype=torch.float32), torch.ones(3)]
+        message = Message("push", {"names": ["x" * 100] * 5000}, tensors)
+        frames = encode(message, KEY)
+        assert max(memoryview(frame).nbytes for frame in frames) <= FRAME_BYTES
+        found = decode([bytes(frame) for frame in frames], KEY)
+        assert found.fields == message.fields
+        assert all(torch.equal(one, other) for one, other in zip(found.tensors, tensors, strict=True))
 
     @UNHURRIED
     @given(messages, st.data())

@@ -8,9 +8,11 @@ import zmq
 
 from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
+from disttrain_trainer.parameter_server.sockets import connect
+from disttrain_trainer.parameter_server.wire import key_of, key_with
 from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
-from tests.unit.trainer.worlds import small, user
+from tests.unit.trainer.worlds import TOKEN, small, user
 from tests.waiting import until
 
 STEPS = 30
@@ -64,12 +66,11 @@ def test_a_worker_that_hangs_is_done_without_and_may_wake_up(tmp_path):
         assert running.last()["servers/version_max"] == STEPS
 
 
-def test_a_server_that_was_started_anew_ends_the_workers_and_strangers_are_counted(tmp_path):
+def test_a_server_that_was_started_anew_ends_the_workers_and_what_cannot_be_read_is_counted(tmp_path):
     with a_job(tmp_path, TRAINING, servers=2) as running:
         running.reached(3)
         context = zmq.Context()
-        stranger = context.socket(zmq.DEALER)
-        stranger.connect(f"tcp://{running.addresses[0]}")
+        stranger = connect(context, running.addresses[0], key_with(0, key_of(TOKEN, running.config["uid"], 1)))
         stranger.send_multipart([b"0" * 32, b'{"kind":"finish","fields":{},"tensors":[]}'])
         running.workers[0].wait_until(lambda: running.last().get("servers/dropped_messages") == 1.0)
         stranger.close(linger=0)

@@ -20,13 +20,13 @@ from disttrain_trainer.errors import PeerLost
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.heartbeat import connect
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.manager import Manager
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
+from disttrain_trainer.parameter_server.sockets import connect
 from disttrain_trainer.parameter_server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.tasks import Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of, key_with
@@ -362,7 +362,7 @@ class TestFencing:
         address = f"127.0.0.1:{free_port()}"
         serving = Serving(configured(1), address)
         context = zmq.Context()
-        socket = connect(context, address)
+        socket = connect(context, address, key_with(1, KEY))
         try:
             for number, meant in enumerate([0, 1]):
                 message = Message("alive", {"worker": 0, "life": "a", "epochs": [1, 1]})

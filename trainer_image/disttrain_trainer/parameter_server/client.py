@@ -17,12 +17,13 @@ from zmq.utils.monitor import recv_monitor_message
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.errors import DataUnlike, PeerLost
 from disttrain_trainer.parameter_server.content import Content, numbers
-from disttrain_trainer.parameter_server.heartbeat import Heartbeat, call_again, connect
+from disttrain_trainer.parameter_server.heartbeat import Heartbeat
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.placement import Segment, place
 from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
+from disttrain_trainer.parameter_server.sockets import call_again, connect, new_context
 from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_with
 
@@ -75,8 +76,8 @@ class Servers:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._widths = widths
         self.placement = place(sizes, len(addresses), widths)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [connect(self._context, address) for address in addresses]
+        self._context = new_context(len(addresses))
+        self._sockets = [connect(self._context, *one) for one in zip(addresses, self._keys, strict=True)]
         self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
         """Of each server: says when the connection to it was lost, and with it what was on its way."""
         self._addresses = addresses

@@ -16,11 +16,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.silence import Silence
+from disttrain_trainer.parameter_server.sockets import call_again, connect
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
 
 _INTERVAL_SECONDS = 1.0
-_LOST_MILLISECONDS = 60_000
-"""Without the other side's word, after which the system gives a connection up: neither data nor probes reach it."""
 
 
 class Heartbeat:
@@ -75,7 +74,7 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        sockets = [connect(self._context, address) for address in self._addresses]
+        sockets = [connect(self._context, *one) for one in zip(self._addresses, self._keys, strict=True)]
         monitors = [socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED) for socket in sockets]
         poller = zmq.Poller()
         for socket in sockets:
@@ -123,26 +122,3 @@ class Heartbeat:
 
     def _name(self, index: int) -> str:
         return f"parameter server {index} at {self._addresses[index]}"
-
-
-def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A socket to the server at host:port, which need not be there yet."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-    # A connection that is given up would wait for ever to send the rest, and so would the end of the process.
-    socket.setsockopt(zmq.LINGER, 0)
-    # What is computed may take minutes in which this connection is idle, and who forwards it may forget it.
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-    socket.setsockopt(zmq.TCP_MAXRT, _LOST_MILLISECONDS)
-    socket.connect(f"tcp://{address}")
-    return socket
-
-
-def call_again(socket: zmq.Socket[bytes], address: str) -> None:
-    """Give up the connection, and what is still on its way, and look the server up anew."""
-    socket.disconnect(f"tcp://{address}")
-    socket.connect(f"tcp://{address}")

@@ -12,21 +12,21 @@ import zmq
 from disttrain_trainer.errors import PeerLost, PortInUse
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
+from disttrain_trainer.parameter_server.sockets import new_context, server_socket
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode, key_with
 
 _TICK_MILLISECONDS = 500
 
 
 class Loop:
-    """Serves until told to end. `dropped` counts messages that nobody of this job's attempt has sent to this server."""
+    """Serves until told to end. `dropped` counts messages that cannot be read."""
 
     def __init__(self, server: Server, key: bytes, address: str, snapshots: Snapshots | None = None) -> None:
         """`key`: of the job's attempt. `address`: host:port as workers know it. Raises PortInUse."""
         self._snapshots = snapshots
         self._server, self._key = server, key_with(server.index, key)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.IPV6, 1)
+        self._context = new_context(server.workers)
+        self._socket = server_socket(self._context, self._key)
         self.dropped = 0
         host, _, port = address.rpartition(":")
         try:

@@ -39,7 +39,7 @@ class Server:
 
     def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
         """`say`: for the log."""
-        self._config, self.index = config, config.index
+        self._config, self.index, self.workers = config, config.index, config.workers
         self._life = secrets.token_hex(8)
         self._restored = False
         self._epochs = {config.index: config.epoch}

@@ -1,15 +1,18 @@
-"""Messages between workers and servers as frames: [code, header, tensor, tensor, …].
+"""Messages between workers and servers as frames: [code and length, header, …, tensor, …, tensor, …].
 
 The header is JSON: what the message is, its fields, number format and length of each tensor. The code is the
-HMAC-SHA256 (RFC 2104) of the header under a key made of the job's token, so that nobody without the token is listened
-to. A key belongs to one attempt, so that pods of an older one are not listened to either; and to one server, so that an
-address which for a while leads to another one, after pods have been made again, leads to nobody. Tensors follow as they
-lie in memory. Nothing that comes from the wire is unpickled.
+HMAC-SHA256 (RFC 2104) of the header under a key made of the job's token. A key belongs to one attempt, so that pods of
+an older one are not listened to; and to one server, so that an address which for a while leads to another one, after
+pods have been made again, leads to nobody. Tensors follow as they lie in memory; the connection authenticates them
+(sockets.py). No frame is longer than FRAME_BYTES, so that a connection that has proved nothing can fill no memory:
+header and tensors are cut. Nothing that comes from the wire is unpickled.
 """
 
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +39,9 @@ Sender = tuple[bytes, bytes]
 _NAMES = {number_format: name for name, number_format in FORMATS.items()}
 _CODE_BYTES = 32
 _MAX_HEADER_BYTES = 16 * 2**20
+_LENGTH = struct.Struct(">I")
+FRAME_BYTES = 2**18
+"""Of the longest frame. Encrypted in pieces of this size a message costs least: they fit a processor's cache."""
 
 
 class Malformed(Exception):  # noqa: N818 - said of a message, not raised to a user
@@ -109,23 +115,47 @@ def encode(message: Message, key: bytes) -> list[Frame]:
             "tensors": [[_NAMES[tensor.dtype], tensor.numel()] for tensor in message.tensors],
         }
     ).encode()
-    return [hmac.digest(key, header, "sha256"), header, *(_bytes_of(tensor) for tensor in message.tensors)]
+    first = hmac.digest(key, header, "sha256") + _LENGTH.pack(len(header))
+    tensors = (frame for tensor in message.tensors for frame in _cut(_bytes_of(tensor)))
+    return [first, *_cut(memoryview(header)), *tensors]
 
 
 def decode(frames: Sequence[Frame], key: bytes) -> Message:
     """The message in these frames; its tensors lie in the frames' memory. Raises Malformed."""
-    if len(frames) < 2:
-        raise Malformed(f"{len(frames)} frames, expected at least 2")
-    code, header = bytes(frames[0]), memoryview(frames[1])
-    if len(code) != _CODE_BYTES or header.nbytes > _MAX_HEADER_BYTES:
-        raise Malformed(f"a code of {len(code)} and a header of {header.nbytes} bytes")
+    views = deque(memoryview(frame) for frame in frames)
+    if not views or views[0].nbytes != _CODE_BYTES + _LENGTH.size:
+        raise Malformed(f"{len(frames)} frames, expected a code and a length in the first")
+    first = bytes(views.popleft())
+    code, (length,) = first[:_CODE_BYTES], _LENGTH.unpack(first[_CODE_BYTES:])
+    if not 0 < length <= _MAX_HEADER_BYTES:
+        raise Malformed(f"a header of {length} bytes")
+    header = b"".join(_taken(views, length))
     if not hmac.compare_digest(hmac.digest(key, header, "sha256"), code):
         raise Malformed("not authenticated by the token of this job's attempt")
-    kind, fields, described = _parse(bytes(header))
-    if len(described) != len(frames) - 2:
-        raise Malformed(f"{len(frames) - 2} tensors, the header says {len(described)}")
-    tensors = [_tensor(frame, *entry) for frame, entry in zip(frames[2:], described, strict=True)]
+    kind, fields, described = _parse(header)
+    tensors = [_tensor(_taken(views, size * form.itemsize), form, size) for form, size in described]
+    if views:
+        raise Malformed(f"{len(views)} frames more than the header says")
     return Message(kind, fields, tensors)
+
+
+def _cut(data: memoryview) -> Iterator[memoryview]:
+    """Pieces of a frame's length; one that is empty where there is nothing, so that frames are counted easily."""
+    yield data[:FRAME_BYTES]
+    for start in range(FRAME_BYTES, data.nbytes, FRAME_BYTES):
+        yield data[start : start + FRAME_BYTES]
+
+
+def _taken(views: deque[memoryview], length: int) -> list[memoryview]:
+    """The next frames, which are together so long. Raises Malformed."""
+    pieces = max(1, -(-length // FRAME_BYTES))
+    if len(views) < pieces:
+        raise Malformed(f"{len(views)} frames, the header says {pieces}")
+    found = [views.popleft() for _ in range(pieces)]
+    held = sum(piece.nbytes for piece in found)
+    if held != length:
+        raise Malformed(f"{held} bytes, the header says {length}")
+    return found
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -152,12 +182,17 @@ def _parse(header: bytes) -> tuple[str, dict[str, Any], list[tuple[torch.dtype, 
     return kind, fields, entries
 
 
-def _tensor(frame: Frame, number_format: torch.dtype, length: int) -> Tensor:
-    memory = memoryview(frame)
-    if memory.nbytes != length * number_format.itemsize:
-        raise Malformed(f"a tensor of {memory.nbytes} bytes, the header says {length} x {number_format.itemsize}")
+def _tensor(pieces: list[memoryview], number_format: torch.dtype, length: int) -> Tensor:
     if length == 0:
         return torch.empty(0, dtype=number_format)
+    if len(pieces) > 1:
+        whole = torch.empty(length, dtype=number_format)
+        bytes_of_whole, at = memoryview(whole.view(torch.uint8).numpy()), 0
+        for piece in pieces:
+            bytes_of_whole[at : at + piece.nbytes] = piece
+            at += piece.nbytes
+        return whole
+    memory = pieces[0]
     if memory.readonly:
         memory = memoryview(bytearray(memory))
     found = torch.frombuffer(memory, dtype=torch.uint8)

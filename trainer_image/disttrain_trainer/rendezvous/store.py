@@ -22,12 +22,15 @@ _LOOPBACK = "127.0.0.1"
 def open_store(place: Place, timeout: timedelta) -> dist.TCPStore:
     """Return the store of this rank, once all ranks have come (on rank 0).
 
-    Without a key, which only a place on the loopback interface may be, nothing is proved. Raises OSError (on rank 0
-    with EADDRINUSE where the port belongs to another program), Refused or DistError.
+    Without a key, which only a place on the loopback interface may be, nothing is proved; nor under torchrun, whose
+    agent has opened a store there already, of which every rank is a client. Raises OSError (on rank 0 with EADDRINUSE
+    where the port belongs to another program), Refused or DistError.
     """
     # gloo then asks for all addresses of a group at once, and not for one after the other: each question goes through
     # the gateway, which is one thread.
     os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return dist.TCPStore(place.host, place.port, place.world_size, False, timeout)
     if place.key is None:
         descriptor = _listen(place.host, place.port).detach() if place.rank == 0 else None
         first = place.rank == 0
