@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 MAX_MESSAGE_BYTES = 2048
-"""Of a condition's message, a verdict's, a list of problems."""
+"""Longest message of a condition or a verdict, and longest list of problems."""
 MAX_REASON_LENGTH = 128
 MAX_LISTED = 20
 

@@ -13,7 +13,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import Optimizer, OptimizerName, Training
 
 BYTES_PER_PARAMETER = 4
-"""Of the built-in models; `precision` changes what is computed with, not what is kept."""
+"""Bytes that a built-in model keeps per parameter; `precision` changes what is computed with, not what is kept."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class LeastMemory:
     """Bytes."""
 
     whole: int
-    """Of each rank while it builds the model, before it is cut."""
+    """Bytes on each rank while it builds the model, before it is cut."""
     kept: int
-    """Of each rank from its first update on, on average over the ranks that share a copy."""
+    """Bytes on each rank from its first update on, on average over the ranks that share a copy."""
     servers: int
-    """Of all parameter servers together."""
+    """Bytes on all parameter servers together."""
 
     @property
     def peak(self) -> int:
-        """Of each rank at its largest."""
+        """Return the most bytes that a rank holds."""
         return max(self.whole, self.kept)
 
     def of_ranks(self, ranks: int) -> int:
-        """Of so many ranks together, even if one builds its model after the other."""
+        """Return the bytes of so many ranks together, even if one builds its model after the other."""
         return max(self.whole, ranks * self.kept)
 
 

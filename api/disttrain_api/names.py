@@ -14,7 +14,7 @@ SINGULAR = "disttrainingjob"
 SHORT_NAME = "dtj"
 MANAGED_BY_US = f"{GROUP}/operator"
 RESERVED_PREFIX = f"{GROUP}/"
-"""Of labels and annotations that the operator alone sets."""
+"""Prefix of the labels and annotations that the operator alone sets."""
 
 # A Service may not start with a digit and the longest child name must fit 63 characters:
 # job (40) + "-" + 5 hex + "-worker-" + 4 digits + "-a" + 3 digits = 63.

@@ -1,4 +1,4 @@
-"""Whose child an object is: its controller's, which is written as owner reference and read nowhere else.
+"""Find the job that controls an object, by its owner reference, which is written and read nowhere else.
 
 Labels can be copied by anybody who makes an object, also in another namespace. An owner reference can be written by
 anybody who makes an object, too, so it counts in the owner's own namespace alone: there, who may make pods may do what

@@ -22,13 +22,13 @@ class Limits:
     values: int
     """Values of keys and items of lists, at all depths."""
     bytes: int
-    """Of keys and plain values together."""
+    """Bytes of keys and plain values together."""
 
 
 CONFIG = Limits(depth=6, values=4096, bytes=128 * 1024)
-"""Of `config` of a model or a data set."""
+"""Limits on `config` of a model or a data set."""
 MANIFEST = Limits(depth=64, values=50_000, bytes=1024 * 1024)
-"""Of a whole job. Its pod templates nest 14 levels deep."""
+"""Limits on a whole job. Its pod templates nest 14 levels deep."""
 
 _FREE_FORM: tuple[Location, ...] = (
     ("spec", "training", "model", "config"),

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from disttrain.errors import CommandError
 
 _KEPT_WRITES = 1000
-"""Of a reader that pauses: newer ones replace the oldest."""
+"""How many writes are kept for a reader that pauses: newer ones replace the oldest."""
 
 
 class OutputError(CommandError):

@@ -51,7 +51,7 @@ class Scene:
     granted: Mapping[str, Mapping[str, str]]
     """Job -> pod -> node: what was granted before."""
     waiting_since: datetime | None
-    """Of the last look; see gate/hold.py."""
+    """Result of the last look; see gate/hold.py."""
     now: datetime
     longest: timedelta
 

@@ -25,7 +25,7 @@ class _Waiting:
 
     key: Key
     generation: int
-    """Of the spec that was refused."""
+    """Generation of the spec that was refused."""
     until: float
     """When it may try again."""
 

@@ -21,7 +21,7 @@ class Mark(BaseModel):
     """Content of the file."""
 
     uid: Annotated[str, Field(max_length=64)]
-    """Of the job."""
+    """Uid of the job."""
     message: Annotated[str, Field(max_length=MAX_SENTENCE)]
 
 

@@ -13,7 +13,7 @@ class Failure:
     """What the other ranks raise, too."""
 
     name: str
-    """Of a TrainerError, "OSError", or "" for any other class."""
+    """Class name of a TrainerError, "OSError", or "" for any other class."""
     message: str
     errno: int | None = None
 

@@ -37,9 +37,9 @@ class Claim:
     number: int
     attempt: int
     nonce: str
-    """Of the process: an attempt's first pod may be replaced."""
+    """Id of the process: an attempt's first pod may be replaced."""
     uid: str
-    """Of the job."""
+    """Uid of the job."""
 
     @property
     def file_name(self) -> str:

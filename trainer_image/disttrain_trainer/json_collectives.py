@@ -26,7 +26,7 @@ from disttrain_trainer.errors import PeerLost
 T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
-"""Of one value as JSON. The plan of a checkpoint with 100,000 tensors has about 30 MiB."""
+"""Longest value as JSON. The plan of a checkpoint with 100,000 tensors has about 30 MiB."""
 
 
 def _dtype_named(name: object) -> torch.dtype:

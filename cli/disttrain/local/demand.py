@@ -11,7 +11,7 @@ _MIB = 2**20
 _RANKS_PER_CORE = 16
 """With more, all of them mostly wait for a core."""
 _FREE_SHARE = 0.9
-"""Of the free memory that a job may take without a question: it needs more than what is counted here."""
+"""Part of the free memory that a job may take without a question: it needs more than what is counted here."""
 _OWN_FILES = 64
 
 
@@ -55,7 +55,7 @@ class Demand:
     pods: int
     ranks: int
     parameters: int | None
-    """Of a built-in model that needs more memory than all else."""
+    """Bytes of a built-in model that needs more memory than all else."""
     memory: int
     peak_memory: int
     """While all ranks build their models at the same time."""

@@ -19,7 +19,7 @@ from disttrain_trainer.parameter_server.wire import FRAME_BYTES
 
 _HANDSHAKE_MILLISECONDS = 10_000
 _WAITING_MESSAGES = 256
-"""Of one worker on a server that computes; more of them wait on the worker. A push has about 64 at most."""
+"""Messages of one worker that wait on a busy server; more of them wait on the worker. A push has about 64 at most."""
 _BACKLOG = 1024
 _MAX_THREADS = 4
 """Each moves a gigabyte per second or so."""

@@ -41,7 +41,7 @@ _CODE_BYTES = 32
 _MAX_HEADER_BYTES = 16 * 2**20
 _LENGTH = struct.Struct(">I")
 FRAME_BYTES = 2**18
-"""Of the longest frame. Encrypted in pieces of this size a message costs least: they fit a processor's cache."""
+"""Bytes of the longest frame. Encrypted in pieces of this size a message costs least: they fit a processor's cache."""
 
 
 class Malformed(Exception):  # noqa: N818 - said of a message, not raised to a user
