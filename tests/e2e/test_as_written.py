@@ -39,12 +39,24 @@ class Shell:
         return done.stdout
 
 
+# As clusters that are shared have it. The nodes of the test cluster are one machine: without a limit, each rank would
+# take all of its cores, beside all other tests.
+ONE_CORE = """
+apiVersion: v1
+kind: LimitRange
+metadata: {name: one-core, namespace: default}
+spec: {limits: [{type: Container, default: {cpu: "1"}, defaultRequest: {cpu: 100m}}]}
+"""
+
+
 @pytest.fixture
 def shell(kubeconfig: Path, programs: dict[str, Path]) -> Iterator[Shell]:
     shell = Shell(programs, kubeconfig)
+    shell(f"kubectl apply -f - <<'END'{ONE_CORE}END")
     yield shell
     # Where the page's last commands were not reached.
     for command in (
+        "kubectl delete limitrange one-core -n default --ignore-not-found",
         "kubectl delete dtj ddp --ignore-not-found --timeout=120s",
         "helm uninstall disttrain -n disttrain --ignore-not-found --wait",
         "kubectl delete crd disttrainingjobs.disttrain.io --ignore-not-found --timeout=60s",

@@ -1,6 +1,5 @@
 """All differences between a CPU and a CUDA rank."""
 
-import os
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from torch.profiler import ProfilerActivity
 
 from disttrain_api.training import Precision
 from disttrain_trainer.flops import peak_flops
+from disttrain_trainer.host_limits import cores
 
 # Within Device `torch` is a field.
 TorchDevice = torch.device
@@ -132,14 +132,14 @@ class Device:
 
 
 def find_device(local_rank: int, local_world_size: int, threads_given: bool, devices: int = 1) -> Device:
-    """The GPU of this local rank, the first of its `devices`; or the CPU with this rank's share of the cores."""
+    """The GPU of this local rank, the first of its `devices`; or the CPU, with this rank's share of its container."""
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
         device = torch.device("cuda", gpu_of(local_rank, devices, gpus))
         torch.cuda.set_device(device)
         return Device(device, backend_of_gpus(local_world_size, devices, gpus))
     if not threads_given:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, cores() // local_world_size))
     return Device(torch.device("cpu"), "gloo")
 
 

@@ -1,5 +1,6 @@
-"""What the machine, or the container that this process is in, has: memory, processes. Standard library only."""
+"""What the machine, or the container that this process is in, has: memory, cores, processes. Standard library only."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,25 @@ def tasks_left(root: Path = Path("/")) -> int | None:
         if most is not None and used is not None:
             found.append(most - used)
     return max(0, min(found)) if found else None
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use: those that it may run on, or fewer where its container's CPU limit is
+    less. Part of a core counts as a core.
+
+    Threads beyond the limit do not only wait: those of OpenMP spin until the others are done, which the limit pays for.
+    """
+    shares = [share for folder in _groups(root, "cpu") if (share := _cpu_limit(folder)) is not None]
+    return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, shares)]))
+
+
+def _cpu_limit(folder: Path) -> float | None:
+    """Return the cores' worth of time that a control group gets; None where it has no limit."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota, period = str(_number(folder / "cpu.cfs_quota_us")), str(_number(folder / "cpu.cfs_period_us"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 
 def _tasks(root: Path) -> int:
