@@ -8,17 +8,28 @@ import pytest
 from disttrain_api.names import ExitCode
 from tests.small_disk import fill, small_disk
 
-from .conftest import DISTTRAIN, Workplace, own, script
+from .conftest import DISTTRAIN, Run, Workplace, own, script
 from .test_outputs import ENDLESS, stored, until_it_trains
 
 FULL = "No space left on device"
+
+
+def until_all_agents_have_written(run: Run) -> None:
+    """Wait for the last words of both pods: a disk that is full before an agent first writes has no room for them."""
+    until_it_trains(run)
+
+    def written() -> bool:
+        words = list(run.folder.glob("disttrain-runs/**/termination-log"))
+        return len(words) == 2 and all(path.stat().st_size for path in words)
+
+    run.until(written, "both agents have written last words")
 
 
 def test_a_training_goes_on_and_its_end_is_written_down(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 2}, training={"steps": 1000, "microBatchSize": 16})
     with small_disk(workplace.folder / "disttrain-runs", "512k") as disk:
         run = workplace.start(path)
-        until_it_trains(run)
+        until_all_agents_have_written(run)
         fill(disk)
         assert run.wait() == 0, run.stderr
         assert stored(run)["status"]["phase"] == "Succeeded", "the pods' scratch space has made room"
@@ -30,7 +41,7 @@ def test_a_stop_writes_the_checkpoint_where_there_is_room(workplace: Workplace) 
     path = workplace.write(workers={"replicas": 2}, training=ENDLESS, storage={"claimName": "roomy"})
     with small_disk(workplace.folder / "disttrain-runs", "512k") as disk, small_disk(disk / "claims" / "roomy", "64m"):
         run = workplace.start(path)
-        until_it_trains(run)
+        until_all_agents_have_written(run)
         fill(disk)
         run.signal(signal.SIGTERM)
         assert run.wait() == 143, run.stderr
