@@ -28,7 +28,7 @@ Raw = dict[str, Any]
 
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
-SECONDS = 60.0
+SECONDS = 180.0
 """How long a test waits for what should take a moment."""
 LIVES_LONGER = 1.3 if SOAK else 1.6
 """How many times as long an operator lives that is killed again and again, until it gets through."""

@@ -23,6 +23,7 @@ from tests.integration.operator_process import (
     install_crd,
     running_operator,
 )
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -210,6 +211,7 @@ def a_heavy_job(name: str) -> bytes:
     return json.dumps(job, separators=(",", ":")).encode()
 
 
+@pytest.mark.skipif(not SOAK, reason="takes minutes; tests/unit/operator/test_kept.py bounds the memory of each job")
 def test_large_jobs_that_do_nothing_do_not_fill_the_memory(
     plane: ControlPlane, evil: Team, good: Team, loose: None, tmp_path: Path
 ) -> None:
