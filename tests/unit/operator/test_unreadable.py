@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from disttrain_operator.kube.cache import Cache
-from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.metrics import Metrics
 from disttrain_operator.unreadable import MOST_REMEMBERED, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
@@ -44,6 +44,10 @@ async def reporting(client: Client) -> AsyncIterator[Reporting]:
     await asyncio.gather(made.task, return_exceptions=True)
 
 
+def events_of(api: FakeApi) -> list[Raw]:
+    return [raw for path, raw in api.objects.items() if path.startswith(EVENTS)]
+
+
 async def test_an_object_is_named_once_and_again_after_a_while(
     api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,8 +59,10 @@ async def test_an_object_is_named_once_and_again_after_a_while(
     reporting.jobs.skip(found("a", 500))
     reporting.now += SECONDS_BETWEEN_SAME
     reporting.jobs.skip(found("a", 501))
-    await eventually(lambda: len(caplog.records) == 3)
-    events = [raw for path, raw in api.objects.items() if path.startswith(EVENTS)]
+    # An Event follows what the log says.
+    await eventually(lambda: len(events_of(api)) == 3)
+    assert len(caplog.records) == 3
+    events = events_of(api)
     about = [(raw["involvedObject"]["name"], raw["involvedObject"]["resourceVersion"]) for raw in events]
     assert sorted(about) == [("a", "499"), ("a", "501"), ("b", "7")]
     assert {(raw["reason"], raw["type"]) for raw in events} == {("Unreadable", "Warning")}

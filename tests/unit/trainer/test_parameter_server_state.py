@@ -18,7 +18,7 @@ from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.snapshots import Snapshots
+from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
 from tests.builders import TRAINING
 from tests.unit.trainer.worlds import job
@@ -102,6 +102,22 @@ class TestSnapshots:
             assert snapshots.read() is None
         file.write_bytes(data)
         assert snapshots.read() is not None
+
+    @pytest.mark.parametrize("length", [2**18 + 1, 2**40, 2**64 - 1])
+    def test_no_more_is_read_of_a_strangers_file_than_a_header(self, tmp_path, length):
+        file = tmp_path / "one"
+        with file.open("wb") as out:
+            out.write(length.to_bytes(8, "little"))
+            out.truncate(2**40)
+        assert Snapshots(file, KEY).read() is None
+
+    def test_one_whose_life_is_gone_writes_nothing(self, tmp_path):
+        life, _ = claim_life(tmp_path, 0, 1)
+        snapshots = Snapshots(tmp_path / "one", KEY, life)
+        life.unlink()
+        snapshots.write(loaded(a_server()).snapshot())
+        snapshots._writer.join()
+        assert snapshots.read() is None
 
 
 class TestPushes:

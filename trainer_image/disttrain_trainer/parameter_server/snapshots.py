@@ -1,7 +1,7 @@
 """What a server holds, on the storage now and then, so that a server whose pod is made again goes on from there.
 
 A snapshot is a message of this attempt as it would go over the wire, its frames one after the other with their lengths
-before them: nothing is unpickled, and what another attempt has written is not authenticated and so not read.
+before them: nothing is unpickled, and of what another attempt or somebody else has written the header alone is read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.wire import FRAME_BYTES, Malformed, Message, decode, encode
 
 _LENGTH = struct.Struct("<Q")
 
@@ -38,8 +39,8 @@ class Snapshots:
     def read(self) -> Message | None:
         """The last complete snapshot of this attempt, None where there is none."""
         try:
-            data = bytearray(self._file.read_bytes())
-            return decode(_frames(data), self._key)
+            with self._file.open("rb") as file:
+                return decode(_frames(file), self._key)
         except (FileNotFoundError, Malformed):
             return None
 
@@ -53,7 +54,8 @@ class Snapshots:
                     file.write(frame)
                 file.flush()
                 os.fsync(file.fileno())
-            if self._life is None or self._life == _lives(self._life)[-1]:
+            # Whose file of life is gone may have been followed by another life.
+            if self._life is None or _lives(self._life)[-1:] == [self._life]:
                 partial.replace(self._file)
                 self._written()
         except OSError as error:
@@ -87,16 +89,15 @@ def _lives(life: Path) -> list[Path]:
     return sorted(life.parent.glob(f"{life.name.partition('.')[0]}.attempt-*.life-*"))
 
 
-def _frames(data: bytearray) -> list[memoryview]:
-    """Raises Malformed where the lengths do not fit the file."""
-    view, at, found = memoryview(data), 0, []
-    while at < len(view):
-        if at + _LENGTH.size > len(view):
+def _frames(file: BinaryIO) -> Iterator[bytearray]:
+    """The frames of a snapshot, read when they are asked for. Raises Malformed where one is too long or cut off."""
+    while start := file.read(_LENGTH.size):
+        if len(start) < _LENGTH.size:
             raise Malformed("a snapshot ends within a length")
-        (length,) = _LENGTH.unpack_from(view, at)
-        at += _LENGTH.size
-        if at + length > len(view):
+        (length,) = _LENGTH.unpack(start)
+        if length > FRAME_BYTES:
+            raise Malformed(f"a frame of {length} bytes, expected at most {FRAME_BYTES}")
+        frame = bytearray(file.read(length))
+        if len(frame) < length:
             raise Malformed("a snapshot ends within a frame")
-        found.append(view[at : at + length])
-        at += length
-    return found
+        yield frame

@@ -7,10 +7,10 @@ microbatch, and a forward pass that is repeated for recomputation, sees the same
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,6 +109,7 @@ def let_go(weight: nn.Parameter) -> None:
 
     For tables on the CPU; a GPU has no such pages and keeps what it has.
     """
-    if in_host_memory(weight):
-        empty = np.zeros(weight.nbytes, dtype=np.uint8)
-        weight.data = torch.from_numpy(empty).view(weight.dtype).view(weight.shape)
+    if in_host_memory(weight) and weight.nbytes:
+        # Pages of the system's: an allocator may take them from what was freed before, which it has to fill with zeros.
+        empty = mmap.mmap(-1, weight.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        weight.data = torch.frombuffer(empty, dtype=weight.dtype).view(weight.shape)

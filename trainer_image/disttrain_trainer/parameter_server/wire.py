@@ -11,9 +11,9 @@ header and tensors are cut. Nothing that comes from the wire is unpickled.
 import hmac
 import json
 import struct
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -120,12 +120,15 @@ def encode(message: Message, key: bytes) -> list[Frame]:
     return [first, *_cut(memoryview(header)), *tensors]
 
 
-def decode(frames: Sequence[Frame], key: bytes) -> Message:
-    """The message in these frames; its tensors lie in the frames' memory. Raises Malformed."""
-    views = deque(memoryview(frame) for frame in frames)
-    if not views or views[0].nbytes != _CODE_BYTES + _LENGTH.size:
-        raise Malformed(f"{len(frames)} frames, expected a code and a length in the first")
-    first = bytes(views.popleft())
+def decode(frames: Iterable[Frame], key: bytes) -> Message:
+    """The message in these frames; its tensors lie in the frames' memory. Raises Malformed.
+
+    Frames are asked for one after the other, and those of tensors once the header is authenticated.
+    """
+    views = (memoryview(frame) for frame in frames)
+    first = bytes(next(views, b""))
+    if len(first) != _CODE_BYTES + _LENGTH.size:
+        raise Malformed(f"{len(first)} bytes in the first frame, expected a code and a length")
     code, (length,) = first[:_CODE_BYTES], _LENGTH.unpack(first[_CODE_BYTES:])
     if not 0 < length <= _MAX_HEADER_BYTES:
         raise Malformed(f"a header of {length} bytes")
@@ -134,8 +137,8 @@ def decode(frames: Sequence[Frame], key: bytes) -> Message:
         raise Malformed("not authenticated by the token of this job's attempt")
     kind, fields, described = _parse(header)
     tensors = [_tensor(_taken(views, size * form.itemsize), form, size) for form, size in described]
-    if views:
-        raise Malformed(f"{len(views)} frames more than the header says")
+    if next(views, None) is not None:
+        raise Malformed("more frames than the header says")
     return Message(kind, fields, tensors)
 
 
@@ -146,12 +149,12 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
         yield data[start : start + FRAME_BYTES]
 
 
-def _taken(views: deque[memoryview], length: int) -> list[memoryview]:
+def _taken(views: Iterator[memoryview], length: int) -> list[memoryview]:
     """The next frames, which are together so long. Raises Malformed."""
     pieces = max(1, -(-length // FRAME_BYTES))
-    if len(views) < pieces:
-        raise Malformed(f"{len(views)} frames, the header says {pieces}")
-    found = [views.popleft() for _ in range(pieces)]
+    found = list(islice(views, pieces))
+    if len(found) < pieces:
+        raise Malformed(f"{len(found)} frames, the header says {pieces}")
     held = sum(piece.nbytes for piece in found)
     if held != length:
         raise Malformed(f"{held} bytes, the header says {length}")
