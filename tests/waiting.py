@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-GENEROUS = 300.0
+GENEROUS = 600.0
 """Seconds. A machine with ten times as much to do as it has cores still gets there."""
 Answer = TypeVar("Answer")
 

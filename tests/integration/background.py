@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tests.waiting import GENEROUS
+
 Result = TypeVar("Result")
-SECONDS = 30.0
 
 
 class InBackground:
@@ -31,7 +32,7 @@ class InBackground:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._begun.wait(SECONDS), f"{type(self).__name__} does not begin"
+        assert self._begun.wait(GENEROUS), f"{type(self).__name__} does not begin"
         if self._error is not None:
             raise self._error
         return self
@@ -40,7 +41,7 @@ class InBackground:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.soon(lambda: self._main.cancel() if self._main is not None else None)
-        self._thread.join(SECONDS)
+        self._thread.join(GENEROUS)
         assert not self._thread.is_alive(), f"{type(self).__name__} does not end"
         if self._error is not None and error is None:
             raise self._error
@@ -51,7 +52,7 @@ class InBackground:
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of a coroutine that runs in the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(GENEROUS)
 
     def soon(self, act: Callable[[], object]) -> None:
         """Have something done in the loop."""

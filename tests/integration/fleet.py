@@ -15,7 +15,6 @@ from tests.integration.operator_process import JOBS, OperatorProcess, Team, even
 Raw = dict[str, Any]
 SEED = "DISTTRAIN_SEED"
 WORKERS = 3
-PATIENCE = 240.0
 
 
 def chance() -> random.Random:
@@ -64,7 +63,7 @@ class Fleet:
 
     def wait(self) -> None:
         """Until all jobs have come to an end."""
-        eventually(lambda: not self.unfinished(), self._why, pause=0.2, seconds=PATIENCE)
+        eventually(lambda: not self.unfinished(), self._why, pause=0.2)
 
     def check(self, operator: OperatorProcess, audit_log: Path) -> None:
         """Every job came to its own end, by its own number of restarts, and no pod was made twice or left behind."""

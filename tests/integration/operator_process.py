@@ -23,13 +23,12 @@ from tests.cluster.paths import OPERATOR_PATH, REPOSITORY
 from tests.cluster.ports import free_port
 from tests.cluster.processes import dying_with_parent
 from tests.soak import SOAK
+from tests.waiting import GENEROUS
 
 Raw = dict[str, Any]
 
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
-SECONDS = 180.0
-"""How long a test waits for what should take a moment."""
 LIVES_LONGER = 1.3 if SOAK else 1.6
 """How many times as long an operator lives that is killed again and again, until it gets through."""
 
@@ -45,7 +44,7 @@ def eventually(
     why: Callable[[], object] = lambda: "",
     *,
     pause: float = 0.02,
-    seconds: float = SECONDS,
+    seconds: float = GENEROUS,
 ) -> Any:
     """The first true answer of `condition`."""
     deadline = time.monotonic() + seconds
@@ -94,7 +93,7 @@ class OperatorProcess:
     def health(self, page: str) -> int:
         """Status code of a health page; 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{page}", timeout=SECONDS) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{page}", timeout=GENEROUS) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -103,7 +102,7 @@ class OperatorProcess:
 
     def page(self, name: str) -> str:
         """Text of a health page, or of /metrics."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=SECONDS) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=GENEROUS) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -111,13 +110,13 @@ class OperatorProcess:
         """SIGKILL."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(GENEROUS)
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(GENEROUS)
 
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
@@ -242,8 +241,13 @@ class Team:
             "restartCount": 0,
             "state": state,
         }
+        self.set_status(pod, {"phase": phase, "containerStatuses": [container]})
+
+    def set_status(self, pod: Raw, status: Raw) -> None:
+        """A pod that was deleted meanwhile is passed by, as a kubelet does."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
-        self.ask("PATCH", path, {"status": {"phase": phase, "containerStatuses": [container]}})
+        answer = eventually(lambda: self.api.ask("PATCH", path, {"status": status}))
+        assert answer.status in (200, 404), f"{path}: {answer.status} {answer.body.decode()}"
 
 
 def _now() -> str:

@@ -21,6 +21,7 @@ from tests.cluster.build import path_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.paths import REPOSITORY
 from tests.refusals import ACCEPTED, NAME_REFUSALS, REFUSALS, Refusal
+from tests.waiting import GENEROUS
 
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 EVERY_FIELD = Path(__file__).with_name("every_field.yaml")
@@ -40,7 +41,7 @@ class Jobs:
 
     def kubectl(self, *arguments: str, text: str | None = None) -> "subprocess.CompletedProcess[str]":
         command = [str(self._program), "--kubeconfig", str(self._kubeconfig), *arguments]
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=GENEROUS)
 
     def output(self, *arguments: str, text: str | None = None) -> str:
         done = self.kubectl(*arguments, text=text)

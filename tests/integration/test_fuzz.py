@@ -25,7 +25,7 @@ from tests.integration.operator_process import (
 )
 from tests.soak import SOAK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 Raw = dict[str, Any]
 NUMBERS = itertools.count()

@@ -14,7 +14,7 @@ from tests.integration.operator_process import OperatorProcess, Team, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 ROUNDS = 10 if SOAK else 3
 JOBS_PER_ROUND = 6

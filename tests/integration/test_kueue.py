@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
 NODE = "a-node"
 CONTROLLERS = "garbage-collector-controller,pod-garbage-collector-controller,serviceaccount-controller"
 # The pod collector marks what was deleted without ever having had a node; it looks every twenty seconds.
-COLLECTED_SECONDS = 120.0
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -123,7 +122,7 @@ def test_a_gang_that_fits_is_let_in_runs_completes_and_leaves_nothing_behind(tea
     assert team.status()["attempts"][0]["admittedTime"]
     team.finish(team.pods(1))
     team.wait_for("Complete")
-    eventually(lambda: all(not pod["metadata"].get("finalizers") for pod in team.pods()), team.left_over, seconds=60)
+    eventually(lambda: all(not pod["metadata"].get("finalizers") for pod in team.pods()), team.left_over)
     team.delete()
     eventually(lambda: not team.pods() and not team.kueue.workloads(team.namespace), team.left_over)
 
@@ -146,7 +145,7 @@ def test_a_preempted_gang_restarts_uncounted_and_comes_back_when_there_is_room(t
     team.schedule_and_run(team.wait_for_admission("meek"))
     team.wait_for("Running", name="meek")
     team.queue_up("strong", priority="high")
-    eventually(lambda: len(team.end_what_is_deleted()) > 0, team.left_over, seconds=60)
+    eventually(lambda: len(team.end_what_is_deleted()) > 0, team.left_over)
 
     def preempted() -> Any:
         team.end_what_is_deleted()
@@ -161,7 +160,7 @@ def test_a_preempted_gang_restarts_uncounted_and_comes_back_when_there_is_room(t
     team.wait_for("Running", status="False", reason="Queued", name="meek")
     strong = team.wait_for_admission("strong")
     team.schedule_and_run(strong)
-    eventually(lambda: not team.pods_of("meek", 1), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.pods_of("meek", 1), team.left_over)
     team.finish(strong)
     team.schedule_and_run(team.wait_for_admission("meek", attempt=2))
     team.wait_for("Running", name="meek")
@@ -182,7 +181,7 @@ def test_a_failed_rank_is_a_new_group_and_the_old_one_is_let_go(team: QueueTeam)
     team.schedule_and_run(team.wait_for_admission(attempt=2))
     team.wait_for("Running")
     assert team.status()["restartsSinceCheckpoint"] == 1
-    eventually(lambda: not team.pods(1), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.pods(1), team.left_over)
 
 
 def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: QueueTeam) -> None:
@@ -190,11 +189,11 @@ def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: Queu
     team.wait_for("Running", status="False", reason="Queued")
     team.patch(runPolicy={"suspend": True})
     team.wait_for("Suspended")
-    eventually(lambda: not team.pods(), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.pods(), team.left_over)
     team.patch(runPolicy={"suspend": False})
     eventually(lambda: len(team.pods(2)) == 3)
     team.delete()
-    eventually(lambda: not team.pods(), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.pods(), team.left_over)
     eventually(lambda: not team.kueue.workloads(team.namespace), team.left_over)
 
 
@@ -204,7 +203,7 @@ def test_a_pod_deleted_in_the_queue_by_hand_is_another_attempt(team: QueueTeam) 
     name = team.pods(1)[0]["metadata"]["name"]
     team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{name}")
     eventually(lambda: len(team.pods(2)) == 3, lambda: [team.status(), team.left_over()])
-    eventually(lambda: not team.pods(1), team.left_over, seconds=COLLECTED_SECONDS)
+    eventually(lambda: not team.pods(1), team.left_over)
 
 
 def test_without_kueue_the_pods_wait_and_the_job_says_why(team: QueueTeam, kueue: Kueue) -> None:

@@ -13,7 +13,7 @@ from tests.integration.operator_process import OperatorProcess, eventually, runn
 from tests.integration.proxy import kubeconfig_through
 from tests.soak import SOAK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 ROUNDS = 8 if SOAK else 1
 JOBS_PER_ROUND = 3

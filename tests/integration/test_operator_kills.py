@@ -11,7 +11,7 @@ from tests.integration.fleet import Fleet, chance
 from tests.integration.operator_process import OperatorProcess, eventually, running_operator
 from tests.soak import SOAK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 ROUNDS = 30 if SOAK else 5
 JOBS_PER_ROUND = 10

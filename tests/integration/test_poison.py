@@ -25,7 +25,7 @@ from tests.integration.operator_process import (
 )
 from tests.soak import SOAK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 Raw = dict[str, Any]
 NUMBERS = itertools.count()
@@ -269,5 +269,4 @@ def end_with(team: Team, pod: Raw, message: str) -> None:
         "restartCount": 0,
         "state": {"terminated": state},
     }
-    path = f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}/status"
-    team.ask("PATCH", path, {"status": {"phase": "Failed", "containerStatuses": [container]}})
+    team.set_status(pod, {"phase": "Failed", "containerStatuses": [container]})

@@ -17,14 +17,13 @@ from tests.integration import poison_corpus
 from tests.integration.operator_process import CRD, JOBS, OperatorProcess, Raw, Team, eventually
 from tests.integration.poison_corpus import Poison
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
 GATE = {"schedulingPolicy": {"gang": "Gate"}, "cleanPodPolicy": "All"}
 MOST_BYTES = 512 << 20
 """The chart's limit on the operator's memory."""
-PATIENCE = 240.0
 
 
 def put_definition(api: ApiClient, definition: Raw) -> None:
@@ -82,8 +81,7 @@ class Mallory:
         state = {"exitCode": 1, "reason": "Error", "message": message[:4096], "finishedAt": "2026-01-01T00:00:00Z"}
         container = {"name": "trainer", "image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
         status = {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": state}}]}
-        path = f"/api/v1/namespaces/{self.team.namespace}/pods/{pod['metadata']['name']}/status"
-        self.team.ask("PATCH", path, {"status": status})
+        self.team.set_status(pod, status)
 
 
 class Pair:
@@ -164,7 +162,7 @@ class Good:
         def running() -> bool:
             return all(self.team.condition("Running", name)["status"] == "True" for name in self.names)
 
-        eventually(running, lambda: [self._story(), why()], pause=0.2, seconds=PATIENCE)
+        eventually(running, lambda: [self._story(), why()], pause=0.2)
 
     def all_end_well(self) -> None:
         """Let their pods end. No attempt was lost on the way."""

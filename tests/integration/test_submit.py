@@ -18,8 +18,7 @@ from disttrain.errors import CommandError
 from tests.builders import NOW, a_manifest
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, eventually, install_crd
-
-SECONDS = 60.0
+from tests.waiting import GENEROUS
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def submit(*arguments: str | Path) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=GENEROUS)
     finally:
         process.kill()
     return process.returncode, out, err
@@ -204,7 +203,7 @@ def test_the_client_submits_waits_and_deletes(cluster: ControlPlane, namespace: 
     assert (job.name, job.namespace, job.finished) == ("digits", namespace, False)
     assert client.get("digits").uid == job.uid
     threading.Timer(0.2, write_status, (cluster, namespace, a_status("Complete"))).start()
-    assert client.wait("digits", timeout=SECONDS).finished
+    assert client.wait("digits", timeout=GENEROUS).finished
     client.delete("digits")
     with pytest.raises(CommandError, match=f"cannot read {namespace}/digits: .*not found"):
         client.get("digits")

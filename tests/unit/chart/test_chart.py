@@ -10,6 +10,7 @@ import yaml
 from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, NETWORK_POLICY_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster import build
+from tests.waiting import GENEROUS
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)
@@ -23,7 +24,7 @@ def helm() -> Path:
 
 
 def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([helm, *arguments], check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run([helm, *arguments], check=False, capture_output=True, text=True, timeout=GENEROUS)
 
 
 def render(helm: Path, *settings: str, namespace: str = "system") -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from disttrain.local.ports import _CANDIDATES
 from tests.cluster import ports
 from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import ROOT
+from tests.waiting import GENEROUS
 
 ASK = "from tests.cluster.ports import free_port; print(*(free_port() for _ in range(50)), flush=True); input()"
 
@@ -23,7 +24,7 @@ def test_processes_that_run_at_the_same_time_are_given_different_ones():
         given = [int(port) for one in asked for port in one.stdout.readline().split()]
     finally:
         for one in asked:
-            one.communicate(b"\n", timeout=60)
+            one.communicate(b"\n", timeout=GENEROUS)
     assert len(given) == 250
     assert len(set(given)) == 250
     assert not set(given) & set(_CANDIDATES), "`disttrain run` may take these"

@@ -19,6 +19,7 @@ from disttrain_operator.gate.fit import Needs
 from disttrain_operator.gate_look import Judgement, Scene
 from disttrain_operator.plan.identity import pod_labels
 from tests.unit.operator.gated_cluster import GPU, HELD, Cluster, a_pods_metadata
+from tests.waiting import GENEROUS
 
 RESERVED = "disttrain.io/reserved-node"
 
@@ -190,7 +191,7 @@ class SlowLook:
     def __call__(self, scene: Scene) -> Judgement:
         found = self._judge(scene)
         self.begun.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(GENEROUS)
         return found
 
 

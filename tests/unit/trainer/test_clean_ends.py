@@ -8,6 +8,7 @@ from tests.soak import SOAK
 from tests.unit.trainer.layouts import GPT, OFFLOAD, PIPELINE, REPLICATE, SHARD, TENSOR
 from tests.unit.trainer.server_jobs import a_job, ended, signalled
 from tests.unit.trainer.worlds import job, launch, small, user
+from tests.waiting import GENEROUS
 
 RUNS = 20 if SOAK else 1
 UNTIED = GPT | {"model": user("double_gpt", tieWeights=False)}
@@ -91,6 +92,6 @@ def test_every_run_with_servers_ends_well(tmp_path, synchronization):
             ends = [ended(worker, rank) for rank, worker in enumerate(running.workers)]
             for server in running.servers:
                 signalled(server, signal.SIGTERM)
-            codes = [server.processes[0].wait(120.0) for server in running.servers]
+            codes = [server.processes[0].wait(GENEROUS) for server in running.servers]
         assert ([code for code, _ in ends], codes) == ([0, 0], [0, 0]), f"run {run}"
         assert ends[0][1].done

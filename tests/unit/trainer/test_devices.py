@@ -17,6 +17,7 @@ from disttrain_trainer.parallel.devices import Replicated
 from disttrain_trainer.parallel.units import place
 from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
+from tests.waiting import GENEROUS
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 8))
@@ -62,7 +63,7 @@ def test_a_layer_that_returns_more_than_a_tensor_is_refused(refused):
 
 COPIES = 3
 # A module of its own for each copy; what the copies share is here.
-MEETING = threading.Barrier(COPIES, timeout=60)
+MEETING = threading.Barrier(COPIES, timeout=GENEROUS)
 USED: list[tuple[int, int]] = []
 
 

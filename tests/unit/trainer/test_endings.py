@@ -10,6 +10,7 @@ import pytest
 from disttrain_api.names import ExitCode
 from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch, small, user
+from tests.waiting import GENEROUS
 
 MISSING_TEXT = {"model": {"name": "gpt"}, "data": {"name": "text", "config": {"paths": ["/no/such/corpus"]}}}
 DIVERGING = small(
@@ -197,7 +198,7 @@ def test_a_foreign_program_on_the_master_port(tmp_path):
         foreign.bind(("0.0.0.0", port))
         foreign.listen()
         with launch(tmp_path, job(small()), ranks=2, port=port) as world:
-            assert world.processes[0].wait(120) == ExitCode.PORT_IN_USE
+            assert world.processes[0].wait(GENEROUS) == ExitCode.PORT_IN_USE
             assert str(port) in world.text(0, "err")
             assert world.report(0).error.reason == "PortInUse"
 

@@ -13,7 +13,7 @@ from disttrain_trainer.parameter_server.wire import key_of, key_with
 from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import TOKEN, small, user
-from tests.waiting import until
+from tests.waiting import GENEROUS, until
 
 STEPS = 30
 # 50 samples in batches of 24 for two workers: 2, 2 and 1 parts with samples per epoch of three steps.
@@ -33,7 +33,7 @@ def test_a_worker_that_dies_stops_nobody_and_one_that_comes_back_is_taken_in(tmp
     with a_job(tmp_path, TRAINING, parameterServer={"synchronization": synchronization}) as running:
         running.reached(5)
         signalled(running.workers[1], signal.SIGKILL)
-        running.workers[1].processes[0].wait(30.0)
+        running.workers[1].processes[0].wait(GENEROUS)
         again = running.worker(1, "worker-1-again")
         code, report = ended(running.workers[0], 0)
         assert (code, report.step, report.done) == (0, STEPS, True)
@@ -48,7 +48,7 @@ def test_the_leader_comes_back_to_where_the_others_are(tmp_path):
     with a_job(tmp_path, TRAINING, servers=2, parameterServer={"synchronization": "Async"}) as running:
         running.reached(5)
         signalled(running.workers[0], signal.SIGKILL)
-        running.workers[0].processes[0].wait(30.0)
+        running.workers[0].processes[0].wait(GENEROUS)
         again = running.worker(0, "worker-0-again")
         code, report = ended(again, 0)
         assert (code, report.step, report.done) == (0, STEPS, True)
@@ -76,7 +76,7 @@ def test_a_server_that_was_started_anew_ends_the_workers_and_what_cannot_be_read
         stranger.close(linger=0)
         context.term()
         signalled(running.servers[1], signal.SIGKILL)
-        running.servers[1].processes[0].wait(30.0)
+        running.servers[1].processes[0].wait(GENEROUS)
         running.start("server-1-again", 1, SERVER, DISTTRAIN_ROLE_INDEX="1")
         for rank, worker in enumerate(running.workers):
             code, report = ended(worker, rank)
@@ -92,7 +92,7 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         running.workers[0].wait_until(snapshot.exists)
         running.reached(5)
         signalled(running.servers[index], signal.SIGKILL)
-        running.servers[index].processes[0].wait(30.0)
+        running.servers[index].processes[0].wait(GENEROUS)
         again = running.start(f"server-{index}-again", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index))
         code, report = ended(running.workers[0], 0)
         assert (code, report.step, report.done) == (0, STEPS, True)
@@ -141,7 +141,7 @@ def test_who_is_killed_has_told_of_the_newest_checkpoint(tmp_path):
         follower.wait_until(lambda: followed() and followed().step >= 2 * INTERVAL)
         for killed in (server, follower):
             signalled(killed, signal.SIGKILL)
-            killed.processes[0].wait(30.0)
+            killed.processes[0].wait(GENEROUS)
         for found in (told(), followed()):
             assert (found.step % INTERVAL, Path(found.path).name) == (0, f"step-{found.step}")
         assert follower.report(1).step >= followed().step
@@ -154,7 +154,7 @@ def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_pat
             signalled(world, signal.SIGTERM)
         codes = [ended(worker, rank)[0] for rank, worker in enumerate(running.workers)]
         assert codes == [ExitCode.STOPPED, ExitCode.STOPPED]
-        assert [server.processes[0].wait(30.0) for server in running.servers] == [0, 0]
+        assert [server.processes[0].wait(GENEROUS) for server in running.servers] == [0, 0]
         report = running.workers[0].report(0)
         assert 5 <= report.checkpoint.step == report.step < STEPS
 
@@ -168,7 +168,7 @@ def test_servers_told_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
         for server in running.servers:
             signalled(server, signal.SIGTERM)
         # At the end of the grace they would end with another code.
-        assert [server.processes[0].wait(120.0) for server in running.servers] == [0, 0]
+        assert [server.processes[0].wait(GENEROUS) for server in running.servers] == [0, 0]
 
 
 def test_data_that_differs_between_workers_is_refused(tmp_path):

@@ -34,7 +34,7 @@ from tests.builders import TRAINING
 from tests.cluster.ports import free_port
 from tests.integration.proxy import TcpProxy
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
-from tests.waiting import until
+from tests.waiting import GENEROUS, until
 
 KEY = key_of("token", "uid", 1)
 
@@ -262,7 +262,7 @@ class Serving:
     def end(self):
         self.server.finished = True
         self.told.set()
-        self.thread.join(30.0)
+        self.thread.join(GENEROUS)
 
 
 class TestFencing:
@@ -283,7 +283,7 @@ class TestFencing:
             client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, content)
             # The other worker has heard of the manager's second life, and tells the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
-            former.thread.join(30.0)
+            former.thread.join(GENEROUS)
             assert "a newer life" in str(former.error)
             successor = Serving(configured(0, epoch=2), addresses[0], snapshot)
             answer = client.next((answer.task, 1.0, 2.0, 3.0))

@@ -13,6 +13,7 @@ import pytest
 from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import small, user
+from tests.waiting import GENEROUS
 
 STEPS = 240
 INTERVAL = 20
@@ -81,7 +82,7 @@ class Faults:
     def kill(self, role, index):
         victim = self.members[role, index]
         signalled(victim, signal.SIGKILL)
-        assert victim.processes[0].wait(30.0) == -signal.SIGKILL
+        assert victim.processes[0].wait(GENEROUS) == -signal.SIGKILL
         name = f"{role}-{index}-again-{self.server_deaths}-{self.leader_deaths}-{len(self.members)}"
         if role == "server":
             self.server_deaths += 1

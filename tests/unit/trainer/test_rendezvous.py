@@ -25,10 +25,10 @@ from disttrain_trainer.rendezvous.handshake import (
 )
 from disttrain_trainer.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
+from tests.waiting import GENEROUS
 
 KEY = attempt_key("a token", "rendezvous", "uid", 2)
 OLDER = attempt_key("a token", "rendezvous", "uid", 1)
-GENEROUS = 60.0
 
 
 class TestHandshake:

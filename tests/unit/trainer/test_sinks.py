@@ -19,6 +19,7 @@ from disttrain_trainer.sinks import open as opening
 from disttrain_trainer.sinks.mlflow import flat, key_of
 from disttrain_trainer.sinks.sink import Background, Values
 from tests.unit.trainer.worlds import job, launch, small
+from tests.waiting import GENEROUS
 
 LOSS = "loss_metrics/global_avg_loss"
 TRAINING = small(logging={"interval": 1, "sinks": ["MLflow", "WandB"]}, checkpoint={"interval": 3})
@@ -152,7 +153,7 @@ def test_a_service_that_is_away_costs_its_lines_and_one_sentence(capsys: pytest.
     for step, away in enumerate([False, True, True, False, True]):
         service.away = away
         sink.write({"step": step})
-        assert service.seen.acquire(timeout=60)
+        assert service.seen.acquire(timeout=GENEROUS)
     sink.close()
     assert service.lines == [{"step": 0}, {"step": 3}]
     assert service.closed

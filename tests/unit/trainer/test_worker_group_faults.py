@@ -11,6 +11,7 @@ from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE
 from tests.unit.trainer.worlds import job, launch, small, user
+from tests.waiting import GENEROUS
 
 STEPS = 20
 TRAINING = small(
@@ -76,7 +77,7 @@ def two_pods(folder, parallelism, **settings):
 
 def code(rank):
     """The exit code of a rank, None where it does not end."""
-    return rank.processes[0].wait(120.0)
+    return rank.processes[0].wait(GENEROUS)
 
 
 CASES = {
