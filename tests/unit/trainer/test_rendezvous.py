@@ -23,6 +23,7 @@ from disttrain_trainer.rendezvous.handshake import (
     proof_for,
     read_hello,
 )
+from disttrain_trainer.rendezvous.loop import Loop
 from disttrain_trainer.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
 from tests.waiting import GENEROUS
@@ -218,6 +219,25 @@ def echoes(connection: socket.socket, message: bytes) -> bool:
         received += data
     sender.join()
     return bytes(received) == message
+
+
+class TestLoop:
+    def test_ends_where_it_was_awake_when_it_was_closed(self) -> None:
+        # Its tick asks for the next turn at once: it sees that it has to end before the closer has woken it.
+        for _ in range(200):
+            loop = Loop("busy", lambda now: now)
+            loop.start()
+            loop.close()
+            loop.close()
+
+    def test_does_what_was_left_before_its_end_and_takes_nothing_after(self) -> None:
+        done: list[int] = []
+        loop = Loop("idle")
+        assert loop.call(lambda: done.append(1))
+        loop.start()
+        loop.close()
+        assert not loop.call(lambda: done.append(2))
+        assert done == [1]
 
 
 class TestGateway:

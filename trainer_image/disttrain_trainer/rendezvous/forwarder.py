@@ -64,7 +64,9 @@ class Forwarder:
             # The store's client says that its connection is gone.
             inner.close()
         else:
-            self._loop.call(lambda: self._splice(inner, outer))
+            if not self._loop.call(lambda: self._splice(inner, outer)):
+                inner.close()
+                outer.close()
 
     def _splice(self, inner: socket.socket, outer: socket.socket) -> None:
         inner.setblocking(False)

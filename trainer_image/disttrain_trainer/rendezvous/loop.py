@@ -24,39 +24,54 @@ class Loop:
         for end in (self._wake, self._woken):
             end.setblocking(False)
         self.selector.register(self._woken, selectors.EVENT_READ, self._drain)
-        self._closing = False
+        self._lock = threading.Lock()
+        """Held where a call is left, and where the loop stops taking them."""
+        self._ending = False
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def call(self, work: Callable[[], None]) -> None:
-        """Have `work` done by the loop's thread; from any thread."""
-        self._calls.append(work)
-        # Full means that it is awake.
-        with suppress(BlockingIOError):
-            self._wake.send(b"\0")
+    def call(self, work: Callable[[], None]) -> bool:
+        """Have `work` done by the loop's thread, and return True; False after the loop's end. From any thread."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._calls.append(work)
+            # Full means that it is awake.
+            with suppress(BlockingIOError):
+                self._wake.send(b"\0")
+        return True
 
     def close(self) -> None:
-        """End the thread and close every socket of it."""
-        if self._closing:
-            return
-        self._closing = True
-        self.call(lambda: None)
+        """End the thread and close every socket of it. What was left by `call` before is done."""
+        self.call(self._end)
         self._thread.join()
+
+    def _end(self) -> None:
+        self._ending = True
 
     def _drain(self, events: int) -> None:
         with suppress(BlockingIOError):
             self._woken.recv(4096)
 
     def _run(self) -> None:
-        while not self._closing:
-            again = self._tick(time.monotonic())
-            for key, events in self.selector.select(None if again is None else max(0.0, again - time.monotonic())):
-                key.data(events)
-            while self._calls:
-                self._calls.popleft()()
-        for key in list(self.selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self.selector.close()
-        self._wake.close()
+        try:
+            while not self._ending:
+                again = self._tick(time.monotonic())
+                for key, events in self.selector.select(None if again is None else max(0.0, again - time.monotonic())):
+                    key.data(events)
+                self._do_what_is_left()
+        finally:
+            with self._lock:
+                self._closed = True
+            self._do_what_is_left()
+            for key in list(self.selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+            self.selector.close()
+            self._wake.close()
+
+    def _do_what_is_left(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
