@@ -2,7 +2,7 @@
 
 Lists of lists take forty times as much memory as their JSON, and a suspended job needs none of them. So a job is kept
 as JSON, compressed where it is long, and becomes objects when it is looked at. Of a spec beyond the bounds of a
-manifest only the reasons are kept, why it is refused: nothing of it is ever needed again.
+manifest only the reasons for its refusal are kept: nothing else of it is ever needed again.
 """
 
 import zlib
@@ -24,7 +24,10 @@ _COMPRESSED = b"x"
 
 
 def keep(raw: Raw) -> Raw:
-    """Return what is kept of a job as the API server has it; what is kept already, as it is."""
+    """Return what is kept of a raw job. What this function has returned before is returned as it is.
+
+    Raises TypeError where it cannot be written as JSON again.
+    """
     if isinstance(raw.get("spec"), bytes):
         return raw
     spec, status = raw.get("spec"), raw.get("status")
@@ -56,13 +59,21 @@ def same_spec(one: Raw, other: Raw) -> bool:
 def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
     try:
         data = orjson.dumps(spec)
-    except TypeError:  # it nests more than 250 levels deep
-        data = b""
-    refused = tuple(map(str, size_problems({"spec": spec}))) if not data or len(data) > _MEASURED else ()
+        refused = _size_problems(spec) if len(data) > _MEASURED else ()
+    except TypeError:
+        # It nests more than 250 levels deep; or a parser other than orjson has made an integer of more than 64 bits,
+        # and then another watch has to bring this version.
+        refused = _size_problems(spec)
+        if not refused:
+            raise
     if refused:
         manager = _at(spec, "runPolicy", "managedBy")
         data = orjson.dumps({"runPolicy": {"managedBy": manager}} if isinstance(manager, str) else {})
     return _compressed(data), refused
+
+
+def _size_problems(spec: Any) -> tuple[str, ...]:
+    return tuple(map(str, size_problems({"spec": spec})))
 
 
 def _pack(value: Any) -> bytes:
