@@ -105,6 +105,8 @@ class Operator:
         """Works until cancelled."""
         await self.health.serve(self._settings.health_address, self._settings.health_port)
         logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
+        # From the begin: health takes a loop that is not measured for one that hangs.
+        measuring = asyncio.create_task(self._lag.run())
         try:
             await wait_for_jobs(self._client, self._settings.namespace)
             lease = (self._settings.lease_namespace, self._settings.lease_name) if self._election is not None else None
@@ -119,7 +121,6 @@ class Operator:
             self._client.may_write = lambda: self._leadership.acts
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
-                tasks.create_task(self._lag.run())
                 tasks.create_task(self._unreadable.run())
                 tasks.create_task(self._jobs.run())
                 await self._jobs.wait_synced()
@@ -135,6 +136,7 @@ class Operator:
                 if self._election is not None:
                     tasks.create_task(self._election.run())
         finally:
+            measuring.cancel()
             if self._election is not None:
                 await self._election.release()
             if self._kopf is not None:

@@ -57,13 +57,15 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """The loop turns, and every informer has tried something a short while ago, and not in vain for minutes."""
+        """The loop turns, and every informer that has begun tried something lately, and has not failed for minutes."""
         if self._clock() - self._lag.ticked_at >= HUNG_SECONDS:
             return False
-        return all(
-            self._clock() - informer.tried_at < STUCK_SECONDS and self._failing(informer) < FAILING_SECONDS
-            for informer in self._informers
+        return not any(
+            self._is_stuck(informer) or self._failing(informer) >= FAILING_SECONDS for informer in self._informers
         )
+
+    def _is_stuck(self, informer: Informer) -> bool:
+        return informer.tried_at is not None and self._clock() - informer.tried_at >= STUCK_SECONDS
 
     def _failing(self, informer: Informer) -> float:
         """For how many seconds the informer has failed though the server answers."""

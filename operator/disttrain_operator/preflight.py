@@ -1,6 +1,7 @@
 """What has to be true of the cluster before the operator can work, each with one clear line where it is not."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable
 
@@ -46,7 +47,7 @@ NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "creat
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
     """Returns once DistTrainingJobs can be listed: the server answers and the CRD is installed."""
     said = ""
-    for poll in range(10**9):
+    for poll in itertools.count():
         try:
             # A job that cannot be decoded says nothing of the server: lists step over it.
             await anext(list_pages(client, job_collection(namespace), {}, 1))

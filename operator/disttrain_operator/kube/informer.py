@@ -66,8 +66,8 @@ class Informer:
         self._silence, self._chunk, self._clock = silence, chunk, clock
         self._synced = asyncio.Event()
         self._failures = 0
-        self.tried_at = clock()
-        """When this informer last did anything; far in the past means that it hangs."""
+        self.tried_at: float | None = None
+        """When this informer last did anything; far in the past means that it hangs. None: it has not begun."""
         self.heard_at: float | None = None
         """When the server was last heard of."""
         self.lists = 0

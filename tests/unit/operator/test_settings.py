@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from disttrain_operator.__main__ import Operator
 from disttrain_operator.health import FAILING_SECONDS, HUNG_SECONDS, STUCK_SECONDS, Health
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
@@ -52,12 +53,40 @@ async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
     assert (health.healthy, health.ready) == (True, False)
     informer.cache.replace([], 1)
     assert health.ready
+    informer.tried_at = now[0]
     now[0] = lag.ticked_at = STUCK_SECONDS + 1
     assert not health.healthy
     informer.tried_at = now[0]
     assert health.healthy
     lag.ticked_at -= HUNG_SECONDS
     assert not health.healthy, "the loop hangs"
+
+
+async def test_an_informer_that_has_not_begun_yet_is_not_stuck(client: Client) -> None:
+    """It begins when what it waits for is there: the CRD, or the list of jobs."""
+    now = [0.0]
+    lag = LoopLag()
+    informer = Informer(client, "/api/v1/pods", Cache(group_of=lambda raw: "all"), clock=lambda: now[0])
+    health = Health([informer], lag, clock=lambda: now[0])
+    now[0] = lag.ticked_at = 10 * STUCK_SECONDS
+    assert health.healthy
+
+
+async def test_an_operator_that_waits_for_its_crd_measures_its_loop(
+    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else /healthz would take the loop for hung, and the kubelet would start the operator again and again."""
+    api.refusals.append(lambda method, *_: refusal(404, "") if method == "GET" else None)
+    operator = Operator(Settings(health_address="127.0.0.1", health_port=0), client, None, b"key")
+    task = asyncio.create_task(operator.run())
+    try:
+        await eventually(lambda: "is not installed" in caplog.text)
+        before = operator._lag.ticked_at
+        await eventually(lambda: operator._lag.ticked_at > before)
+        assert operator.health.healthy
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: FakeApi, client: Client) -> None:
