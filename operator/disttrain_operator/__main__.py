@@ -137,6 +137,8 @@ class Operator:
                     tasks.create_task(self._election.run())
         finally:
             measuring.cancel()
+            if self._gatekeeper is not None:
+                await self._gatekeeper.close()
             if self._election is not None:
                 await self._election.release()
             if self._kopf is not None:

@@ -14,7 +14,7 @@ from disttrain_api.scheduling import Topology
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.gang import expected
-from disttrain_operator.decide.observed import Admission, Job
+from disttrain_operator.decide.observed import Admission, Job, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
 from disttrain_operator.gate.hold import admit_in_turn
@@ -226,7 +226,7 @@ class _Look:
                 self._found.relied_on[uid] = [pods[pod] for pod in outcome.placement] + [nodes[name] for name in names]
 
     def _fail(self, uid: str, error: Exception) -> None:
-        why = f"the gate has failed to look at it ({type(error).__name__}: {str(error)[:200]})"
+        why = f"the gate has failed to look at it ({in_words(error)})"
         self._found.admissions[uid] = Admission(why=why)
         self._found.failures[uid] = why
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.ledger import in_attempt, ran
-from disttrain_operator.decide.observed import Admission, Job
+from disttrain_operator.decide.observed import Admission, Job, in_words
 from disttrain_operator.gate.read import cluster_pod, node_facts
 from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
 from disttrain_operator.kube.cache import Cache, Raw
@@ -77,6 +77,7 @@ class Gatekeeper:
         self._looking: asyncio.Task[None] | None = None
         self._one_look = asyncio.Lock()
         self._rang = False
+        self._closed = False
 
     def admission(self, job: Job) -> Admission | None:
         """What is known of the job's gang now; None where it does not ask for the gate."""
@@ -92,10 +93,22 @@ class Gatekeeper:
         self._waiting_since = None
         self._look_in(0)
 
+    async def close(self) -> None:
+        """Take no further look. Call it before the loop ends."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
     def _changed(self, group: str, raw: Raw) -> None:
         self._look_in(FIRST_REST)
 
     def _look_in(self, seconds: float) -> None:
+        if self._closed:
+            return
         loop = asyncio.get_running_loop()
         at = max(loop.time() + seconds, self._not_before)
         if self._timer is not None:
@@ -151,7 +164,7 @@ class Gatekeeper:
                 if job is not None and _waits(job):
                     found.append(WaitingJob(job, raw["metadata"].get("creationTimestamp") or ""))
             except Exception as error:
-                self._say_failure(uid, f"it cannot be read ({type(error).__name__}: {str(error)[:200]})")
+                self._say_unread(uid, error)
             if time.perf_counter() - began > READING_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
@@ -182,7 +195,11 @@ class Gatekeeper:
         return judgement
 
     def _still_waits(self, judged: Job) -> bool:
-        job = self._world.job(judged.uid)
+        try:
+            job = self._world.job(judged.uid)
+        except Exception as error:
+            self._say_unread(judged.uid, error)
+            return False
         if job is None or not _waits(job):
             return False
         return (job.generation, job.status.attempt) == (judged.generation, judged.status.attempt)
@@ -226,6 +243,9 @@ class Gatekeeper:
             return Admission(why=said)
         self._said[uid] = (now, admission.why)
         return admission
+
+    def _say_unread(self, uid: str, error: Exception) -> None:
+        self._say_failure(uid, f"it cannot be read ({in_words(error)})")
 
     def _say_failure(self, uid: str, why: str) -> None:
         """Once, in the log."""

@@ -101,12 +101,7 @@ class Cluster:
 
     async def close(self) -> None:
         """No look outlives the test."""
-        while self.gate._timer is not None or self.gate._looking is not None:
-            if self.gate._timer is not None:
-                self.gate._timer.cancel()
-                self.gate._timer = None
-            if self.gate._looking is not None:
-                await self.gate._looking
+        await self.gate.close()
 
     async def answer(self, name: str) -> Admission:
         await self.gate.look()

@@ -32,6 +32,7 @@ class Fleet:
         self.pods: dict[str, Raw] = {}
         self.jobs: dict[str, Raw] = {}
         self.gpus: dict[str, int] = {}
+        self.gate: Gatekeeper | None = None
         for number, (pods, gpus) in enumerate(sizes):
             name = f"job{number}"
             policy = {"schedulingPolicy": {"gang": "Gate"}, "startDeadlineSeconds": 10**6}
@@ -48,12 +49,17 @@ class Fleet:
     # The operator.
 
     async def start_operator(self) -> None:
-        """A process without memory; its gate's watch of pods lags until `hear`."""
+        """A process without memory; its gate's watch of pods lags until `hear`. The one before it is gone."""
+        await self.stop_operator()
         self.world = World()
         self.gate = Gatekeeper(self.world, lambda uid: None, now=lambda: self.now)
         nodes = [self._node(name) for name in GPUS]
         self.gate.nodes.replace([self.gate.nodes.trimmed(raw) for raw in nodes], self.version)
         await self.hear()
+
+    async def stop_operator(self) -> None:
+        if self.gate is not None:
+            await self.gate.close()
 
     async def hear(self) -> None:
         self.gate.pods.replace([self.gate.pods.trimmed(deepcopy(raw)) for raw in self.pods.values()], self.version)
@@ -236,5 +242,6 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
             fleet.strangers_leave()
             fleet.end_running()
         assert all(_reason(raw) == "WaitingForRoom" for raw in fleet.jobs.values()), "what is left can never run"
+        await fleet.stop_operator()
 
     asyncio.run(story())

@@ -89,6 +89,34 @@ async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
     ]
 
 
+async def test_a_job_that_cannot_be_read_after_the_look_costs_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.gang("odd", 1, age=5)
+    cluster.gang("one", 1)
+    read_job, reads = cluster.world.job, list[str]()
+
+    def job(uid: str) -> Job | None:
+        reads.append(uid)
+        if uid == "odd" and reads.count("odd") == 2:
+            raise RecursionError("nested too deep")
+        return read_job(uid)
+
+    monkeypatch.setattr(cluster.world, "job", job)
+    assert dict((await cluster.answer("one")).nodes) == {"one-0": "b"}
+    assert "it cannot be read (RecursionError: nested too deep)" in caplog.text
+
+
+async def test_a_gate_that_is_closed_looks_no_more(cluster: Cluster) -> None:
+    """A timer that rang while the loop ends would leave a look behind that nobody awaits."""
+    cluster.gang("one")
+    await cluster.gate.close()
+    cluster.node("a", gpus=4)
+    assert cluster.gate._timer is None
+    cluster.gate.begin()
+    assert (cluster.gate._timer, cluster.gate._looking) == (None, None)
+
+
 async def test_a_gang_that_cannot_be_placed_costs_itself_and_says_so(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
