@@ -14,14 +14,15 @@ An object whose group is None is nobody's and is not kept, unless it was somebod
 An object that cannot be taken in is marked as unreadable. It is not deleted: what was known of it stays, and nobody
 should act on that until a newer version could be read (`skip`, `is_unreadable`).
 
-Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words.
+Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words. They are bounded
+in number, and the namespace that has most of them loses its oldest first.
 resourceVersions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always made true.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from disttrain_operator.kube.tolerant import Unreadable, identity_of, why_not
 
@@ -35,6 +36,17 @@ def version_of(raw: Raw) -> int:
     """resourceVersion as a number; 0 where there is none."""
     text = raw["metadata"].get("resourceVersion")
     return int(text) if text else 0
+
+
+class _Gone(NamedTuple):
+    """What is known of a deleted object besides its last state."""
+
+    until: float
+    """When it is forgotten."""
+    group: str
+    version: int
+    """Of the deletion."""
+    namespace: str
 
 
 class Cache:
@@ -57,7 +69,9 @@ class Cache:
         self._gone_seconds, self._gone_limit = gone_seconds, gone_limit
         self._objects: dict[str, Raw] = {}
         self._groups: dict[str, dict[str, Raw]] = {}
-        self._gone: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
+        self._gone: OrderedDict[str, _Gone] = OrderedDict()
+        self._gone_in: dict[str, OrderedDict[str, None]] = {}
+        """Namespace -> uids of the gone, the oldest first."""
         self._gone_groups: dict[str, dict[str, Raw]] = {}
         self._unreadable: dict[str, Unreadable] = {}
         self.progress = 0
@@ -116,8 +130,8 @@ class Cache:
         listed = {raw["metadata"]["uid"]: raw for raw in objects}
         skipped = {found.uid: found for found in unreadable}
         for uid, raw in listed.items():
-            if uid in self._gone and self._gone[uid][2] < version:
-                self._revive(uid)
+            if uid in self._gone and self._gone[uid].version < version:
+                self._forget_gone(uid)
             try:
                 self._put(raw)
             except Exception as error:
@@ -216,25 +230,32 @@ class Cache:
             # A DELETED event carries the last state, which may be newer than the one we had.
             newer = version_of(raw) >= version_of(known) and self._group_of(raw) == group
             self._gone_groups.setdefault(group, {})[uid] = raw if newer else known
-        self._gone[uid] = (self._clock() + self._gone_seconds, group or "", version)
+        namespace = raw["metadata"].get("namespace") or ""
+        self._gone[uid] = _Gone(self._clock() + self._gone_seconds, group or "", version, namespace)
+        self._gone_in.setdefault(namespace, OrderedDict())[uid] = None
         self._forget_old()
         if known is not None and group is not None:
             self.on_change(group, raw)
 
     def _forget_old(self) -> None:
         now = self._clock()
-        while self._gone:
-            uid, (until, _, _) = next(iter(self._gone.items()))
-            if until > now and len(self._gone) <= self._gone_limit:
-                return
-            self._revive(uid)
+        while self._gone and next(iter(self._gone.values())).until <= now:
+            self._forget_gone(next(iter(self._gone)))
+        while len(self._gone) > self._gone_limit:
+            most = max(self._gone_in.values(), key=len)
+            self._forget_gone(next(iter(most)))
 
-    def _revive(self, uid: str) -> None:
-        _, group, _ = self._gone.pop(uid)
-        _discard(self._gone_groups, group, uid)
+    def _forget_gone(self, uid: str) -> None:
+        gone = self._gone.pop(uid)
+        _discard(self._gone_groups, gone.group, uid)
+        in_namespace = self._gone_in[gone.namespace]
+        del in_namespace[uid]
+        if not in_namespace:
+            del self._gone_in[gone.namespace]
 
     def _reset(self) -> None:
         self._gone.clear()
+        self._gone_in.clear()
         self._gone_groups.clear()
         self._unreadable.clear()
         for uid, raw in list(self._objects.items()):

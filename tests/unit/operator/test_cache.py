@@ -188,6 +188,21 @@ def test_the_gone_are_bounded() -> None:
     assert len(cache.gone("job")) == 3
 
 
+def test_who_deletes_much_loses_its_own_last_words_first() -> None:
+    cache = a_cache(gone_limit=3)
+    others = [an_object(f"p{number}", number) for number in range(20)]
+    for raw in others:
+        raw["metadata"]["namespace"] = "many"
+    one = an_object("one", 1, "another")
+    one["metadata"]["namespace"] = "few"
+    cache.replace([one, *others], 30)
+    cache.apply("DELETED", {**one, "metadata": {**one["metadata"], "resourceVersion": "31"}})
+    for number, raw in enumerate(others):
+        cache.apply("DELETED", {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(32 + number)}})
+    assert names(cache.gone("another")) == ["one"]
+    assert names(cache.gone("job")) == ["p18", "p19"]
+
+
 def test_a_restored_etcd_that_is_older_replaces_everything() -> None:
     cache = a_cache()
     cache.replace([an_object("a", 50), an_object("b", 60)], 100)
