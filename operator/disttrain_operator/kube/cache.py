@@ -14,8 +14,9 @@ An object whose group is None is nobody's and is not kept, unless it was somebod
 An object that cannot be taken in is marked as unreadable. It is not deleted: what was known of it stays, and nobody
 should act on that until a newer version could be read (`skip`, `is_unreadable`).
 
-Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words. They are bounded
-in number, and the namespace that has most of them loses its oldest first.
+Deleted objects are kept for a while as `gone`: how a pod ended is often known only from its last words. Their number is
+bounded, and the namespace that has most of them loses its oldest first.
+
 resourceVersions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always made true.
 """
 
@@ -104,6 +105,10 @@ class Cache:
     def unreadable(self) -> Collection[Unreadable]:
         """The objects whose newest version could not be taken in."""
         return self._unreadable.values()
+
+    def find_unreadable(self, uid: str) -> Unreadable | None:
+        """The object with this uid, if its newest version could not be taken in."""
+        return self._unreadable.get(uid)
 
     def is_unreadable(self, uid: str) -> bool:
         """Whether what is known of the object, if anything, is not its newest version."""
