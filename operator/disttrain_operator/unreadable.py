@@ -1,13 +1,14 @@
 """Says which objects could not be read: in the log, in a figure, and on a job by an Event of the replica that acts.
 
-One object at a time, and the same one again only after a while: who changes such an object all the time, or makes
-thousands of them, fills neither the log nor the cluster with Events.
+One object at a time, namespaces in turns, and the same object again only after a while: a tenant that changes such an
+object all the time, or makes thousands of them, fills neither the log nor the cluster with Events, and keeps no other
+from its Event.
 """
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -19,12 +20,16 @@ from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.snapshot import Key
+from disttrain_operator.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN = 1.0
 SECONDS_BETWEEN_SAME = 300.0
-MOST_REMEMBERED = 1000
+MOST_REPORTED = 1000
+"""Objects of which it is remembered when they were reported; more than can be in SECONDS_BETWEEN_SAME."""
+MOST_WAITING = 100
+"""Objects of one namespace that wait to be reported."""
 WHAT_TO_DO = (
     "The operator leaves it and its pods as they are. Apply it again with fewer levels or less text, in"
     " `metadata.managedFields` too, or delete it."
@@ -44,7 +49,10 @@ class UnreadableReports:
     ) -> None:
         self._client, self._acts, self._clock, self._sleep = client, acts, clock, sleep
         self._caches: list[tuple[str, Cache]] = []
-        self._waiting: OrderedDict[str, tuple[str, Cache]] = OrderedDict()
+        self._turns: Turns[tuple[str, str]] = Turns()
+        self._waiting: dict[str, tuple[str, Cache]] = {}
+        """By the object's uid; its turn is in `_turns`, by namespace."""
+        self._waiting_in: Counter[str] = Counter()
         self._reported: OrderedDict[str, float] = OrderedDict()
         self._some = asyncio.Event()
 
@@ -71,18 +79,29 @@ class UnreadableReports:
         """Never returns."""
         while True:
             await self._some.wait()
-            uid, (plural, cache) = self._waiting.popitem(last=False)
-            if not self._waiting:
+            namespace, uid = self._turns.pop()
+            plural, cache = self._waiting.pop(uid)
+            self._waiting_in[namespace] -= 1
+            if not self._waiting_in[namespace]:
+                del self._waiting_in[namespace]
+            if not self._turns.ready:
                 self._some.clear()
-            found = next((entry for entry in cache.unreadable() if entry.uid == uid), None)
+            found = cache.find_unreadable(uid)
             if found is not None and self._is_due(uid):
                 await self._report(plural, found)
                 await self._sleep(SECONDS_BETWEEN)
 
     def _note(self, plural: str, cache: Cache, found: Unreadable) -> None:
-        if len(self._waiting) < MOST_REMEMBERED and self._is_due(found.uid):
-            self._waiting[found.uid] = plural, cache
-            self._some.set()
+        if (
+            found.uid in self._waiting
+            or self._waiting_in[found.namespace] >= MOST_WAITING
+            or not self._is_due(found.uid)
+        ):
+            return
+        self._waiting[found.uid] = plural, cache
+        self._waiting_in[found.namespace] += 1
+        self._turns.push(found.namespace, (found.namespace, found.uid))
+        self._some.set()
 
     def _is_due(self, uid: str) -> bool:
         return self._clock() - self._reported.get(uid, -SECONDS_BETWEEN_SAME) >= SECONDS_BETWEEN_SAME
@@ -90,7 +109,7 @@ class UnreadableReports:
     async def _report(self, plural: str, found: Unreadable) -> None:
         self._reported[found.uid] = self._clock()
         self._reported.move_to_end(found.uid)
-        while len(self._reported) > MOST_REMEMBERED:
+        while len(self._reported) > MOST_REPORTED:
             self._reported.popitem(last=False)
         where = f"{found.namespace}/{found.name}" if found.namespace else found.name
         logger.warning("%s %s (version %d) is left alone: %s", plural, where, found.version, found.why)

@@ -9,15 +9,15 @@ from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.metrics import Metrics
-from disttrain_operator.unreadable import MOST_REMEMBERED, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
+from disttrain_operator.unreadable import MOST_WAITING, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi
 
 EVENTS = "/api/v1/namespaces/team/events"
 
 
-def found(name: str, version: int = 7) -> Unreadable:
-    return Unreadable("team", name, f"uid-{name}", version, "it nests too deep to be read")
+def found(name: str, version: int = 7, namespace: str = "team") -> Unreadable:
+    return Unreadable(namespace, name, f"uid-{name}", version, "it nests too deep to be read")
 
 
 class Reporting:
@@ -89,11 +89,18 @@ async def test_only_the_replica_that_acts_posts_events(
     await eventually(lambda: api.asked("POST") == [EVENTS])
 
 
-async def test_any_number_is_remembered_within_bounds(reporting: Reporting) -> None:
-    reporting.task.cancel()
-    for number in range(3 * MOST_REMEMBERED):
+async def test_of_any_number_in_a_namespace_some_are_remembered_and_others_take_turns(
+    reporting: Reporting, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(30 * MOST_WAITING):
         reporting.pods.skip(found(str(number)))
-    assert len(reporting.reports._waiting) == MOST_REMEMBERED
+    assert len(reporting.reports._waiting) == MOST_WAITING
+    reporting.jobs.skip(found("one", namespace="another"))
+    await eventually(lambda: len(caplog.records) >= 3)
+    assert "another/one" in "".join(caplog.messages[:2])
+    await eventually(lambda: len(caplog.records) == MOST_WAITING + 1)
+    reporting.pods.skip(found("more"))
+    await eventually(lambda: "team/more" in caplog.messages[-1])
 
 
 async def test_their_number_is_a_figure_without_names(reporting: Reporting) -> None:
