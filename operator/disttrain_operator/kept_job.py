@@ -58,7 +58,7 @@ def same_spec(one: Raw, other: Raw) -> bool:
 
 def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
     try:
-        data = orjson.dumps(spec)
+        data = _json(spec)
         refused = _size_problems(spec) if len(data) > _MEASURED else ()
     except TypeError:
         # It nests more than 250 levels deep; or a parser other than orjson has made an integer of more than 64 bits,
@@ -68,7 +68,7 @@ def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
             raise
     if refused:
         manager = _at(spec, "runPolicy", "managedBy")
-        data = orjson.dumps({"runPolicy": {"managedBy": manager}} if isinstance(manager, str) else {})
+        data = _json({"runPolicy": {"managedBy": manager}} if isinstance(manager, str) else {})
     return _compressed(data), refused
 
 
@@ -77,7 +77,12 @@ def _size_problems(spec: Any) -> tuple[str, ...]:
 
 
 def _pack(value: Any) -> bytes:
-    return _compressed(orjson.dumps(value))
+    return _compressed(_json(value))
+
+
+def _json(value: Any) -> bytes:
+    """Return JSON in memory of its own size: what orjson returns holds 4 KiB and more, however short it is."""
+    return bytes(memoryview(orjson.dumps(value)))
 
 
 def _compressed(data: bytes) -> bytes:

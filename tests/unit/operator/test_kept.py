@@ -2,10 +2,12 @@
 
 import json
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 
@@ -94,6 +96,19 @@ def test_a_job_that_cannot_be_kept_as_it_is_leaves_the_place_to_a_reader_that_ca
     job = world.job(UID)
     assert job is not None
     assert job.spec is not None
+
+
+def test_a_small_job_takes_little_memory() -> None:
+    raw = a_raw_job(status=statuses()[1])
+    keep(raw)
+    tracemalloc.start()
+    try:
+        kept = [keep(raw) for _ in range(100)]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    text = len(orjson.dumps(raw))
+    assert taken / len(kept) < 2 * text + 1_000
 
 
 def test_a_managed_job_stays_managed_whatever_its_spec_holds() -> None:
