@@ -19,10 +19,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "operator")]
 
-import orjson
-
 from benchmarks import harness
-from benchmarks.operator_world import NAMESPACE, StuckError, World, manifest, world
+from benchmarks.operator_world import StuckError, World, manifest, world
 from disttrain_api.names import Reason
 from disttrain_operator.kube.errors import NotFound
 from disttrain_operator.kube.lists import list_pages
@@ -52,8 +50,8 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     size = QUICK if quick else FULL
     with world() as there:
         operator = there.operator
-        measured(there, "first", 1)
-        alone, direct_alone = measured(there, "alone", size.repeats)
+        there.measured("first", PODS, 1)
+        alone, direct_alone = there.measured("alone", PODS, size.repeats)
         yield harness.row(f"job of {PODS} pods: POST to running, alone", "s", alone)
         memory, cpu = operator.memory_mib(), operator.cpu_seconds()
         there.run(close(there))
@@ -62,44 +60,10 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         yield harness.Row("operator's CPU for it", operator.cpu_seconds() - cpu, "s")
         yield harness.Row("memory for 1,000 of them", 1000 * (operator.memory_mib() - memory) / size.refused, "MiB")
         yield harness.row("POST to running while they are made", "s", meanwhile, alone)
-        beside, direct_beside = measured(there, "beside", size.repeats)
+        beside, direct_beside = there.measured("beside", PODS, size.repeats)
         yield harness.row(f"POST to running beside {size.refused} refused", "s", beside, alone)
         yield harness.row(f"{PODS} pods POSTed directly then", "s", direct_beside, direct_alone)
         yield from waiting(there, size)
-
-
-def measured(there: World, name: str, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of a job to run, and of as many pods POSTed directly, in turn."""
-    ours, direct = [], []
-    for number in range(repeats):
-        ours.append(there.run(post_to_running(there, f"{name}-{number}")))
-        direct.append(there.run(there.floor([(f"direct-{name}-{number}", PODS)])))
-        there.run(there.clear())
-    return ours, direct
-
-
-async def post_to_running(there: World, name: str) -> float:
-    """Seconds from the POST of a job until its status says that it runs. It is gone afterwards, and its pods are."""
-    jobs = job_collection(NAMESPACE)
-    began = time.perf_counter()
-    made = await there.client.create(jobs, orjson.dumps(manifest(name, PODS)))
-    async with asyncio.timeout(600):
-        await _running(there, name, made["metadata"]["resourceVersion"])
-    seconds = time.perf_counter() - began
-    await there.clear()
-    return seconds
-
-
-async def _running(there: World, name: str, version: str) -> None:
-    query = {"watch": "true", "resourceVersion": version, "fieldSelector": f"metadata.name={name}"}
-    async with there.client.stream(job_collection(NAMESPACE), query, silence=600) as chunks:
-        rest = b""
-        async for chunk in chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if (orjson.loads(line)["object"].get("status") or {}).get("phase") == "Running":
-                    return
-    raise StuckError(f"the watch of {name} has ended: {there.operator.state()}")
 
 
 async def close(there: World) -> None:
@@ -127,7 +91,7 @@ async def crowd(there: World, number: int) -> tuple[float, list[float]]:
     making = asyncio.create_task(_make(there, number))
     meanwhile: list[float] = []
     while not making.done():
-        meanwhile.append(await post_to_running(there, f"meanwhile-{len(meanwhile)}"))
+        meanwhile.append(await there.post_to_running(f"meanwhile-{len(meanwhile)}", PODS))
         await asyncio.wait({making}, timeout=15)
     await making
     deadline = began + PATIENCE_SECONDS

@@ -111,6 +111,36 @@ class World:
             await asyncio.gather(*(self.client.create(job_collection(NAMESPACE), body) for body in bodies))
             return await watching - began
 
+    def measured(self, name: str, pods: int, repeats: int, **run_policy: Any) -> tuple[list[float], list[float]]:
+        """Seconds of a job to run, and of as many pods POSTed directly, in turn."""
+        ours, direct = [], []
+        for number in range(repeats):
+            ours.append(self.run(self.post_to_running(f"{name}-{number}", pods, **run_policy)))
+            direct.append(self.run(self.floor([(f"direct-{name}-{number}", pods)])))
+            self.run(self.clear())
+        return ours, direct
+
+    async def post_to_running(self, name: str, pods: int, **run_policy: Any) -> float:
+        """Seconds from the POST of a job until its status says that it runs. Afterwards it and its pods are gone."""
+        began = time.perf_counter()
+        made = await self.client.create(job_collection(NAMESPACE), orjson.dumps(manifest(name, pods, **run_policy)))
+        async with asyncio.timeout(600):
+            await self._running(name, made["metadata"]["resourceVersion"])
+        seconds = time.perf_counter() - began
+        await self.clear()
+        return seconds
+
+    async def _running(self, name: str, version: str) -> None:
+        query = {"watch": "true", "resourceVersion": version, "fieldSelector": f"metadata.name={name}"}
+        async with self.client.stream(job_collection(NAMESPACE), query, silence=600) as chunks:
+            rest = b""
+            async for chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if (orjson.loads(line)["object"].get("status") or {}).get("phase") == "Running":
+                        return
+        raise StuckError(f"the watch of {name} has ended: {self.operator.state()}")
+
     async def clear(self) -> None:
         """No job and no pod is left, and nobody is busy with them."""
         await self.client.request("DELETE", job_collection(NAMESPACE))

@@ -2,86 +2,25 @@
 poison_corpus.py, and the other's jobs run as if it were not there."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import ControlPlane
 from tests.integration import poison_corpus
-from tests.integration.operator_process import CRD, JOBS, OperatorProcess, Raw, Team, eventually
-from tests.integration.poison_corpus import Poison
+from tests.integration.mallory import Mallory
+from tests.integration.operator_process import OperatorProcess, Team, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
 GATE = {"schedulingPolicy": {"gang": "Gate"}, "cleanPodPolicy": "All"}
 MOST_BYTES = 512 << 20
 """The chart's limit on the operator's memory."""
-
-
-def put_definition(api: ApiClient, definition: Raw) -> None:
-    """Create or replace the definition, and wait until it is served."""
-    name = definition["metadata"]["name"]
-    found = api.ask("GET", f"{DEFINITIONS}/{name}")
-    if found.status == 200:
-        version = found.json()["metadata"]["resourceVersion"]
-        changed = definition | {"metadata": definition["metadata"] | {"resourceVersion": version}}
-        assert api.ask("PUT", f"{DEFINITIONS}/{name}", changed).status == 200
-    else:
-        assert api.ask("POST", DEFINITIONS, definition).status == 201
-    eventually(lambda: api.ask("GET", JOBS.format("default")).status == 200)
-
-
-def without_schema(definition: Raw) -> Raw:
-    """The definition of a version that lets everything in."""
-    anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    versions = [version | {"schema": anything} for version in definition["spec"]["versions"]]
-    return definition | {"spec": definition["spec"] | {"versions": versions}}
-
-
-class Mallory:
-    """The tenant that makes everything."""
-
-    def __init__(self, api: ApiClient) -> None:
-        self.team = Team(api, "mallory")
-        self.api = api
-        self.stored: list[str] = []
-
-    def job(self, poison: Poison, status: str | None = None) -> None:
-        """Store a job with this spec, or a valid one with this status."""
-        spec = json.dumps(poison_corpus.command()) if status is not None else poison.text
-        head = {"apiVersion": "disttrain.io/v1alpha1", "kind": "DistTrainingJob", "metadata": {"name": poison.name}}
-        text = json.dumps(head)[:-1] + f',"spec":{spec}}}'
-        self._send("POST", JOBS.format(self.team.namespace), text, poison.name)
-        if status is not None:
-            path = f"{JOBS.format(self.team.namespace)}/{poison.name}"
-            version = self.api.get(path)["metadata"]["resourceVersion"]
-            head["metadata"]["resourceVersion"] = version
-            text = json.dumps(head)[:-1] + f',"spec":{spec},"status":{status}}}'
-            self._send("PUT", f"{path}/status", text, poison.name)
-
-    def put(self, collection: str, poison: Poison) -> None:
-        self._send("POST", "/" + collection.format(f"namespaces/{self.team.namespace}"), poison.text, poison.name)
-
-    def _send(self, method: str, path: str, text: str, name: str) -> None:
-        answer = self.api.send(method, path, text.encode("utf-8", "surrogatepass"))
-        assert answer.status in (200, 201), f"{name}: {answer.status} {answer.body[:300]!r}"
-        if method == "POST":
-            self.stored.append(name)
-
-    def last_words(self, pod: Raw, message: str) -> None:
-        """End a pod of an own job with this message, as its kubelet would."""
-        state = {"exitCode": 1, "reason": "Error", "message": message[:4096], "finishedAt": "2026-01-01T00:00:00Z"}
-        container = {"name": "trainer", "image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
-        status = {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": state}}]}
-        self.team.set_status(pod, status)
 
 
 class Pair:
@@ -133,14 +72,8 @@ def control_plane() -> Iterator[ControlPlane]:
 @pytest.fixture
 def mallory(control_plane: ControlPlane) -> Mallory:
     """With everything stored that the definition of today would refuse."""
-    definition = yaml.safe_load(CRD.read_text())
-    put_definition(control_plane.api, without_schema(definition))
     tenant = Mallory(control_plane.api)
-    for poison in poison_corpus.specs():
-        tenant.job(poison)
-    for poison in poison_corpus.statuses():
-        tenant.job(poison, poison.text)
-    put_definition(control_plane.api, definition)
+    tenant.store_jobs()
     return tenant
 
 
@@ -190,22 +123,13 @@ def test_a_tenant_that_makes_everything_costs_the_other_nothing(
 
         own = mallory.team.create(poison_corpus.OWN, runPolicy=GATE)
         good.launch(2)
-        for poison in poison_corpus.pods(own):
-            mallory.put("api/v1/{}/pods", poison)
-        for collection, poison in poison_corpus.neighbours(own):
-            mallory.put(collection, poison)
+        mallory.store_children(own)
         pair.kill_the_leader()
         good.launch(2)
         good.all_run(pair.logs)
 
         reports = list(poison_corpus.reports())
-        for poison in reports:
-            mallory.team.create(poison.name, workers={"replicas": 1}, runPolicy={"maxRestarts": 0})
-        for poison in reports:
-            mallory.team.wait_for("Running", name=poison.name)
-            (pod,) = [p for p in mallory.team.pods(1) if p["metadata"]["name"].startswith(f"{poison.name}-")]
-            mallory.last_words(pod, poison.text)
-            mallory.stored.append(poison.name)
+        mallory.report(reports)
         pair.kill_the_leader()
         good.launch(2)
         good.all_run(pair.logs)
