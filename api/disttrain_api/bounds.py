@@ -11,9 +11,10 @@ _MORE = "…"
 
 
 def cut(text: str, most: int = MAX_MESSAGE_BYTES) -> str:
-    """Return the begin of `text`, at most `most` bytes of UTF-8, with a mark where something is missing."""
-    if len(text) <= most // 4:  # no character has more than four bytes
-        return text
+    """Return the begin of `text`, at most `most` bytes of UTF-8, with a mark where something is missing.
+
+    A lone surrogate, by which Python stands for a byte of a file name that is no text, becomes a question mark.
+    """
     encoded = text[: most + 1].encode(errors="replace")
     if len(encoded) <= most:
         return encoded.decode()

@@ -121,7 +121,7 @@ class NonFiniteLoss(TrainerError):
     exit_code = ExitCode.NON_FINITE_LOSS
     on_every_rank = True
 
-    def __init__(self, message: str, step: int) -> None:
+    def __init__(self, message: str, step: int | None = None) -> None:
         super().__init__(message)
         self.step = step
 
@@ -207,6 +207,7 @@ def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
 
 
 def last_line(error: BaseException) -> str:
-    """Last line of the error's text that says something."""
+    """Return the last line of the error's text that is not empty, as text that UTF-8 can encode."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    # A file name may hold bytes that are no text; Python shows them as lone surrogates.
+    return lines[-1].encode(errors="backslashreplace").decode() if lines else "no message"

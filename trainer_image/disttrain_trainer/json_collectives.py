@@ -50,9 +50,13 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def encode(value: object, kind: Any) -> bytes:
-    """Return the JSON of a value. Raises ValueError where it is larger than MAX_BYTES."""
+    """Return the JSON of a value. Raises ValueError where it is larger than MAX_BYTES.
+
+    A lone surrogate in a text, which no reader of JSON takes, becomes a question mark.
+    """
     # Not dump_json, which writes inf and nan as null.
-    data = json.dumps(_adapter(kind).dump_python(value, mode="json"), separators=(",", ":")).encode()
+    plain = _adapter(kind).dump_python(value, mode="json")
+    data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     if len(data) > MAX_BYTES:
         raise ValueError(f"a value of {len(data)} bytes is not for a collective of small values: {MAX_BYTES} at most")
     return data

@@ -29,7 +29,7 @@ def _place(trace: TracebackType | None) -> str | None:
         return None
     outside = [(frame, line) for frame, line in frames if not _of_library(frame)]
     frame, line = (outside or frames)[-1]
-    return f"{frame.f_code.co_filename}:{line}"[-MAX_PLACE:]
+    return f"{frame.f_code.co_filename}:{line}"[-MAX_PLACE:].encode(errors="replace").decode()
 
 
 def _of_library(frame: FrameType) -> bool:

@@ -151,6 +151,10 @@ def test_a_cut_text_fits_and_begins_as_the_text_does(text: str, most: int) -> No
     assert short == text or (short.endswith("…") and text.startswith(short[:-1]))
 
 
+def test_a_short_text_too_is_what_utf_8_can_say() -> None:
+    assert cut("b\udcff.png") == "b?.png"
+
+
 @given(st.lists(st.text(max_size=3_000), max_size=60))
 def test_a_list_of_sentences_fits_and_says_how_many_more(sentences: list[str]) -> None:
     text = listed(sentences)

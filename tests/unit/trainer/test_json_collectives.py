@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from disttrain_trainer import json_collectives
+from disttrain_trainer import errors, json_collectives
 from disttrain_trainer.checkpoint_plans import plan_of_json, plan_to_json
 from disttrain_trainer.errors import Fenced, PeerLost
 from disttrain_trainer.failures import Failure
@@ -66,6 +66,12 @@ def test_what_is_no_value_of_this_type_is_refused(data: bytes) -> None:
         decode(data, list[int])
 
 
+def test_a_name_that_is_no_text_arrives_readable() -> None:
+    """Python stands for the bytes of such file names by halves of characters, which JSON does not know."""
+    assert decode(encode("b\udcff.png", str), str) == "b?.png"
+    assert decode(encode(Failure.of(FileNotFoundError("b\udcff.png")), Failure), Failure).message == "b?.png"
+
+
 def test_a_value_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_collectives, "MAX_BYTES", 10)
     with pytest.raises(ValueError, match="12 bytes"):
@@ -85,6 +91,13 @@ def test_an_error_keeps_its_class_and_its_number() -> None:
     assert full.errno == 28
     assert str(travelled(KeyError("x"))) == "KeyError: 'x'"
     assert type(Failure("os", "x").error()) is RuntimeError, "a name of the module that is no error"
+
+
+def test_every_error_of_ours_can_travel() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TrainerError)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert type(Failure(kind.__name__, "a sentence").error()) is kind
 
 
 PROPERTIES = TensorProperties(dtype=torch.bfloat16, requires_grad=True)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from disttrain_api.names import ExitCode
-from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankError
+from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankError, RankReport
 from disttrain_trainer.errors import (
     Fenced,
     InvalidConfiguration,
@@ -113,6 +114,17 @@ def failed(error: BaseException, reporter: Reporter) -> FailureSignature:
     assert isinstance(reporter.report.error, RankError)
     assert reporter.report.error.signature is not None
     return reporter.report.error.signature
+
+
+def test_an_error_that_names_a_file_whose_name_is_no_text_is_reported(tmp_path: Path) -> None:
+    reporter = Reporter(0, tmp_path)
+    for error in (ValueError("no image: b\udcff.png"), InvalidConfiguration("no folder \udcff")):
+        place = compile("raise error", "/data/\udcff.py", "exec")
+        reporter.fail(describe(raised(lambda place=place, error=error: exec(place, {"error": error}))))
+        read = RankReport.model_validate_json((tmp_path / "rank-0.json").read_bytes())
+        assert read.error == reporter.report.error
+        assert read.error is not None
+        assert read.error.message.startswith(("ValueError: no image: b\\udcff.png", "no folder ?"))
 
 
 def test_a_report_adds_the_step() -> None:
