@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 _LONGEST_INTEGER = 8
 """Bytes."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor, as in torch's own loops."""
 
 
 class NotMetadata(Exception):  # noqa: N818 - said of a file, not of what went wrong
@@ -62,6 +64,8 @@ _ENCODING = _Name(torchs.__name__, _MEM_FORMAT_ENCODING.__name__)
 def _size(numbers: object) -> torch.Size:
     if not isinstance(numbers, tuple) or not all(type(number) is int and number >= 0 for number in numbers):
         raise NotMetadata("a size that is not made of whole numbers")
+    if len(numbers) > _MOST_DIMENSIONS:
+        raise NotMetadata(f"a size of {len(numbers)} dimensions")
     return torch.Size(numbers)
 
 
@@ -288,7 +292,7 @@ def metadata_of(data: bytes) -> Metadata:
         found = _Reader(data).read()
         if not isinstance(found, Metadata):
             raise NotMetadata(f"an object of type {type(found).__name__}")
-        return _checked(found)
+        return _checked(found, len(data))
     except NotMetadata:
         raise
     # Whatever goes wrong in an instruction: a missing operand, an index beyond the end, text that is no UTF-8.
@@ -296,13 +300,21 @@ def metadata_of(data: bytes) -> Metadata:
         raise NotMetadata(f"something else: {type(error).__name__}") from error
 
 
-def _checked(metadata: Metadata) -> Metadata:
-    """Return the same without what nobody uses. Raises NotMetadata for a field of another type or none."""
+def _checked(metadata: Metadata, length: int) -> Metadata:
+    """Return the same without what nobody uses. Raises NotMetadata for a field of another type or none.
+
+    length: bytes of the file. Each part of a tensor takes some, so there are never more parts than bytes. A list that
+    the file names again and again would make more, and take longer than anybody waits.
+    """
     # An object that the file has not filled has no fields at all.
     fields = vars(metadata)
     entries = _typed(fields.get("state_dict_metadata"), dict, "`state_dict_metadata`")
+    parts = 0
     for name, entry in entries.items():
         if type(entry) is TensorStorageMetadata:
+            parts += len(_typed(vars(entry).get("chunks"), list, f"the parts of `{name!s:.200}`"))
+            if parts > length:
+                raise NotMetadata("one list of parts for many tensors")
             _check_tensor(_typed(name, str, "a name"), entry)
         else:
             _typed(entry, BytesStorageMetadata, f"`{name:.200}`")
@@ -319,7 +331,7 @@ def _check_tensor(name: str, entry: TensorStorageMetadata) -> None:
     properties = _typed(fields.get("properties"), TensorProperties, f"the format {what}")
     _typed(vars(properties).get("dtype"), torch.dtype, f"the number format {what}")
     size = _typed(fields.get("size"), torch.Size, f"the shape {what}")
-    for chunk in _typed(fields.get("chunks"), list, f"the parts {what}"):
+    for chunk in fields["chunks"]:
         bounds = vars(_typed(chunk, ChunkStorageMetadata, f"a part {what}"))
         for bound in ("offsets", "sizes"):
             if len(_typed(bounds.get(bound), torch.Size, f"`{bound}` {what}")) != len(size):

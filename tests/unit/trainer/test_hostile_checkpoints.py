@@ -129,6 +129,19 @@ DEEP = b")" + b"\x85" * 1_000_000
 DOUBLED = b")\x94" + b"".join(b"h" + bytes([at, ord("h"), at]) + b"\x86\x94" for at in range(100))
 """A tuple that holds the one before twice, a hundred times over: to hash or to print it takes for ever."""
 INDEX = named(TORCHS, "MetadataIndex") + b")\x81"
+WIDE = named("torch", "Size") + b"(" + b"K\x00" * 1_000_000 + b"t\x85R"
+"""A size of so many dimensions that to hash it again and again takes for ever."""
+SHARED = b"".join(
+    (
+        named(TORCHS, "TensorStorageMetadata") + b")\x81}(",
+        text("properties") + named(TORCHS, "TensorProperties") + b")\x81}" + text("dtype") + named("torch", "float32"),
+        b"sb" + text("size") + named("torch", "Size") + b")\x85R",
+        text("chunks") + b"](" + named(TORCHS, "ChunkStorageMetadata") + b")\x81}(",
+        text("offsets") + named("torch", "Size") + b")\x85R" + text("sizes") + named("torch", "Size") + b")\x85R",
+        b"ub\x94" + b"h\x00" * 1_000_000 + b"eub\x94",
+    )
+)
+"""A tensor of a million parts, which stands in the memo then."""
 BOMBS = {
     "nothing": b"",
     "no instruction": b"garbage",
@@ -153,6 +166,13 @@ BOMBS = {
     "no fields": assembled(named(TORCHS, "Metadata"), b")\x81"),
     "a list that holds itself": assembled(
         named(TORCHS, "Metadata"), b")\x81}", text("state_dict_metadata"), b"]\x94h\x00asb"
+    ),
+    "a size of a million dimensions": assembled(
+        b"}(", INDEX, b"}(", text("fqn"), text("x"), text("offset"), WIDE, b"ub\x94", b"N", b"h\x00N" * 1_000_000, b"u"
+    ),
+    "one list of parts for many tensors": assembled(
+        named(TORCHS, "Metadata"), b")\x81}(", text("state_dict_metadata"), b"}(", text("x"), SHARED,
+        b"".join(text(str(number)) + b"h\x01" for number in range(100_000)), b"uub",
     ),
     "a negative size": assembled(named("torch", "Size"), b"J\xff\xff\xff\xff\x85\x85R"),
 }  # fmt: skip
