@@ -2,9 +2,12 @@
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +27,11 @@ from disttrain_trainer.rendezvous.handshake import (
     read_hello,
 )
 from disttrain_trainer.rendezvous.loop import Loop
+from disttrain_trainer.rendezvous.store import _say as say
+from disttrain_trainer.rendezvous.store import open_store
 from disttrain_trainer.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
-from tests.waiting import GENEROUS
+from tests.waiting import GENEROUS, until
 
 KEY = attempt_key("a token", "rendezvous", "uid", 2)
 OLDER = attempt_key("a token", "rendezvous", "uid", 1)
@@ -302,6 +307,22 @@ class TestGateway:
         assert world.echo.connections == 1
         assert world.gateway.refused > 0
 
+    def test_who_was_refused_in_the_same_moment_is_refused_once(self, world: World) -> None:
+        """To make room for another one, after the selector had found it ready."""
+        done = threading.Event()
+
+        def refuse_and_read() -> None:
+            (caller,) = world.gateway._waiting._all
+            world.gateway._refuse(caller, "it held one of many connections that prove nothing")
+            world.gateway._read(caller)
+            done.set()
+
+        with socket.create_connection(("127.0.0.1", world.port)):
+            until(lambda: len(world.gateway._waiting) == 1, "the connection waits")
+            world.gateway._loop.call(refuse_and_read)
+            assert done.wait(GENEROUS)
+        assert world.gateway.refused == 1
+
     def test_a_gigabyte_is_refused_at_its_first_bytes(self, world: World) -> None:
         outcome = Outcome("")
         stream(Peer("127.0.0.1", world.port), outcome)
@@ -323,3 +344,26 @@ class TestGateway:
         assert len(world.said) <= 11, "a flood of refusals is a few lines"
         for held in peer.held:
             held.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "::1", "[::1]"])
+def test_ranks_without_a_token_meet_at_every_loopback_address(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bare = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    with socket.create_server((bare, 0), family=family) as free:
+        port = free.getsockname()[1]
+    timeout = timedelta(seconds=GENEROUS)
+    with ThreadPoolExecutor(2) as ranks:
+        opened = [ranks.submit(open_store, Place(host, port, rank, 2, None), timeout) for rank in range(2)]
+        stores = [one.result(GENEROUS) for one in opened]
+    stores[0].set("said", "hello")
+    assert stores[1].get("said") == b"hello"
+
+
+def test_a_log_that_cannot_be_written_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    say("refused a connection")

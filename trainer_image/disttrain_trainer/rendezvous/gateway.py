@@ -94,6 +94,9 @@ class Gateway:
             self._refuse(caller, "no descriptor is free")
 
     def _read(self, caller: _Caller) -> None:
+        if caller.connection.fileno() < 0:
+            # It was refused after the selector had found it ready, to make room for another one.
+            return
         expected = HELLO_BYTES if caller.hello is None else PROOF_BYTES
         try:
             # Not a byte more: what follows the proof is the store's.

@@ -34,8 +34,9 @@ def open_store(place: Place, timeout: timedelta) -> dist.TCPStore:
     if place.key is None:
         descriptor = _listen(place.host, place.port).detach() if place.rank == 0 else None
         first = place.rank == 0
+        host = _LOOPBACK if place.host == "localhost" else place.host.strip("[]")
         return dist.TCPStore(
-            _LOOPBACK, place.port, place.world_size, first, timeout, master_listen_fd=descriptor, use_libuv=True
+            host, place.port, place.world_size, first, timeout, master_listen_fd=descriptor, use_libuv=True
         )
     if place.rank == 0:
         inner = socket.create_server((_LOOPBACK, 0), backlog=_BACKLOG)
@@ -74,4 +75,6 @@ def _allow_descriptors() -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
+    # The gateway's thread carries the connections of all ranks: a log that cannot be written must not end it.
+    with suppress(OSError):
+        print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
