@@ -108,7 +108,8 @@ def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[
     except TrainerError as error:
         waits = error.on_every_rank or isinstance(error, EvaluationFailed | EvaluationAborted)
         if waits and checkpoints is not None:
-            with suppress(TrainerError, CheckpointException):
+            # Whatever becomes of the checkpoint, also where a rank is lost meanwhile: the error is why the rank ends.
+            with suppress(Exception, CheckpointException):
                 checkpoints.settle()
                 reporter.update(checkpoint=checkpoints.latest)
         raise

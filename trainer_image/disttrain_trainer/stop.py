@@ -61,6 +61,11 @@ class StopRequest:
             self._exit(f"the step that SIGTERM met did not end within the grace of {self._grace_seconds:g} s")
 
     def _exit(self, message: str) -> None:
-        self.before_exit(message)
-        print(f"disttrain: Stopped: {message}", file=sys.stderr, flush=True)
-        os._exit(self.EXIT_CODE)
+        # A report or a log that cannot be written any more must not keep the process.
+        try:
+            self.before_exit(message)
+        finally:
+            try:
+                print(f"disttrain: Stopped: {message}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(self.EXIT_CODE)

@@ -6,6 +6,9 @@ import signal
 import pytest
 
 from disttrain_api.names import ExitCode
+from disttrain_trainer.between_steps import completing
+from disttrain_trainer.errors import EvaluationAborted, NonFiniteLoss
+from disttrain_trainer.report import Reporter
 from disttrain_trainer.step_manifest import read_manifest
 from disttrain_trainer.storage import StepFolders
 from tests.unit.trainer.server_jobs import a_job, ended
@@ -195,3 +198,18 @@ def test_sigterm_in_an_evaluation_ends_with_a_checkpoint_once_the_evaluation_is_
     assert rank.code == ExitCode.STOPPED, rank.err
     assert rank.report.metrics["loss"] > 0
     assert list(figures_of(tmp_path / "storage")) == [2]
+
+
+class TestCompleting:
+    class Lost:
+        """A save that ends because a rank is gone."""
+
+        latest = None
+
+        def settle(self):
+            raise RuntimeError("Connection reset by peer")
+
+    @pytest.mark.parametrize("error", [NonFiniteLoss("the loss is nan", step=3), EvaluationAborted("it failed")])
+    def test_the_cause_is_told_whatever_becomes_of_the_save_before(self, error):
+        with pytest.raises(type(error)), completing(self.Lost(), Reporter(0, None)):
+            raise error

@@ -1,6 +1,9 @@
 """A rank whose disk is full: its report stays readable, and what cannot be written is one sentence."""
 
 import errno
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from disttrain_trainer.errors import describe
 from disttrain_trainer.report import Reporter
 from disttrain_trainer.tensorboard import open_events
 from tests.small_disk import fill, small_disk
+from tests.waiting import GENEROUS
 
 
 def test_a_report_is_rewritten_on_a_full_disk(tmp_path: Path) -> None:
@@ -56,3 +60,23 @@ def test_event_files_that_find_no_room_end_nothing(tmp_path: Path, capsys: pytes
         events = open_events(True, folder)
         events.write({"step": 1, "loss": 0.5})
     assert capsys.readouterr().err.startswith("disttrain: no more event files for TensorBoard: No space left on device")
+
+
+TOLD_TO_STOP = """
+import os, signal, threading
+from disttrain_trainer.stop import StopRequest
+
+def no_room(message):
+    raise OSError(28, "No space left on device")
+
+stop = StopRequest.on_sigterm()
+stop.before_exit = no_room
+os.kill(os.getpid(), signal.SIGTERM)
+threading.Event().wait()
+"""
+
+
+def test_sigterm_ends_a_rank_that_can_write_neither_report_nor_log() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", TOLD_TO_STOP], stderr=full, timeout=GENEROUS, check=False)
+    assert ended.returncode == 128 + signal.SIGTERM
