@@ -49,7 +49,9 @@ def cores(root: Path = Path("/")) -> int:
     Threads beyond the limit do not only wait: those of OpenMP spin until the others are done, which the limit pays for.
     """
     shares = [share for folder in _groups(root, "cpu") if (share := _cpu_limit(folder)) is not None]
-    return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, shares)]))
+    # Only Linux tells on which ones a process may run.
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([own, *map(math.ceil, shares)]))
 
 
 def _cpu_limit(folder: Path) -> float | None:

@@ -9,7 +9,7 @@ from disttrain.errors import CommandError
 from disttrain.local.demand import COMMAND, EXECUTED, FORKED, Demand, Machine, Misfit, demand_of, find_misfit
 from disttrain.output import ask, tell
 from disttrain_api.spec import JobSpec
-from disttrain_trainer.host_limits import memory_available, memory_limit, tasks_left
+from disttrain_trainer.host_limits import cores, memory_available, memory_limit, tasks_left
 
 _ADVICE = "use fewer `replicas` or a smaller model, or send the job to a cluster with `disttrain submit`"
 
@@ -43,7 +43,7 @@ def this_machine() -> Machine:
     """Return what there is now."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Machine(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         memory=memory_limit(),
         free_memory=memory_available(),
         tasks=_tasks_left(),

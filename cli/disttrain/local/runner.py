@@ -33,6 +33,7 @@ from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
+from disttrain_trainer.host_limits import cores
 
 _LOOK_AT_PROGRESS_SECONDS = 0.25
 # Decisions may ask to be made again "now"; the times in a status are whole seconds.
@@ -211,7 +212,7 @@ class LocalRun:
     def _local_environment(self, spec: JobSpec, action: CreatePod, pod: str) -> dict[str, str]:
         """What this machine says to a pod; its template may say otherwise."""
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
-        threads = max(1, (os.cpu_count() or 1) // spec.world_size)
+        threads = max(1, cores() // spec.world_size)
         return {
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from disttrain_trainer.host_limits import cores
+from disttrain_trainer.parameter_server.sockets import new_context
 
 MACHINE = 8
 
@@ -47,3 +48,12 @@ def test_a_containers_limit_counts(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert cores(tmp_path) == expected
+
+
+def test_a_system_that_does_not_tell_who_may_run_where_has_all_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert cores(tmp_path) == 6
+    new_context(2).term()

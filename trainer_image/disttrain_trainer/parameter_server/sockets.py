@@ -9,12 +9,12 @@ message. Before that a connection holds at most one frame, for seconds.
 from __future__ import annotations
 
 import hmac
-import os
 
 import zmq
 from zmq.utils import z85
 
 from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.host_limits import cores
 from disttrain_trainer.parameter_server.wire import FRAME_BYTES
 
 _HANDSHAKE_MILLISECONDS = 10_000
@@ -33,7 +33,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 def new_context(peers: int) -> Context:
     """Return a context with threads enough to encrypt and decrypt what goes to and comes from so many at once."""
-    return zmq.Context(max(1, min(_MAX_THREADS, peers, len(os.sched_getaffinity(0)) // 2)))
+    return zmq.Context(max(1, min(_MAX_THREADS, peers, cores() // 2)))
 
 
 def server_socket(context: Context, key: bytes) -> zmq.Socket[bytes]:
