@@ -51,7 +51,7 @@ class Outlet(io.TextIOBase):
             with self._changed:
                 self._waiting.append(text)
                 self._changed.notify_all()
-            self._start()
+                self._start()
         return len(text)
 
     def drain(self) -> None:
@@ -60,6 +60,7 @@ class Outlet(io.TextIOBase):
             self._changed.wait_for(lambda: not self._waiting and not self._busy)
 
     def _start(self) -> None:
+        """Start the thread, once: texts of two would change places. Called with the lock held."""
         if self._thread is None:
             # A daemon: a reader that pauses for ever does not keep the process.
             self._thread = threading.Thread(target=self._work, name="output", daemon=True)

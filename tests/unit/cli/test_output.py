@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,24 @@ def test_everything_that_a_person_sees_goes_through_one_module() -> None:
     for path in modules:
         if path.name not in NO_PERSON:
             assert not re.search(r"(?<!\.)\bprint\(|sys\.std(out|err)", path.read_text()), path
+
+
+def test_texts_of_several_threads_have_one_writer() -> None:
+    for _ in range(50):
+        reader, outlet = a_pipe()
+        before = threading.active_count()
+        begin = threading.Barrier(8)
+
+        def write(outlet: Outlet = outlet, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            outlet.write("x")
+
+        writers = [threading.Thread(target=write) for _ in range(8)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert threading.active_count() == before + 1
+        outlet.drain()
+        os.close(outlet.fileno())
+        os.close(reader)

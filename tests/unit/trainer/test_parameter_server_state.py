@@ -1,6 +1,7 @@
 """A server as a function of messages: what it takes in, what it remembers, what a snapshot brings back."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,16 @@ class TestSnapshots:
         assert [push(one, 0, 1, seed=99) for one in (first, second)] == [False, False], "taken in before"
         assert [push(one, 1, 1) for one in (first, second)] == [True, True]
         same(second, first)
+
+    def test_what_somebody_else_has_put_there_is_not_read(self, tmp_path):
+        file = tmp_path / "one"
+        snapshots = Snapshots(file, KEY)
+        # Who opens it to read waits for a writer.
+        os.mkfifo(file)
+        assert snapshots.read() is None
+        file.unlink()
+        file.symlink_to("/dev/zero")
+        assert snapshots.read() is None
 
     def test_one_of_another_attempt_or_half_of_one_is_not_read(self, tmp_path):
         file = tmp_path / "one"

@@ -12,8 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
+from disttrain_trainer.files import ForeignFileError, open_regular
 from disttrain_trainer.parameter_server.wire import FRAME_BYTES, Malformed, Message, decode, encode
 
 _LENGTH = struct.Struct("<Q")
@@ -39,9 +40,9 @@ class Snapshots:
     def read(self) -> Message | None:
         """The last complete snapshot of this attempt, None where there is none."""
         try:
-            with self._file.open("rb") as file:
+            with open_regular(self._file) as file:
                 return decode(_frames(file), self._key)
-        except (FileNotFoundError, Malformed):
+        except (FileNotFoundError, ForeignFileError, Malformed):
             return None
 
     def _write(self, message: Message) -> None:
@@ -89,7 +90,7 @@ def _lives(life: Path) -> list[Path]:
     return sorted(life.parent.glob(f"{life.name.partition('.')[0]}.attempt-*.life-*"))
 
 
-def _frames(file: BinaryIO) -> Iterator[bytearray]:
+def _frames(file: IO[bytes]) -> Iterator[bytearray]:
     """The frames of a snapshot, read when they are asked for. Raises Malformed where one is too long or cut off."""
     while start := file.read(_LENGTH.size):
         if len(start) < _LENGTH.size:
