@@ -1,6 +1,6 @@
-"""What the end of a program's log tells of its failure: torchrun's table of the ranks that failed, Python's exceptions.
+"""Finds the cause of a failure at the end of a program's log: torchrun's table of failed ranks, or Python's exceptions.
 
-Any program may print anything: what is no such table, or no exception, is passed by. Pure.
+Any program may print anything, so text in no such form is skipped. Pure.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 MAX_LOG = 64 * 1024
-"""Characters that are looked at, the last ones."""
+"""Characters at the end of the log that are read."""
 _MAX_EXCEPTION = 500
 
 # gloo and NCCL report a peer that is gone as a plain RuntimeError; its text is all there is.
@@ -34,13 +34,13 @@ _OF_RANK = re.compile(r"\[rank(\d{1,9})\]: ?")
 
 @dataclass(frozen=True)
 class Child:
-    """The rank that torchrun names as the first that failed."""
+    """A rank that torchrun's table lists as failed."""
 
     rank: int
     exit_code: int
     """Negative: the signal that ended it."""
     exception: str | None = None
-    """Its exception, where the log still holds it."""
+    """Its exception, where the log holds it."""
     lost_a_peer: bool = False
     """Whether it failed because another rank was gone."""
 
@@ -50,15 +50,15 @@ class Child:
 
 
 def lost_a_peer(text: str) -> bool:
-    """Return whether an error's text tells that another rank, or the way to it, is gone."""
+    """Return whether an error's text says that another rank is gone or cannot be reached."""
     return _PEER_LOST.search(text) is not None
 
 
 def torchrun_child(log: str) -> Child | None:
-    """Return the child that made torchrun fail; None where no table of torchrun's ends the log.
+    """Return the child that made torchrun fail; None where the log has no table of torchrun's.
 
-    torchrun stops the others with SIGTERM, and may see several ends at once: a child that was stopped, or lost a peer,
-    is not the first that failed where there is another.
+    torchrun stops the others with SIGTERM and may notice several failures at once. A child that was stopped, or that
+    lost a peer, is therefore returned only where no other child failed.
     """
     lines = log[-MAX_LOG:].splitlines()
     root = _last(lines, lambda line: line.strip() == _ROOT)
@@ -80,9 +80,9 @@ def last_exception(log: str) -> str | None:
 
 
 def of_torchrun_child(log: str) -> str:
-    """Return the log with nothing of other children and of torchrun's own frames, so that little of it tells all.
+    """Return the log without the lines of other children and without torchrun's own traceback.
 
-    As it is where torchrun has not failed.
+    What is left fits into a short message. A log in which torchrun has not failed is returned unchanged.
     """
     child, lines = torchrun_child(log), log.splitlines()
     title = _last(lines, lambda line: line.startswith(_TITLE))
@@ -95,7 +95,7 @@ def of_torchrun_child(log: str) -> str:
 
 
 def _children(table: Sequence[str], before: Sequence[str]) -> Iterable[Child]:
-    """The entries of a part of torchrun's table. before: the log before torchrun has said anything."""
+    """Yield the entries of a part of torchrun's table. before: the log up to torchrun's own output."""
     starts = [place for place, line in enumerate(table) if _ENTRY.match(line)]
     for start, end in pairwise([*starts, len(table)]):
         entry = table[start + 1 : end]
@@ -108,18 +108,18 @@ def _children(table: Sequence[str], before: Sequence[str]) -> Iterable[Child]:
 
 
 def _distance(child: Child) -> int:
-    """Smaller is nearer to the cause; of equals the root cause comes first."""
+    """Return how far the child is from the cause: 0 is nearest. Of equals, the root cause stands first in the list."""
     return 2 if child.signal == _SIGTERM else int(child.lost_a_peer)
 
 
 def _recorded(entry: Sequence[str]) -> str | None:
-    """The exception in the entry itself: of a program whose main function is decorated with torch's `record`."""
+    """Return the exception in the entry itself; it has one where torch's `record` decorates the main function."""
     lines = [line for line in entry if not _RULE.match(line)]
     return _exception([line.strip() if not line.startswith("    ") else line for line in lines])
 
 
 def _printed(before: Sequence[str], rank: int) -> str | None:
-    """The exception that the rank has printed; where no line has a rank, the last one that any has."""
+    """Return the exception that the rank has printed; where no line names a rank, the last one in the log."""
     named = [(match, line) for line in before if (match := _OF_RANK.match(line))]
     if not named:
         return _exception(before)
@@ -133,13 +133,13 @@ def _exception(lines: Sequence[str]) -> str | None:
     last = _last(lines, lambda line: _FRAME.match(line) is not None)
     if last is None:
         return None
-    # Below a frame stand its code and marks, which are indented.
+    # Indented lines below a frame are its source code and markers.
     found = next((line for line in lines[last + 1 :] if line and not line[0].isspace()), "")
     return found[:_MAX_EXCEPTION].rstrip() if _EXCEPTION.match(found) else None
 
 
 def _begin_of_own_traceback(lines: Sequence[str], title: int) -> int:
-    """Where the traceback begins whose last line is this one; this line where it has none."""
+    """Return the index of the first line of the traceback that ends at `title`; `title` where there is none."""
     last = _last(lines[:title], lambda line: not line[:1].isspace())
     if last is None:
         return 0

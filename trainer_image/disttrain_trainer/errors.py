@@ -45,9 +45,9 @@ class TrainerError(Exception):
     on_every_rank = False
     """Whether all ranks raise it together, having agreed on it; they then leave together, too."""
     from_outside = False
-    """Whether this program has no part in it, so that nothing says that it will come again."""
+    """Whether the cause lies outside this program, so that the next attempt may well succeed."""
     step: int | None = None
-    """The step that it belongs to, where it was found later."""
+    """The step that caused it, where a later step found it; None: the step at which it was raised."""
 
 
 class InvalidConfiguration(TrainerError):
@@ -146,7 +146,7 @@ class Stopped(TrainerError):
 
 
 def peer_lost(error: BaseException) -> bool:
-    """Whether `error` says that another rank, or the way to it, is gone."""
+    """Return whether `error` says that another rank is gone or cannot be reached."""
     if isinstance(error, DistError | ConnectionError):
         return True
     if isinstance(error, CheckpointException):
@@ -155,7 +155,7 @@ def peer_lost(error: BaseException) -> bool:
 
 
 def no_room(error: BaseException | None) -> OSError | None:
-    """Return what of `error` and its causes is a file system that takes no more bytes, None where nothing is."""
+    """Return the OSError among `error` and its causes that says that a disk is full; None where there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return error
@@ -165,7 +165,7 @@ def no_room(error: BaseException | None) -> OSError | None:
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises, of an error that a library has raised from one of ours, ours."""
+    """Raise the TrainerError instead of the exception that a library has raised from it."""
     try:
         yield
         return
@@ -175,12 +175,12 @@ def own_errors() -> Iterator[None]:
             cause = cause.__cause__
         if cause is None:
             raise
-    # Out here, so that it does not become the cause of what it has caused.
+    # Outside the handler: inside, Python would make the library's exception the context of its own cause.
     raise cause
 
 
 def describe(error: BaseException) -> RankError:
-    """The error as the report and the exit code tell it."""
+    """Return the exit code, reason and message of `error`, for the rank's report."""
     if isinstance(error, TrainerError):
         signature = None if error.from_outside else signature_of(error.__cause__ or error, error.step)
         reason = exit_reason(error.exit_code)
@@ -194,7 +194,7 @@ def describe(error: BaseException) -> RankError:
 
 
 def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
-    """The same of a sys.exit in code of the user: this program never calls it. step: the last one done, of `steps`."""
+    """Return the same for a sys.exit, which only the user's code calls. step: the last one done, of `steps`."""
     signature = signature_of(end)
     code = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
     says = "" if isinstance(end.code, int | None) else f": {last_line(end)}"

@@ -82,7 +82,7 @@ class World:
         return self.sum_later(*numbers)()
 
     def sum_later(self, *numbers: float) -> Callable[[], list[float]]:
-        """As `sum`, on its way when this returns; to be called for what it comes to."""
+        """Start the sum and return a function that waits for its result."""
         values = torch.tensor(numbers, dtype=torch.float64)
         work = dist.all_reduce(values, async_op=True)
 

@@ -143,7 +143,7 @@ class StepFolders:
 
 
 def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
-    """The checkpoints in a folder or below a prefix of an object store; `uid` of the job that writes there."""
+    """Return the checkpoints in a folder or below a prefix of an object store. uid: of the job that writes there."""
     return ObjectSteps(place, uid) if isinstance(place, ObjectPath) else StepFolders(place)
 
 
@@ -157,7 +157,7 @@ def report_of(step: int, path: Place) -> CheckpointReport:
 
 
 def newest_seen(folder: Path) -> CheckpointReport | None:
-    """The last complete checkpoint, to who writes none but reads the volume; None where none is seen."""
+    """Return the last complete checkpoint on the volume, for a process that writes none; None where there is none."""
     with suppress(OSError):
         if complete := StepFolders(folder).look().complete:
             return report_of(complete[-1].step, folder / complete[-1].name)

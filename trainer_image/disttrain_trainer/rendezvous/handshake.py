@@ -25,12 +25,12 @@ PROOF_BYTES = _CODE_BYTES
 
 
 class Refused(Exception):  # noqa: N818 - said of a connection
-    """The other side is none of this attempt; the text says why."""
+    """The other side does not belong to this attempt; the text says why."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who says it connects. Nothing of it is believed before the proof."""
+    """Who the other side says it is. Nothing of this is trusted before the proof."""
 
     rank: int
     world_size: int
@@ -42,9 +42,9 @@ def hello_of(rank: int, world_size: int, nonce: bytes) -> bytes:
 
 
 def read_hello(message: bytes, world_size: int) -> Hello:
-    """Return who connects, from the first message or how it begins.
+    """Return who connects, from the first message or the part of it that has arrived.
 
-    Raises Refused for what is no hello, also before all of it has come.
+    Raises Refused as soon as a byte differs from a hello, also before all of it has arrived.
     """
     if message[: len(_VERSION)] != _VERSION[: len(message)]:
         raise Refused("it speaks another protocol")

@@ -15,8 +15,7 @@ class Loop:
     """Runs until the process ends, or `close` is called. Handlers are `data` of the selector's keys."""
 
     def __init__(self, name: str, tick: Callable[[float], float | None] = lambda now: None) -> None:
-        """`tick`: called before each wait with the time; returns when it is to be called again, if no socket is ready
-        before."""
+        """`tick`: called with the time before each wait. Returns the time by which it must be called again, or None."""
         self.selector = selectors.DefaultSelector()
         self._tick = tick
         self._calls: deque[Callable[[], None]] = deque()
@@ -25,7 +24,7 @@ class Loop:
             end.setblocking(False)
         self.selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._lock = threading.Lock()
-        """Held where a call is left, and where the loop stops taking them."""
+        """Guards `_calls` against the loop's end: no call is added after the last one has run."""
         self._ending = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -34,7 +33,7 @@ class Loop:
         self._thread.start()
 
     def call(self, work: Callable[[], None]) -> bool:
-        """Have `work` done by the loop's thread, and return True; False after the loop's end. From any thread."""
+        """Have the loop's thread run `work` and return True; return False after the loop's end. For any thread."""
         with self._lock:
             if self._closed:
                 return False
@@ -45,7 +44,7 @@ class Loop:
         return True
 
     def close(self) -> None:
-        """End the thread and close every socket of it. What was left by `call` before is done."""
+        """End the thread and close its sockets, after it has run what `call` was given before."""
         self.call(self._end)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Pairs of connections of which each one's bytes go to the other: what both ends of a forwarded connection need."""
+"""Pairs of connections: what arrives on one is sent on the other. Gateway and forwarder are made of such pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK_BYTES = 2**18
 
 
 class Splice:
-    """One pair. Reads from neither side more than the other takes: a chunk per direction is held."""
+    """One pair. It reads no faster than the other side takes, and holds at most one chunk per direction."""
 
     def __init__(self, selector: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
         """Both are not blocking, and registered by nobody; `other` may still be connecting."""
@@ -19,7 +19,7 @@ class Splice:
         self._waiting: list[memoryview] = [memoryview(b""), memoryview(b"")]
         """What is to be sent to each of them."""
         self._ended = [False, False]
-        """Which of them has sent all that it will."""
+        """Whether each of them has closed its sending side."""
         self._closed = False
         for index, connection in enumerate(self._sockets):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,7 +62,7 @@ class Splice:
         self._update(1)
 
     def _update(self, index: int) -> None:
-        """Listen for what may be done with a side now."""
+        """Register a side for reading and writing as far as either can go on now."""
         events = selectors.EVENT_WRITE if self._waiting[index] else 0
         if not self._ended[index] and not self._waiting[1 - index]:
             events |= selectors.EVENT_READ
