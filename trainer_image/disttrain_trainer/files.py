@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import IO
@@ -85,7 +85,7 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
 
 
-def open_regular(path: Path | ObjectPath) -> IO[bytes]:
+def open_regular(path: Path | ObjectPath) -> AbstractContextManager[IO[bytes]]:
     """Open a file for reading. Raises ForeignFileError for a link, which may lead anywhere, and for what is no file."""
     if not isinstance(path, Path):
         return path.open("rb")

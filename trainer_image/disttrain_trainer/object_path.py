@@ -72,10 +72,11 @@ class ObjectPath:
         with _store(self.url) as store:
             return SimpleNamespace(st_size=store.size(self.url), st_mtime=store.modified(self.url).timestamp())
 
-    def open(self, mode: str) -> IO[bytes]:
-        with _store(self.url) as store:
-            stream: IO[bytes] = store.open(self.url, mode)
-            return stream
+    @contextmanager
+    def open(self, mode: str) -> Iterator[IO[bytes]]:
+        """Inside, the object is open. Raises OSError also where the store fails while it is read."""
+        with _store(self.url) as store, store.open(self.url, mode) as stream:
+            yield stream
 
     def read_bytes(self) -> bytes:
         with _store(self.url) as store:

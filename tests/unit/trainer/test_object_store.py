@@ -1,7 +1,9 @@
 """Checkpoints in an object store: a real S3 server, moto's, on the loopback."""
 
+import io
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from disttrain_api.training import Checkpoint
 from disttrain_trainer import object_path
 from disttrain_trainer.errors import Fenced, InvalidConfiguration
 from disttrain_trainer.fence import Fence
+from disttrain_trainer.files import read_bounded
 from disttrain_trainer.object_path import ObjectPath
 from disttrain_trainer.object_steps import ObjectSteps
 from disttrain_trainer.owned_steps import OwnedSteps
@@ -257,3 +260,15 @@ class TestSteps:
     def test_other_protocols_need_their_package(self):
         with pytest.raises(InvalidConfiguration, match=r"gs://.*disttrain\[s3\]"):
             ObjectPath("gs://bucket/x").exists()
+
+
+def test_a_store_that_fails_while_an_object_is_read_is_an_os_error(monkeypatch):
+    failure = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
+
+    class Unread(io.BytesIO):
+        def read(self, size=-1):
+            raise failure("could not connect")
+
+    monkeypatch.setattr(object_path, "_connected", lambda protocol: SimpleNamespace(open=lambda url, mode: Unread()))
+    with pytest.raises(OSError, match="EndpointConnectionError: could not connect"):
+        read_bounded(ObjectPath("s3://bucket/object"), 10)
