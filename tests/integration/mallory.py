@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import yaml
 
-from tests.cluster.api import ApiClient
+from tests.cluster.api import Answer, ApiClient
 from tests.integration import poison_corpus
 from tests.integration.operator_process import CRD, JOBS, Raw, Team, eventually
 from tests.integration.poison_corpus import Poison
@@ -71,26 +71,32 @@ class Mallory:
             self.stored.append(poison.name)
 
     def _job(self, poison: Poison, status: str | None = None) -> None:
-        """Store a job with this spec, or a valid one with this status."""
+        """Store a job with this spec, or a valid one with this status, also while an operator writes to it."""
         spec = json.dumps(poison_corpus.command()) if status is not None else poison.text
         head = {"apiVersion": "disttrain.io/v1alpha1", "kind": "DistTrainingJob", "metadata": {"name": poison.name}}
         text = json.dumps(head)[:-1] + f',"spec":{spec}}}'
-        self._send("POST", JOBS.format(self.team.namespace), text, poison.name)
+        self._post(JOBS.format(self.team.namespace), text, poison.name)
         if status is not None:
             path = f"{JOBS.format(self.team.namespace)}/{poison.name}"
-            version = self.api.get(path)["metadata"]["resourceVersion"]
-            head["metadata"]["resourceVersion"] = version
-            text = json.dumps(head)[:-1] + f',"spec":{spec},"status":{status}}}'
-            self._send("PUT", f"{path}/status", text, poison.name)
+
+            def stored() -> bool:
+                version = self.api.get(path)["metadata"]["resourceVersion"]
+                newest = head | {"metadata": {"name": poison.name, "resourceVersion": version}}
+                text = json.dumps(newest)[:-1] + f',"spec":{spec},"status":{status}}}'
+                return self._send("PUT", f"{path}/status", text).status == 200
+
+            eventually(stored, lambda: poison.name)
 
     def _put(self, collection: str, poison: Poison) -> None:
-        self._send("POST", "/" + collection.format(f"namespaces/{self.team.namespace}"), poison.text, poison.name)
+        self._post("/" + collection.format(f"namespaces/{self.team.namespace}"), poison.text, poison.name)
 
-    def _send(self, method: str, path: str, text: str, name: str) -> None:
-        answer = self.api.send(method, path, text.encode("utf-8", "surrogatepass"))
-        assert answer.status in (200, 201), f"{name}: {answer.status} {answer.body[:300]!r}"
-        if method == "POST":
-            self.stored.append(name)
+    def _post(self, path: str, text: str, name: str) -> None:
+        answer = self._send("POST", path, text)
+        assert answer.status == 201, f"{name}: {answer.status} {answer.body[:300]!r}"
+        self.stored.append(name)
+
+    def _send(self, method: str, path: str, text: str) -> Answer:
+        return self.api.send(method, path, text.encode("utf-8", "surrogatepass"))
 
     def _last_words(self, pod: Raw, message: str) -> None:
         """End a pod of an own job with this message, as its kubelet would."""
