@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from disttrain_api.base import ApiModel
-from disttrain_trainer.files import is_plain_name, open_regular, read_bounded, write_atomically
+from disttrain_trainer.files import is_plain_name, open_regular, out_of_reach, read_bounded, write_atomically
 from disttrain_trainer.object_path import ObjectPath
 
 MANIFEST_FILE = "manifest.json"
@@ -96,7 +96,7 @@ def write_manifest(folder: Place, manifest: StepManifest) -> None:
 def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | str | None:
     """The manifest of a checkpoint; the flaw where it cannot be trusted; None where there is none.
 
-    Checkpoints of earlier versions have none.
+    Checkpoints of earlier versions have none. Raises OSError where the storage does not answer.
     """
     path = folder / name
     try:
@@ -105,6 +105,8 @@ def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | st
     except FileNotFoundError:
         return None
     except OSError as error:
+        if out_of_reach(error, path):
+            raise
         return f"{path} cannot be read: {error.strerror or error}"
     except ValueError:
         return f"{path} cannot be read"
@@ -117,7 +119,10 @@ def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | st
 
 
 def flaws(folder: Place, manifest: StepManifest, names: Iterable[str]) -> list[str]:
-    """A sentence for each of the named files that is not as the manifest says. Reads them whole."""
+    """A sentence for each of the named files that is not as the manifest says. Reads them whole.
+
+    Raises OSError where the storage does not answer: nothing is known of the checkpoint then.
+    """
     found = (_flaw(folder / name, manifest.files[name]) for name in names)
     return [flaw for flaw in found if flaw is not None]
 
@@ -130,6 +135,8 @@ def _flaw(path: Place, expected: FileDigest) -> str | None:
         if digest_of(path) != expected:
             return f"{path} has other bytes than were written"
     except OSError as error:
+        if out_of_reach(error, path):
+            raise
         return f"{path} cannot be read: {error.strerror or error}"
     return None
 

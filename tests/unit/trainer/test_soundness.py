@@ -1,5 +1,7 @@
 """Damaged checkpoints are found, named and passed over; a kill at any byte of a save loses none."""
 
+import errno
+import os
 import random
 import re
 import shutil
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disttrain_api.names import ExitCode
+from disttrain_trainer.soundness import lone_flaw_of
 from disttrain_trainer.step_manifest import MANIFEST_FILE, StepManifest, flaws, read_manifest
 from disttrain_trainer.storage import StepFolders
 from tests.soak import SOAK
@@ -176,3 +179,30 @@ def _bytes_being_written(folder: Path) -> int:
             # Committed between listing and looking.
             return 0
     return total
+
+
+class TestOutOfReach:
+    """A storage that does not answer says nothing of the checkpoints on it."""
+
+    @pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+    @pytest.mark.parametrize("name", [MANIFEST_FILE, "__0_0.distcp", ".metadata"])
+    def test_it_is_raised_and_no_flaw(self, written, monkeypatch, name, code):
+        opened = os.open
+
+        def out_of_reach(path, *rest, **others):
+            if Path(path).name == name:
+                raise OSError(code, os.strerror(code), str(path))
+            return opened(path, *rest, **others)
+
+        monkeypatch.setattr(os, "open", out_of_reach)
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+            lone_flaw_of(written / "step-2")
+        monkeypatch.undo()
+        assert lone_flaw_of(written / "step-2") is None
+
+    def test_a_lost_block_is_a_flaw(self, written, monkeypatch):
+        def lost(*_, **others):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "open", lost)
+        assert lone_flaw_of(written / "step-2") == f"{written}/step-2/{MANIFEST_FILE} cannot be read: {os.strerror(5)}"
