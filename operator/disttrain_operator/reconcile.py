@@ -26,9 +26,11 @@ from disttrain_operator.decide.observed import Job, Observed, in_words
 from disttrain_operator.decide.operator_error import with_error
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
+from disttrain_operator.kept_job import read
 from disttrain_operator.kube.cache import version_of
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import ApiError, Conflict, KubeError, NotFound, StandingBy, Undecodable
+from disttrain_operator.kube.slots import Slots
 from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
@@ -72,6 +74,7 @@ class Reconciler:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
         self._active, self._told, self._decide, self._now = active, told, decide, now
         self.refused = Refused(self._try_now)
+        self._reading = Slots(1)
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""
@@ -96,7 +99,10 @@ class Reconciler:
         """Look at the job once."""
         if not self._active() or self._world.jobs.is_unreadable(key.uid):
             return
-        began = time.perf_counter()
+        reading = await self._read_ahead(key)
+        if not self._active():
+            return
+        began = time.perf_counter() - reading
         seen = self._world.snapshot(key.uid)
         if seen is None:
             self._executor.forget(key.uid)
@@ -136,6 +142,18 @@ class Reconciler:
         if decision.look_again_at is not None:
             delay = (decision.look_again_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+
+    async def _read_ahead(self, key: Key) -> float:
+        """Read a long spec in a thread, one of all at a time: the loop goes on. Returns the seconds that it took."""
+        if self._world.long_to_read(key.uid) is None:
+            return 0.0
+        async with self._reading.of(key.namespace):
+            raw = self._world.long_to_read(key.uid)
+            if raw is None or not self._active():
+                return 0.0
+            began = time.perf_counter()
+            self._world.take(raw, await asyncio.to_thread(read, raw))
+            return time.perf_counter() - began
 
     async def _say_error(self, key: Key, error: Exception) -> None:
         """In the job's status, if it can be written: its owner does not read the operator's log."""

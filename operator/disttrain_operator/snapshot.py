@@ -11,7 +11,7 @@ from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, in_words
 from disttrain_operator.decide.reading import pod_facts
-from disttrain_operator.kept_job import keep, same_spec
+from disttrain_operator.kept_job import is_long, keep, same_spec
 from disttrain_operator.kept_job import read as read_job
 from disttrain_operator.kept_pod import keep_pod, keep_service
 from disttrain_operator.kube.cache import Cache, Raw
@@ -157,14 +157,27 @@ class World:
         facts = (facts for _, _, facts in now.values() if facts is not None)
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
 
+    def long_to_read(self, uid: str) -> Raw | None:
+        """The newest version of a job whose spec is long and not known yet; None where a look at the job is quick."""
+        raw = self.jobs.get(uid)
+        if raw is None or not is_long(raw):
+            return None
+        known = self._facts.get(uid)
+        return None if known is not None and same_spec(known[0], raw) else raw
+
+    def take(self, raw: Raw, job: Job) -> None:
+        """`job` was read from this version of it. A version that is no longer the newest is passed over."""
+        if self.jobs.get(job.uid) is raw:
+            self._facts[job.uid] = (raw, job)
+            self._note_rest(job.uid, rests=raw["rests"])
+
     def _job(self, uid: str, raw: Raw) -> Job:
         # Reading a spec costs more than a decision, and with each status the job comes back with the same one.
         read, job = self._facts.get(uid, (None, None))
         if read is None or read["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
             former = job if read is not None and same_spec(read, raw) else None
             job = read_job(raw, former=former)
-            self._facts[uid] = (raw, job)
-            self._note_rest(uid, rests=raw["rests"])
+            self.take(raw, job)
         assert job is not None
         return job
 
