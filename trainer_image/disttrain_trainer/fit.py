@@ -46,4 +46,6 @@ def require_model_fits(
                 f"{list(value.shape)} here; {advice}"
             )
     for name in sorted(there.keys() - set(names)):
-        raise CheckpointMismatch(f"{path} is of another model: parameter `{name}` is unknown here; {advice}")
+        # Anybody may have named it: without line ends and what else does something to a terminal.
+        shown = repr(name[:200])[1:-1]
+        raise CheckpointMismatch(f"{path} is of another model: parameter `{shown}` is unknown here; {advice}")

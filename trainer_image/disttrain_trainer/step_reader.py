@@ -38,7 +38,11 @@ class _RegularFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:  # type: ignore[override]
         assert mode == "rb", "for reading only"
-        with open_regular(Path(path)) as stream:
+        try:
+            stream = open_regular(Path(path))
+        except ForeignFileError as error:
+            raise CheckpointBroken(f"{path} cannot be read: {error.strerror}") from error
+        with stream:
             yield stream
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration
+from disttrain_trainer.errors import CheckpointBroken, InvalidConfiguration, last_line
 from disttrain_trainer.fit import names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.mesh import World
 from disttrain_trainer.object_path import location
+from disttrain_trainer.safetensors_file import SafetensorsReader, read_tensors
 from disttrain_trainer.soundness import flaw_of, lone_flaw_of
 from disttrain_trainer.step_manifest import Place
 from disttrain_trainer.step_reader import StepReader, load
@@ -26,21 +26,8 @@ from disttrain_trainer.step_writer import METADATA_FILE
 from disttrain_trainer.storage import steps_in
 
 SUFFIX = ".safetensors"
-
-
-class _LoneFile(FileSystem):
-    """A folder that holds nothing but one file."""
-
-    def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(path)]
-
-
-class SafetensorsReader(HuggingFaceStorageReader):
-    """Reads one safetensors file; each rank only the part that it holds."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(str(file))
-        self.fs = _LoneFile()
+_INDEX_FILE = "model.safetensors.index.json"
+"""Beside a model that Hugging Face's libraries have cut into several files."""
 
 
 def weights_at(path: Place) -> Place:
@@ -48,9 +35,19 @@ def weights_at(path: Place) -> Place:
 
     Raises InvalidConfiguration where it is nothing of the kind.
     """
-    if (path.suffix == SUFFIX and isinstance(path, Path) and path.is_file()) or (path / METADATA_FILE).is_file():
-        return path
-    complete = steps_in(path).look().complete if path.is_dir() else []
+    try:
+        if (path.suffix == SUFFIX and isinstance(path, Path) and path.is_file()) or (path / METADATA_FILE).is_file():
+            return path
+        complete = steps_in(path).look().complete if path.is_dir() else []
+        in_parts = not complete and (path / _INDEX_FILE).is_file()
+    except OSError as error:
+        if not isinstance(path, Path):
+            raise
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror or error}") from error
+    if in_parts:
+        raise InvalidConfiguration(
+            f"{path} holds a model in several files ({_INDEX_FILE}), expected one {SUFFIX} file; join them into one"
+        )
     if not complete:
         raise InvalidConfiguration(f"{path} is neither a {SUFFIX} file on this machine nor holds a complete checkpoint")
     return path / complete[-1].name
@@ -64,9 +61,12 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
     """
     source = location(world.from_first(lambda: str(weights_at(path)), str))
     is_file = source.suffix == SUFFIX
-    flaw = None if is_file else flaw_of(source, world)
+    if is_file:
+        flaw = world.from_first(lambda: _flaw_of_file(source), str | None)
+    elif (flaw := flaw_of(source, world)) is not None:
+        flaw = f"{flaw}; name another checkpoint"
     if flaw is not None:
-        raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}; name another checkpoint")
+        raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}")
     reader = SafetensorsReader(source) if is_file else StepReader(source)
     weights = get_model_state_dict(module)
     there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
@@ -78,6 +78,14 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
     load(weights if is_file else {"model": weights}, reader, source, world)
     set_model_state_dict(module, weights)
     return source
+
+
+def _flaw_of_file(file: Path) -> str | None:
+    try:
+        read_tensors(file)
+    except CheckpointBroken as error:
+        return str(error)
+    return None
 
 
 def export_weights(path: Place, target: Path) -> list[str]:
@@ -102,7 +110,12 @@ def export_weights(path: Place, target: Path) -> list[str]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load({"model": weights}, reader, source)
+    try:
+        load({"model": weights}, reader, source)
+    except CheckpointException as failure:
+        # The rest are CheckpointBroken.
+        cause = next((cause for cause, _ in failure.failures.values()), failure)
+        raise OSError(f"{source} cannot be read: {last_line(cause)}") from failure
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         # "format" tells other readers that these are torch's.
