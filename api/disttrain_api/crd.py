@@ -208,7 +208,7 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
             inner |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [_LIST_KEYS[path]]}
         return inner
     if node.get("type") == "object":
-        # The arguments of a model or a data set: whoever reads them checks them.
+        # The arguments of a model or a data set: its reader checks them.
         return {
             "maxProperties": CONFIG.values,
             "additionalProperties": _Compact(_free_form(CONFIG.depth - 1, bounded=True)),

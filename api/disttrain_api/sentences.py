@@ -15,7 +15,7 @@ _Sentence = Callable[[dict[str, Any], Any], str]
 
 MISSING = "must be given"
 MAX_PROBLEMS = 100
-"""Problems that are looked for in a manifest. Whoever has mended these sees the next."""
+"""The most problems that are reported at once. The next ones are found when these are mended."""
 
 # By pydantic's error type; the arguments are the error's context and the value found.
 _SENTENCES: dict[str, _Sentence] = {

@@ -9,7 +9,7 @@ kopf's parser recurses: an object that nests a thousand levels would end it, for
 gives it no list, and of the watch what nests like ordinary objects.
 
 kopf tells of no deletion that happened while it listed again. Therefore the operator has an informer for the jobs, too,
-as for pods; both fill one cache, whoever is first. kopf may be down, late or wrong: nothing is lost but milliseconds.
+as for pods; both fill one cache, in any order. kopf may be down, late or wrong: nothing is lost but milliseconds.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class NoDiffs(kopf.DiffBaseStorage):
 
 
 def registry_of(access: Access, on_event: OnEvent) -> kopf.OperatorRegistry:
-    """All that kopf is told: how to log in, its settings, and where events go."""
+    """Return what kopf needs: how to log in, its settings, and the handlers of events."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)

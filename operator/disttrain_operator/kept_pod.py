@@ -1,7 +1,7 @@
 """What the caches keep of pods and Services: what decisions read, in bounded length.
 
-Ten thousand pods with their full templates would be hundreds of megabytes; and whoever may write a pod, or its status,
-writes lists and texts of any length there.
+Ten thousand pods with their full templates would be hundreds of megabytes; and lists and texts in a pod, or in its
+status, may have any length.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What Prometheus is told at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
+"""What Prometheus reads at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping

@@ -2,9 +2,9 @@
 
 The status is written first, always: attempt and restart count stand there before a pod of the old gang is deleted or
 one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
-carries the resourceVersion that the decision was made from. A stale writer is told 409, executes nothing, reads the job
-afresh and comes again. A job whose newest version cannot be read is left as it is, with its pods, until it can be: what
-was known of it is no longer so. A job about which there is nothing to do costs no request.
+carries the resourceVersion that the decision was made from. A stale write is answered with 409; then nothing is
+executed, and the job is read and looked at again. A job whose newest version cannot be read is left as it is, with its
+pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request.
 """
 
 import asyncio

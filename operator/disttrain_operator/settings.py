@@ -16,7 +16,7 @@ DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 
 @dataclass(frozen=True)
 class Settings:
-    """What this process was told when it started."""
+    """The settings of this process, from its command line and environment."""
 
     namespace: str | None = None
     """The one namespace to serve; None: all."""

@@ -19,8 +19,11 @@ class Ruling:
 
 
 def is_counted(cause: Cause) -> bool:
-    """Whether it is the job's fault and not counted yet: what the cluster does to it is not, whoever is made again for
-    it; what follows from a pod that was made again was counted with that pod."""
+    """Return whether it is the job's fault and not counted yet.
+
+    What the cluster does to a job is not its fault, whichever pods are created again for it; what follows from a pod
+    that was created again was counted with that pod.
+    """
     return cause.class_ not in _UNCOUNTED and cause.follows is None
 
 

@@ -1,4 +1,4 @@
-"""Raw pods of the API server -> facts. Whoever may write a pod or its status writes any text and time there."""
+"""Raw pods of the API server -> facts. A pod and its status may hold any text and any time."""
 
 import re
 from collections.abc import Iterable, Mapping

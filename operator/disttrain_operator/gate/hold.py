@@ -1,13 +1,14 @@
 """For how long gangs that wait keep nodes from gangs that came after them.
 
 A gang that does not fit keeps the nodes that it could use: where others took each node that becomes free, a large gang
-would never have all of them at once. But the jobs that it waits for may run for weeks. So the gate takes turns. In one
-turn nodes are kept, in the next, of the same length, whoever fits may pass; then each is twice as long, up to a longest
-one. Turns are the gate's, not a gang's: many gangs, or gangs that are deleted and made again, keep nodes no longer than
-one. They begin when a gang begins to wait for room that other jobs have, and are over when none does.
+would never have all of them at once. But the jobs that it waits for may run for weeks. So turns alternate.
+In one turn nodes are kept; in the next one, of the same length, every gang that fits is admitted. Then both are twice
+as long, up to a longest turn. The turns belong to the gate, not to a gang: many gangs, or gangs that are deleted and
+created again, keep nodes no longer than one gang. They begin when a gang begins to wait for room that other jobs have,
+and end when no gang does.
 
-So nobody is kept waiting for longer than the longest turn at a stretch, nor for more than half of the time; and a gang
-gets its room where the jobs in it end within the longest turn.
+So no gang waits behind others for longer than the longest turn at a stretch, nor for more than half of the time; and a
+gang gets its room if the jobs in it end within the longest turn.
 """
 
 from collections.abc import Iterable, Sequence

@@ -166,7 +166,7 @@ class _Placing:
         """Each member onto a node of these; none of them, where one finds no room."""
         mark = len(self._taken)
         order: dict[Needs, list[str]] = {}
-        # Whoever asks for most finds least room: first. Equal needs keep the order of ranks.
+        # The largest request finds the least room, so it comes first. Equal requests keep the order of ranks.
         for member in sorted(members, key=lambda member: self._size(member.needs), reverse=True):
             if member.needs not in order:
                 order[member.needs] = self._ordered(member.needs, nodes)

@@ -1,7 +1,7 @@
 """Requests to the API server: aiohttp and orjson, plain dicts in and out.
 
-Every request of the operator may be repeated: what it creates has a fixed name (a second POST is told 409), what it
-writes carries a resourceVersion (a second write is told 409), what it deletes carries a uid. So a lost connection is
+Every request of the operator may be repeated: what it creates has a fixed name (a second POST gets 409), what it
+writes carries a resourceVersion (a second write gets 409), what it deletes carries a uid. So a lost connection is
 simply tried again here, and only an outage longer than a few seconds reaches the caller as Unavailable.
 
 No rate limit of our own: a bounded number of requests is in flight, for which namespaces take turns, and all of them

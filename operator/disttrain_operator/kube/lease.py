@@ -120,8 +120,7 @@ class Election:
         """Who holds the wider lease, "" where it was given back a moment ago; None: nobody does."""
         self._acts_until = float("-inf")
         self.changed = asyncio.Event()
-        """Set after each turn in which leadership was gained or lost, or had lapsed before it; whoever waits for it
-        clears it."""
+        """Set after each turn in which leadership was gained or lost, or had lapsed before it. Its waiter clears it."""
         self._led = False
         self._shown: object = None
 

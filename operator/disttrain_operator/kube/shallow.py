@@ -54,7 +54,7 @@ class _Response(aiohttp.ClientResponse):
 
 
 class _ShallowLines:
-    """A stream of which whoever reads it in chunks is given the shallow lines alone."""
+    """A stream, read in chunks, that returns the shallow lines alone."""
 
     def __init__(self, stream: aiohttp.StreamReader) -> None:
         self._stream = stream
