@@ -11,7 +11,6 @@ from typing import IO
 
 from disttrain_trainer.object_path import ObjectPath
 
-
 _OUT_OF_REACH = frozenset(
     (
         *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),

@@ -39,10 +39,10 @@ class _RegularFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:  # type: ignore[override]
         assert mode == "rb", "for reading only"
         try:
-            stream = open_regular(Path(path))
+            opened = open_regular(Path(path))
         except ForeignFileError as error:
             raise CheckpointBroken(f"{path} cannot be read: {error.strerror}") from error
-        with stream:
+        with opened as stream:
             yield stream
 
 
