@@ -27,10 +27,19 @@ def session(access: Access) -> aiohttp.ClientSession:
     authorization = {"Authorization": f"Bearer {token}"} if token else {}
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls if tls is not None else False),
-        # Where a list of metadata alone cannot be had, as of a watch, the second of them is meant.
         headers={"Accept": f"{METADATA_ONLY}, application/json", **authorization},
+        middlewares=(_whole_objects_of_a_watch,),
         response_class=_Response,
     )
+
+
+async def _whole_objects_of_a_watch(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """A watch that is asked for lists of metadata is taken, and ended without a word at its first event."""
+    if request.url.query.get("watch") == "true":
+        request.headers["Accept"] = "application/json"
+    return await handler(request)
 
 
 def is_shallow(line: bytes) -> bool:
