@@ -35,7 +35,26 @@ from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.program_log import lost_a_peer
 from disttrain_api.report import RankError
 from disttrain_trainer.leaving import left
-from disttrain_trainer.signature import signature_of
+from disttrain_trainer.signature import raised_in, signature_of
+
+_OUTAGES = frozenset(
+    (
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EPIPE),
+        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    )
+)
+"""Error numbers of a server that is away and of a machine that lacks something. EIO may also mean a lost block."""
+_SHOWN_CHARACTERS = 200
+
+
+class StoreError(OSError):
+    """An object store, or the way to it, failed."""
+
+
+def does_not_answer(error: OSError) -> bool:
+    """Return whether a storage that does not answer, or a machine without means, is the cause; it may pass."""
+    return isinstance(error, StoreError) or error.errno in _OUTAGES
 
 
 class TrainerError(Exception):
@@ -147,7 +166,9 @@ class Stopped(TrainerError):
 
 def peer_lost(error: BaseException) -> bool:
     """Return whether `error` says that another rank is gone or cannot be reached."""
-    if isinstance(error, DistError | ConnectionError):
+    if isinstance(error, ConnectionError):
+        return raised_in(error, ("disttrain_trainer", "torch.distributed"))
+    if isinstance(error, DistError):
         return True
     if isinstance(error, CheckpointException):
         return any(peer_lost(cause) for cause, _ in error.failures.values())
@@ -190,7 +211,9 @@ def describe(error: BaseException) -> RankError:
     if peer_lost(error):
         return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
     message = f"{type(error).__name__}: {last_line(error)}"
-    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature_of(error))
+    # What may pass without a change to the program must not end the job when it comes a second time.
+    signature = None if isinstance(error, OSError) and does_not_answer(error) else signature_of(error)
+    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature)
 
 
 def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
@@ -204,6 +227,11 @@ def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
         (LeftEarly.exit_code, exit_reason(LeftEarly.exit_code)) if code in set(ExitCode) else (code, Reason.RANK_FAILED)
     )
     return RankError(exit_code=exit_code, reason=reason, message=message, signature=signature)
+
+
+def shown(text: str) -> str:
+    """Return at most 200 characters of a text that anybody may have written, none of which controls a terminal."""
+    return repr(text[:_SHOWN_CHARACTERS])[1:-1]
 
 
 def last_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Files that are never seen half written, and files that others may have written."""
 
-import errno
 import os
 import shutil
 import stat
@@ -9,16 +8,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO
 
+from disttrain_trainer.errors import does_not_answer
 from disttrain_trainer.object_path import ObjectPath
-
-_OUT_OF_REACH = frozenset(
-    (
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EPIPE),
-        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    )
-)
-"""Of a volume whose server is away, or of this machine. EIO is not among them: a block that is lost says the same."""
 
 
 def write_atomically(path: Path | ObjectPath, text: str) -> None:
@@ -94,7 +85,7 @@ def out_of_reach(error: OSError, path: Path | ObjectPath) -> bool:
     """Return whether it is the storage below `path` that does not answer, and what lies there may be sound."""
     if isinstance(error, ForeignFileError | FileNotFoundError):
         return False
-    return not isinstance(path, Path) or error.errno in _OUT_OF_REACH
+    return not isinstance(path, Path) or does_not_answer(error)
 
 
 def is_plain_name(name: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from disttrain_trainer.errors import CheckpointMismatch
+from disttrain_trainer.errors import CheckpointMismatch, shown
 from disttrain_trainer.mesh import World
 from disttrain_trainer.step_manifest import Place
 
@@ -46,6 +46,4 @@ def require_model_fits(
                 f"{list(value.shape)} here; {advice}"
             )
     for name in sorted(there.keys() - set(names)):
-        # Anybody may have named it: without line ends and what else does something to a terminal.
-        shown = repr(name[:200])[1:-1]
-        raise CheckpointMismatch(f"{path} is of another model: parameter `{shown}` is unknown here; {advice}")
+        raise CheckpointMismatch(f"{path} is of another model: parameter `{shown(name)}` is unknown here; {advice}")

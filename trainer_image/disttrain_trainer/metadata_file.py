@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 _LONGEST_INTEGER = 8
 """Bytes."""
-_MOST_DIMENSIONS = 64
-"""Of a tensor, as in torch's own loops."""
+MAX_DIMENSIONS = 64
+"""The most dimensions that a stored tensor may have; torch's own kernels take as many."""
 
 
 class NotMetadata(Exception):  # noqa: N818 - said of a file, not of what went wrong
@@ -64,7 +64,7 @@ _ENCODING = _Name(torchs.__name__, _MEM_FORMAT_ENCODING.__name__)
 def _size(numbers: object) -> torch.Size:
     if not isinstance(numbers, tuple) or not all(type(number) is int and number >= 0 for number in numbers):
         raise NotMetadata("a size that is not made of whole numbers")
-    if len(numbers) > _MOST_DIMENSIONS:
+    if len(numbers) > MAX_DIMENSIONS:
         raise NotMetadata(f"a size of {len(numbers)} dimensions")
     return torch.Size(numbers)
 

@@ -27,16 +27,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from disttrain_trainer.errors import CheckpointBroken
+from disttrain_trainer.errors import CheckpointBroken, shown
+from disttrain_trainer.metadata_file import MAX_DIMENSIONS
 
 MAX_HEADER_BYTES = 25_000_000
 """As much as the clients of Hugging Face's Hub read; a quarter of a million tensors have about as much."""
 _SHORTEST = 10
 _NOTES = "__metadata__"
-_MAX_DIMENSIONS = 64
 _LARGEST = 2**63
-_SHOWN = 200
-"""Characters of what the file holds that a sentence repeats."""
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -134,7 +132,7 @@ def _parse(header: bytes) -> dict[str, Any]:
         # Refuses deep nesting, NaN and half surrogates.
         parsed = from_json(header, allow_inf_nan=False)
     except ValueError as error:
-        raise _Flaw(f"has a header that is no JSON: {_shown(str(error))}") from None
+        raise _Flaw(f"has a header that is no JSON: {shown(str(error))}") from None
     if not isinstance(parsed, dict) or not header.startswith(b"{"):
         raise _Flaw("has a header that is no JSON object, expected an entry for each tensor")
     return parsed
@@ -142,7 +140,7 @@ def _parse(header: bytes) -> dict[str, Any]:
 
 def _tensor(name: str, entry: object, size: int) -> StoredTensor:
     """size: bytes of data that are there."""
-    shown = f"`{_shown(name)}`"
+    tensor = f"`{shown(name)}`"
     try:
         described = _DESCRIBED.validate_python(tuple(entry[key] for key in _Described._fields))  # type: ignore[index]
     except (ValidationError, TypeError, KeyError):
@@ -150,21 +148,21 @@ def _tensor(name: str, entry: object, size: int) -> StoredTensor:
     numbers = () if described is None else (*described.shape, *described.data_offsets)
     if described is None or not all(0 <= number < _LARGEST for number in numbers):
         raise _Flaw(
-            f"is damaged: {shown} is described by `{_shown(str(entry))}`, expected dtype, shape and data_offsets in "
+            f"is damaged: {tensor} is described by `{shown(str(entry))}`, expected dtype, shape and data_offsets in "
             "whole numbers from 0"
         )
     shape, (begin, end) = described.shape, described.data_offsets
     dtype = _DTYPES.get(described.dtype)
     if dtype is None:
         known = ", ".join(sorted(_DTYPES))
-        raise _Flaw(f"cannot be used: {shown} has dtype '{_shown(described.dtype)}', expected one of {known}")
-    if len(shape) > _MAX_DIMENSIONS:
-        raise _Flaw(f"cannot be used: {shown} has {len(shape)} dimensions, expected at most {_MAX_DIMENSIONS}")
+        raise _Flaw(f"cannot be used: {tensor} has dtype '{shown(described.dtype)}', expected one of {known}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise _Flaw(f"cannot be used: {tensor} has {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     if not begin <= end <= size:
-        raise _Flaw(f"is cut off or damaged: {shown} lies at bytes {begin} to {end}, {size} are there")
+        raise _Flaw(f"is cut off or damaged: {tensor} lies at bytes {begin} to {end}, {size} are there")
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
-        raise _Flaw(f"is damaged: {shown} has {end - begin} bytes, its shape {_shown(str(list(shape)))} needs {needed}")
+        raise _Flaw(f"is damaged: {tensor} has {end - begin} bytes, its shape {shown(str(list(shape)))} needs {needed}")
     return StoredTensor(dtype, shape, begin, end)
 
 
@@ -173,7 +171,7 @@ def _require_no_holes(tensors: Mapping[str, StoredTensor], size: int) -> None:
     expected = 0
     for name, stored in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if stored.begin != expected:
-            raise _Flaw(f"is damaged: `{_shown(name)}` begins at byte {stored.begin}, expected {expected}")
+            raise _Flaw(f"is damaged: `{shown(name)}` begins at byte {stored.begin}, expected {expected}")
         expected = stored.end
     if expected != size:
         raise _Flaw(f"is damaged: it has {size} bytes of data, its tensors have {expected}")
@@ -184,7 +182,7 @@ def _require_whole(notes: object) -> None:
     try:
         text = _TEXTS.validate_python(notes).get(CUSTOM_METADATA_KEY)
     except ValidationError:
-        raise _Flaw(f"is damaged: `{_NOTES}` is described by `{_shown(str(notes))}`, expected texts by name") from None
+        raise _Flaw(f"is damaged: `{_NOTES}` is described by `{shown(str(notes))}`, expected texts by name") from None
     if text is None:
         return
     try:
@@ -193,9 +191,4 @@ def _require_whole(notes: object) -> None:
         raise _Flaw(f"has a `{CUSTOM_METADATA_KEY}` that cannot be read, expected where each tensor begins") from None
     part = next((name for name, offsets in begins.items() if any(offsets)), None)
     if part is not None:
-        raise _Flaw(f"holds a part of `{_shown(part)}`, expected all of it: join the files of the checkpoint")
-
-
-def _shown(text: str) -> str:
-    """At most _SHOWN characters of a text, none of which does anything to a terminal."""
-    return repr(text[:_SHOWN])[1:-1]
+        raise _Flaw(f"holds a part of `{shown(part)}`, expected all of it: join the files of the checkpoint")

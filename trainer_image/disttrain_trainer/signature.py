@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature
@@ -15,6 +16,14 @@ _PLAIN = frozenset({"builtins", "disttrain_trainer.errors"})
 def signature_of(error: BaseException, step: int | None = None) -> FailureSignature:
     """Return the signature of `error`. step: where the error itself belongs to one."""
     return FailureSignature(error=_type_name(type(error)), place=_place(error.__traceback__), step=step)
+
+
+def raised_in(error: BaseException, packages: Sequence[str]) -> bool:
+    """Return whether the innermost frame outside of the standard library belongs to one of these packages."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = (str(frame.f_globals.get("__name__", "")) for frame in reversed(frames))
+    module = next((name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names), "")
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _type_name(kind: type[BaseException]) -> str:

@@ -105,9 +105,7 @@ def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | st
     except FileNotFoundError:
         return None
     except OSError as error:
-        if out_of_reach(error, path):
-            raise
-        return f"{path} cannot be read: {error.strerror or error}"
+        return _unreadable(path, error)
     except ValueError:
         return f"{path} cannot be read"
     if manifest.text() != text:
@@ -135,10 +133,15 @@ def _flaw(path: Place, expected: FileDigest) -> str | None:
         if digest_of(path) != expected:
             return f"{path} has other bytes than were written"
     except OSError as error:
-        if out_of_reach(error, path):
-            raise
-        return f"{path} cannot be read: {error.strerror or error}"
+        return _unreadable(path, error)
     return None
+
+
+def _unreadable(path: Place, error: OSError) -> str:
+    """Return the flaw of a file that is damaged or foreign. Raises `error` where the storage does not answer."""
+    if out_of_reach(error, path):
+        raise error
+    return f"{path} cannot be read: {error.strerror or error}"
 
 
 def _json(manifest: StepManifest) -> str:

@@ -46,7 +46,7 @@ class _Gone(NamedTuple):
     """When it is forgotten."""
     group: str
     version: int
-    """Of the deletion."""
+    """The resourceVersion of its deletion."""
     namespace: str
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp.connector import Connection
+from yarl import URL
 
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import read_body
@@ -27,19 +28,27 @@ def session(access: Access) -> aiohttp.ClientSession:
     authorization = {"Authorization": f"Bearer {token}"} if token else {}
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls if tls is not None else False),
-        headers={"Accept": f"{METADATA_ONLY}, application/json", **authorization},
-        middlewares=(_whole_objects_of_a_watch,),
+        headers={"Accept": "application/json", **authorization},
+        middlewares=(_ask_for_metadata_of_lists,),
         response_class=_Response,
     )
 
 
-async def _whole_objects_of_a_watch(
+async def _ask_for_metadata_of_lists(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """A watch that is asked for lists of metadata is taken, and ended without a word at its first event."""
-    if request.url.query.get("watch") == "true":
-        request.headers["Accept"] = "application/json"
+    """Ask for the metadata alone of the objects of a list.
+
+    Not in a watch: a server accepts a watch for lists of metadata, and ends it at its first event.
+    """
+    if _is_list(request.url):
+        request.headers["Accept"] = METADATA_ONLY
     return await handler(request)
+
+
+def _is_list(url: URL) -> bool:
+    """Return whether objects are listed. What kopf asks for without a limit is a watch, or which kinds there are."""
+    return "limit" in url.query
 
 
 def is_shallow(line: bytes) -> bool:
@@ -55,8 +64,7 @@ class _Response(aiohttp.ClientResponse):
         return self
 
     async def json(self, **options: Any) -> Any:
-        # What is asked for without a limit is which kinds there are.
-        if self.status >= 400 or "limit" not in self.url.query:
+        if self.status >= 400 or not _is_list(self.url):
             return await super().json(**options)
         page = await read_page(await read_body(self, MAX_OBJECT_BYTES), self.url.path)
         return {"metadata": {"resourceVersion": str(page.version)}, "items": []}

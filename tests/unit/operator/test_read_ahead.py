@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from disttrain_operator.decide.observed import Job
 from disttrain_operator.kept_job import read
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import Client
+from disttrain_operator.snapshot import Key
 from tests.unit.operator.fake_api import FakeApi
 from tests.unit.operator.test_reconcile import JOBS, Shell, a_shell
 
@@ -33,68 +36,58 @@ class Reader:
         return read(raw, **others)
 
 
-async def with_a_long_spec(api: FakeApi, client: Client) -> Shell:
-    shell = await a_shell(api, client)
+@dataclass
+class Look:
+    """A look at a job with a long spec, which is being read."""
+
+    shell: Shell
+    reader: Reader
+    task: asyncio.Task[None]
+
+    async def end(self) -> None:
+        self.reader.go_on.set()
+        await self.task
+
+
+@pytest.fixture
+async def look(api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Look]:
+    shell, reader = await a_shell(api, client), Reader(monkeypatch)
     spec = shell.job()["spec"]
     spec["workers"]["template"] = {"spec": {"tolerations": LONG}}
     shell.world.jobs.observe(await api.put(f"{JOBS}/digits", spec=spec))
-    return shell
-
-
-async def test_a_long_spec_is_read_beside_the_loop(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell, reader = await with_a_long_spec(api, client), Reader(monkeypatch)
-    looking = asyncio.create_task(shell.reconcile())
+    task = asyncio.create_task(shell.reconcile())
     await reader.begun.wait()
+    yield Look(shell, reader, task)
+    reader.go_on.set()
+
+
+async def test_a_long_spec_is_read_beside_the_loop(look: Look) -> None:
     # The loop turns, and the spec is not read yet.
-    assert not looking.done()
-    reader.go_on.set()
-    await looking
-    assert shell.pods()
-    assert threading.get_ident() not in reader.threads
+    assert not look.task.done()
+    await look.end()
+    assert look.shell.pods()
+    assert threading.get_ident() not in look.reader.threads
     # Once for all looks at this spec.
-    await shell.reconcile()
-    assert len(reader.threads) == 1
+    await look.shell.reconcile()
+    assert len(look.reader.threads) == 1
 
 
-async def test_a_version_that_is_old_when_it_is_read_does_not_count(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell, reader = await with_a_long_spec(api, client), Reader(monkeypatch)
-    looking = asyncio.create_task(shell.reconcile())
-    await reader.begun.wait()
-    spec = {**shell.job()["spec"], "workers": {"replicas": 1}}
-    shell.world.jobs.observe(await api.put(f"{JOBS}/digits", spec=spec))
-    reader.go_on.set()
-    await looking
-    assert len(shell.pods()) == 1
+async def test_a_version_that_is_old_when_it_is_read_does_not_count(look: Look) -> None:
+    spec = {**look.shell.job()["spec"], "workers": {"replicas": 1}}
+    look.shell.world.jobs.observe(await look.shell.api.put(f"{JOBS}/digits", spec=spec))
+    await look.end()
+    assert len(look.shell.pods()) == 1
 
 
-async def test_who_leads_no_more_when_it_is_read_does_nothing(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell, reader = await with_a_long_spec(api, client), Reader(monkeypatch)
-    leads = [True]
-    monkeypatch.setattr(shell.reconciler, "_active", lambda: leads[0])
-    looking = asyncio.create_task(shell.reconcile())
-    await reader.begun.wait()
-    leads[0] = False
-    reader.go_on.set()
-    await looking
-    assert shell.pods() == []
+async def test_who_leads_no_more_when_it_is_read_does_nothing(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look.shell.reconciler, "_active", lambda: False)
+    await look.end()
+    assert look.shell.pods() == []
 
 
-async def test_a_short_spec_waits_for_no_long_one(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell, reader = await with_a_long_spec(api, client), Reader(monkeypatch)
-    looking = asyncio.create_task(shell.reconcile())
-    await reader.begun.wait()
-    spec = {**shell.job()["spec"], "workers": {"replicas": 1}}
-    raw = await api.put(f"{JOBS}/short", spec=spec)
-    shell.world.jobs.observe(raw)
-    await shell.reconciler.reconcile(reconcile.Key("default", "short", raw["metadata"]["uid"]))
-    assert [name for name in shell.pods() if name.startswith("short-")]
-    reader.go_on.set()
-    await looking
+async def test_a_short_spec_waits_for_no_long_one(look: Look) -> None:
+    raw = await look.shell.api.put(f"{JOBS}/short", spec={**look.shell.job()["spec"], "workers": {"replicas": 1}})
+    look.shell.world.jobs.observe(raw)
+    await look.shell.reconciler.reconcile(Key("default", "short", raw["metadata"]["uid"]))
+    assert [name for name in look.shell.pods() if name.startswith("short-")]
+    await look.end()

@@ -210,6 +210,6 @@ class TestCompleting:
             raise RuntimeError("Connection reset by peer")
 
     @pytest.mark.parametrize("error", [NonFiniteLoss("the loss is nan", step=3), EvaluationAborted("it failed")])
-    def test_the_cause_is_told_whatever_becomes_of_the_save_before(self, error):
+    def test_the_cause_is_reported_also_where_the_save_before_it_fails(self, error):
         with pytest.raises(type(error)), completing(self.Lost(), Reporter(0, None)):
             raise error

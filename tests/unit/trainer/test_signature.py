@@ -1,5 +1,6 @@
 """What of an exception goes into its signature."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from disttrain_trainer.errors import (
     PeerLost,
     PortInUse,
     Stopped,
+    StoreError,
     describe,
     describe_exit,
 )
@@ -105,8 +107,30 @@ def test_what_comes_from_outside_has_no_signature(kind: type[Exception]) -> None
     assert describe(kind("somebody else")).signature is None
 
 
-def test_a_lost_connection_has_no_signature() -> None:
-    assert describe(ConnectionResetError("Connection reset by peer")).signature is None
+def raised_by(module: str, error: Exception) -> BaseException:
+    """The error as it comes from a frame of this module, by way of the standard library."""
+    source = "import functools\ndef fail(): raise error\nfunctools.reduce(lambda *_: fail(), [1, 2])"
+    code = compile(source, module, "exec")
+    return raised(lambda: exec(code, {"__name__": module, "error": error}))
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "disttrain_trainer.rendezvous.forwarder"])
+def test_a_lost_connection_between_ranks_is_a_lost_peer_without_a_signature(module: str) -> None:
+    found = describe(raised_by(module, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")))
+    assert (found.reason, found.signature) == ("PeerLost", None)
+
+
+def test_a_connection_of_the_users_own_code_is_no_peer() -> None:
+    found = describe(raised_by("my_data", ConnectionError("no route to the label server")))
+    assert found.reason == "RankFailed"
+    assert found.signature is not None, "it may come again exactly"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), StoreError(None, "no endpoint")])
+def test_a_storage_that_does_not_answer_has_no_signature(error: OSError) -> None:
+    """An outage of a server that outlasts one restart must not end the job as a failure that comes again exactly."""
+    found = describe(raised_by("my_data", error))
+    assert (found.reason, found.signature) == ("RankFailed", None)
 
 
 def failed(error: BaseException, reporter: Reporter) -> FailureSignature:
