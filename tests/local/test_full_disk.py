@@ -1,7 +1,6 @@
 """A run whose disk fills up: it goes on where it can, else ends with a sentence, and leaves nothing running."""
 
 import signal
-import textwrap
 
 import pytest
 
@@ -53,28 +52,40 @@ def test_a_stop_writes_the_checkpoint_where_there_is_room(workplace: Workplace) 
     assert not run.left()
 
 
-def test_ranks_that_find_no_room_end_with_the_name_of_the_file(workplace: Workplace) -> None:
-    # The model is built before the first report.
-    (workplace.folder / "greedy.py").write_text(
-        textwrap.dedent(
-            """
-            import contextlib, torch
-            def make():
-                with contextlib.suppress(OSError), open("disttrain-runs/filler", "wb", buffering=0) as file:
-                    while file.write(b"x" * 4096):
-                        continue
-                return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-            """
-        )
-    )
+GREEDY = """
+import contextlib, torch
+def make():
+    with contextlib.suppress(OSError), open("disttrain-runs/filler", "wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            continue
+    {then}
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+"""A model that fills the disk when it is built: before the first report."""
+
+
+def greedy(workplace: Workplace, then: str) -> Run:
+    (workplace.folder / "greedy.py").write_text(GREEDY.format(then=then))
     training = {"model": {"name": None, "entrypoint": "greedy:make"}, "steps": 5, "microBatchSize": 16}
     path = workplace.write(workers={"replicas": 1}, training=training, runPolicy={"maxRestarts": 0})
     with small_disk(workplace.folder / "disttrain-runs", "512k"):
-        run = workplace.run(path)
+        return workplace.run(path)
+
+
+def test_a_disk_that_fills_up_before_the_first_report_costs_a_training_nothing(workplace: Workplace) -> None:
+    run = greedy(workplace, "pass")
+    assert run.exit_code == 0, run.stderr
+    assert run.condition("Complete")["status"] == "True"
+    assert "Traceback" not in run.stderr
+    assert not run.left()
+
+
+def test_a_rank_that_needs_room_of_its_own_ends_with_a_sentence(workplace: Workplace) -> None:
+    run = greedy(workplace, 'open("disttrain-runs/more", "wb", buffering=0).write(b"x" * 4096)')
     assert run.exit_code == 1
     failed = run.condition("Failed")
     assert f"exited with code {ExitCode.DISK_FULL}" in failed["message"]
-    assert "no space is left on the disk of" in failed["message"]
+    assert "cannot write a file: No space left on device" in failed["message"]
     assert failed["message"] in run.stderr
     assert "Traceback" not in run.stderr
     assert not run.left()

@@ -218,7 +218,7 @@ def test_a_long_log_tail_still_fits_a_termination_message(pod: Pod) -> None:
 
 def test_the_termination_message_holds_progress_before_the_end(pod: Pod) -> None:
     pod.start("report(step=4, totalSteps=9); ready(); time.sleep(1000)").until_ready()
-    pod.until((pod.folder / "termination-log").exists, "a container that is killed has left its progress")
+    pod.until((pod.folder / "termination-log").read_text, "a container that is killed has left its progress")
     pod.signal(signal.SIGKILL)
     assert pod.wait() == -9
     assert pod.report.progress is not None

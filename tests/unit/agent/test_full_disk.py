@@ -4,8 +4,10 @@ import contextlib
 from pathlib import Path
 
 from disttrain_api.names import Env, ExitCode
-from disttrain_api.report import RankReport, decode_pod_report
-from disttrain_trainer.agent.reports import TerminationMessage
+from disttrain_api.report import RankError, RankFailure, RankReport, decode_pod_report
+from disttrain_trainer.agent.environment import report_dir
+from disttrain_trainer.agent.reports import Reports, TerminationMessage
+from disttrain_trainer.report import Reporter
 from tests.small_disk import fill, small_disk
 
 from .conftest import Pod
@@ -26,6 +28,34 @@ def test_last_words_are_rewritten_on_a_full_disk(tmp_path: Path) -> None:
                 assert report is not None
                 assert report.progress is not None
                 assert report.progress.step == step
+
+
+def test_first_words_are_written_on_a_disk_that_has_filled_up_meanwhile(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "64k") as folder:
+        words = TerminationMessage(folder / "termination-log")
+        # The kubelet takes the log of a pod that has left no words.
+        assert (folder / "termination-log").read_bytes() == b""
+        fill(folder)
+        failure = RankFailure(rank=0, exit_code=1, message="m" * 1500, log_tail="l" * 4000)
+        words.write(None, failure)
+        report = decode_pod_report((folder / "termination-log").read_text())
+    assert report is not None
+    assert report.failure is not None
+    assert report.failure.message == "m" * 1500
+
+
+def test_a_rank_says_why_it_ends_on_a_disk_that_has_filled_up_meanwhile(tmp_path: Path) -> None:
+    error = RankError(exit_code=1, reason="RankFailed", message="m" * 2000)
+    with small_disk(tmp_path / "small", "64k") as folder:
+        reports = Reports(report_dir(folder), [0, 1])
+        reports.prepare()
+        assert reports.progress() is None
+        fill(folder)
+        for rank in (0, 1):
+            Reporter(rank, report_dir(folder)).fail(error)
+            found = reports.of(rank)
+            assert found is not None
+            assert found.error == error
 
 
 def test_ranks_that_find_no_room_for_their_reports_are_not_started(pod: Pod) -> None:

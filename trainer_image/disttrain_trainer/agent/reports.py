@@ -1,12 +1,19 @@
 """What the ranks report, and the pod's termination message made of it."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from disttrain_api.report import PodReport, RankFailure, RankReport, encode_pod_report
+from disttrain_api.report import MAX_TERMINATION_MESSAGE_BYTES, PodReport, RankFailure, RankReport, encode_pod_report
 from disttrain_trainer.agent.environment import meeting_file
+
+_FALLOC_FL_KEEP_SIZE = 1
+"""Of fallocate(2)."""
+_REPORT_BYTES = 8192
+"""As much as a report with the longest error has."""
 
 
 class Reports:
@@ -21,7 +28,10 @@ class Reports:
         self._folder.mkdir(parents=True, exist_ok=True)
         meeting_file(self._folder).unlink(missing_ok=True)
         for rank in self._ranks:
-            report_path(self._folder, rank).unlink(missing_ok=True)
+            path = report_path(self._folder, rank)
+            path.unlink(missing_ok=True)
+            # A rank can fail on a disk that is full before its first report.
+            _reserve(path, _REPORT_BYTES)
 
     def of(self, rank: int) -> RankReport | None:
         """The latest report of a rank, None before its first."""
@@ -45,6 +55,8 @@ class TerminationMessage:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: str | None = None
+        # Now: a disk can fill up before there is anything to say. Empty, it leaves the kubelet the end of the log.
+        _reserve(path, MAX_TERMINATION_MESSAGE_BYTES)
 
     def write(self, progress: RankReport | None, failure: RankFailure | None = None) -> None:
         """Write them if they changed. Without a place for them the pod still works."""
@@ -68,3 +80,14 @@ def _opener(path: str, flags: int) -> int:
 def report_path(folder: Path, rank: int) -> Path:
     """The file in which a rank keeps its report."""
     return folder / f"rank-{rank}.json"
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Make the file where it is missing, and keep blocks for `size` bytes; what it holds, and how much, stays.
+
+    Where the system knows no such thing, or has no room, nothing is kept.
+    """
+    with suppress(OSError, AttributeError), os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        # os.posix_fallocate would make the file longer.
+        offset, length = ctypes.c_long(0), ctypes.c_long(size)
+        ctypes.CDLL(None).fallocate(file.fileno(), _FALLOC_FL_KEEP_SIZE, offset, length)
