@@ -2,42 +2,65 @@
 
 from __future__ import annotations
 
+import io
+import os
+import socket
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
 from disttrain_trainer.errors import InvalidConfiguration
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 FOLDER = "tensorboard"
+_FORMAT = "brain.Event:2"
 
 
 class Events:
-    """Writes figures; nothing where there is no writer."""
+    """Writes figures; nothing where there is no file.
 
-    def __init__(self, writer: SummaryWriter | None = None) -> None:
-        self._writer = writer
+    torch's SummaryWriter writes in a thread of its own, which prints a traceback when the disk is full.
+    """
+
+    def __init__(self, file: IO[bytes] | None = None) -> None:
+        """file: not buffered, since a rank may be killed at any time, and ends without tear-down."""
+        self._file = file
+        self._append(file_version=_FORMAT)
 
     def write(self, values: dict[str, Any]) -> None:
         """Every number in `values` at its `step`."""
-        if self._writer is None:
+        if self._file is None:
             return
-        try:
-            for name, value in values.items():
-                if name != "step" and value is not None:
-                    self._writer.add_scalar(name, value, values["step"])
-            # A rank may be killed at any time, and it ends without tear-down.
-            self._writer.flush()
-        except OSError as error:
-            # The writer does not recover.
-            self._writer = None
-            _say_lost(error)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = {name: value for name, value in values.items() if name != "step" and value is not None}
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
+        self._append(step=values["step"], summary=summary)
 
     def close(self) -> None:
-        """Nothing is left to do: each line was flushed."""
+        """Close the file; each event has been written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, **event: Any) -> None:
+        if self._file is None:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+        rest = record.getbuffer()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            # Half a record may stand there: nothing can follow it.
+            self._file.close()
+            self._file = None
+            _say_lost(error)
 
 
 def open_events(wanted: bool | None, folder: Path | None) -> Events:
@@ -55,10 +78,10 @@ def open_events(wanted: bool | None, folder: Path | None) -> Events:
                 "or remove the field"
             )
         return Events()
-    from torch.utils.tensorboard import SummaryWriter  # imported where it is used: it takes half a second
-
+    name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
     try:
-        return Events(SummaryWriter(str(folder / FOLDER)))
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        return Events((folder / FOLDER / name).open("xb", buffering=0))
     except OSError as error:
         _say_lost(error)
         return Events()

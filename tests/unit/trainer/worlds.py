@@ -90,7 +90,7 @@ class Rank(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
-PRELOADED = ["disttrain_trainer.train", "disttrain_trainer.data.digits", "torch.utils.tensorboard"]
+PRELOADED = ["disttrain_trainer.train", "disttrain_trainer.data.digits", "tensorboard.summary.writer.record_writer"]
 
 
 class ForkedRank:
