@@ -87,7 +87,7 @@ def test_the_operator_meets_the_restricted_pod_security_standard(helm: Path) -> 
 
 
 def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
-    objects = render(helm, "watchNamespace=team-a")
+    objects = render(helm, "watchNamespace=team-a", "crds.enabled=false")
     kinds = {document["kind"] for document in objects}
     assert {"Role", "RoleBinding"} <= kinds
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
@@ -97,10 +97,40 @@ def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
 
 def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
     objects = render(helm)
-    assert rights(only(objects, "ClusterRole")) == set(RIGHTS)
+    assert rights(only(objects, "ClusterRole", "disttrain")) == set(RIGHTS)
     assert rights(only(objects, "Role", "disttrain-lease")) == set(LEASE_RIGHTS)
     (rule,) = only(objects, "Role", "disttrain-lease")["rules"]
     assert rule["resourceNames"] == ["disttrain-operator"]
+
+
+def test_the_roles_of_tenants_are_added_to_those_of_kubernetes(helm: Path) -> None:
+    objects = render(helm)
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    for name, into in (("viewer", {"view"}), ("editor", {"edit", "admin"})):
+        role = only(objects, "ClusterRole", f"disttrain-{name}")
+        labels = role["metadata"]["labels"]
+        assert {label.removeprefix(aggregated) for label in labels if label.startswith(aggregated)} == into
+        assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"disttrain.io"}
+
+
+@pytest.mark.parametrize(
+    ("values", "there"),
+    [
+        ([], True),
+        (["rbac.aggregateClusterRoles=false"], False),
+        (["rbac.create=false"], False),
+        (["crds.enabled=false"], True),
+        (["watchNamespace=team-a"], True),
+        (["watchNamespace=team-a", "crds.enabled=false"], False),
+    ],
+)
+def test_the_roles_of_tenants_come_with_the_definition_or_with_all_namespaces(
+    helm: Path, values: list[str], there: bool
+) -> None:
+    names = {document["metadata"]["name"] for document in render(helm, *values) if document["kind"] == "ClusterRole"}
+    assert names & {"disttrain-viewer", "disttrain-editor"} == (
+        {"disttrain-viewer", "disttrain-editor"} if there else set()
+    )
 
 
 @pytest.mark.parametrize(
