@@ -8,7 +8,6 @@ import gc
 import hashlib
 import hmac
 import logging
-import secrets
 import signal
 import sys
 import uuid
@@ -38,13 +37,13 @@ from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.settings import Settings, read_settings
 from disttrain_operator.snapshot import Key, World, core_collection, job_collection
+from disttrain_operator.token_key import file_or_random_key, key_of_secret
 from disttrain_operator.unreadable import UnreadableReports
 
 logger = logging.getLogger("disttrain_operator")
 
 SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
 STOP_SECONDS = 2.0
-MIN_KEY_BYTES = 32
 SWITCH_SECONDS = 0.0002
 SHARES = 4
 
@@ -52,7 +51,8 @@ SHARES = 4
 class Operator:
     """All parts of the process, wired."""
 
-    def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes) -> None:
+    def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes | None) -> None:
+        """`token_key` None: it is kept in the Secret that the settings name."""
         self._settings, self._client, self._token_key = settings, client, token_key
         self._site = Site(
             trainer_image=settings.trainer_image,
@@ -108,6 +108,9 @@ class Operator:
         # From the begin: health takes a loop that is not measured for one that hangs.
         measuring = asyncio.create_task(self._lag.run())
         try:
+            if self._token_key is None:
+                assert self._settings.token_key_secret is not None
+                self._token_key = await key_of_secret(self._client, self._settings.token_key_secret)
             await wait_for_jobs(self._client, self._settings.namespace)
             lease = (self._settings.lease_namespace, self._settings.lease_name) if self._election is not None else None
             missing = await missing_rights(
@@ -148,6 +151,7 @@ class Operator:
                 self._kopf.join(STOP_SECONDS)
 
     def _site_of(self, job: Job) -> Site:
+        assert self._token_key is not None
         token = hmac.new(self._token_key, job.uid.encode(), hashlib.sha256).hexdigest()
         return replace(self._site, token=token)
 
@@ -208,24 +212,9 @@ class Operator:
             self._reconciler.refused.freed(raw["metadata"]["namespace"])
 
 
-def token_key(settings: Settings) -> bytes:
-    """The key that the tokens of all jobs are derived from. Raises AccessError where the file holds none."""
-    file = settings.token_key_file
-    if file is not None:
-        key = file.read_bytes().strip()
-        if len(key) < MIN_KEY_BYTES:
-            raise AccessError(
-                f"--token-key-file {file} holds a key of {len(key)} bytes, and must hold at least {MIN_KEY_BYTES}"
-                f" bytes: `openssl rand -hex {MIN_KEY_BYTES} > {file}` makes one"
-            )
-        return key
-    logger.info("no --token-key-file: tokens of jobs are made with a random key of this process")
-    return secrets.token_bytes(32)
-
-
 async def serve(settings: Settings) -> None:
     """The whole life of the process: until SIGTERM or SIGINT."""
-    key = token_key(settings)
+    key = file_or_random_key(settings)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -22,6 +22,8 @@ class Settings:
     """The one namespace to serve; None: all."""
     trainer_image: str = DEFAULT_IMAGE
     token_key_file: Path | None = None
+    token_key_secret: str | None = None
+    """"namespace/name" of the Secret that holds the key of the jobs' tokens, and is made where there is none."""
     kubeconfig: str | None = None
     context: str | None = None
     health_address: str = "0.0.0.0"
@@ -64,6 +66,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("namespace", "serve this namespace only (default: all)")
     flag("trainer-image", "image of pods whose template names none", defaults.trainer_image)
     flag("token-key-file", "file with the key that jobs' tokens are made with (default: a random key)", type_=Path)
+    flag("token-key-secret", "namespace/name of a Secret with that key under `key`; it is made where there is none")
     flag("kubeconfig", "kubeconfig file (default: the pod's service account, else KUBECONFIG)")
     flag("context", "context of the kubeconfig (default: its current one)")
     flag("health-address", "address of /healthz and /readyz", defaults.health_address)
@@ -115,6 +118,11 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error(f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {given.log_level!r}")
     if given.gang_gate and given.namespace:
         parser.error("--gang-gate needs an operator that serves all namespaces: leave --namespace out, or --gang-gate")
+    if given.token_key_secret:
+        if given.token_key_file:
+            parser.error("--token-key-file and --token-key-secret both say where the key is: leave one out")
+        if [bool(part) for part in given.token_key_secret.split("/")] != [True, True]:
+            parser.error(f"--token-key-secret must be namespace/name, not {given.token_key_secret!r}")
     for name in ("max_in_flight", "workers", "gate_hold_seconds"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -125,6 +133,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         namespace=given.namespace or None,
         trainer_image=given.trainer_image,
         token_key_file=given.token_key_file,
+        token_key_secret=given.token_key_secret or None,
         kubeconfig=given.kubeconfig,
         context=given.context,
         health_address=given.health_address,

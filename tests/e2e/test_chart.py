@@ -9,18 +9,19 @@ def test_an_upgrade_and_an_uninstall_leave_running_jobs_alone(kubectl: Kubectl, 
     kubectl.apply(long_job("kept"))
     kubectl.wait("Running", "kept")
     before = {pod["metadata"]["uid"] for pod in kubectl.pods("kept")}
-    key = operator.get("secret", "disttrain-token-key")["data"]["key"]
+    key = operator.get("secret", "disttrain-job-token-key")["data"]["key"]
 
     helm.install("log.level=debug")
     (deployed,) = operator.get("deployments")["items"]
     assert "--log-level=debug" in deployed["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert operator.get("secret", "disttrain-token-key")["data"]["key"] == key
+    assert operator.get("secret", "disttrain-job-token-key")["data"]["key"] == key
 
     helm("uninstall", "disttrain", "-n", SYSTEM, "--wait")
     assert kubectl.get("dtj", "kept")["status"]["phase"] == "Running"
     assert {pod["metadata"]["uid"] for pod in kubectl.pods("kept")} == before
 
     helm.install()
+    assert operator.get("secret", "disttrain-job-token-key")["data"]["key"] == key
     kubectl("patch", "dtj", "kept", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
     kubectl.wait("Suspended", "kept")
     assert kubectl.status("kept")["restarts"] == 0

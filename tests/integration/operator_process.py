@@ -69,10 +69,11 @@ class OperatorProcess:
         # Processes that work for the same control plane have one key, as in a cluster.
         key = folder / "token-key"
         key.write_text("one key for the tokens of all jobs of this folder")
+        in_secret = any(flag.startswith("--token-key-secret") for flag in flags)
         self._command += [
             "--health-address=127.0.0.1",
             f"--health-port={self._port}",
-            f"--token-key-file={key}",
+            *([] if in_secret else [f"--token-key-file={key}"]),
             *flags,
         ]
         self._command = dying_with_parent(self._command)

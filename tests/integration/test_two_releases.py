@@ -16,7 +16,7 @@ from tests.integration.operator_process import OperatorProcess, Team, eventually
 CHART = REPOSITORY / "helm" / "disttrain"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/disttrain-operator"
 # Files and addresses of a pod.
-OF_A_POD = ("--token-key-file", "--health-address", "--health-port")
+OF_A_POD = ("--health-address", "--health-port")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,11 @@ class Release:
     def says(self) -> str:
         assert self.operator is not None
         return self.operator.page("readyz").strip().splitlines()[-1]
+
+    def key(self) -> str:
+        secret = f"/api/v1/namespaces/{self.namespace}/secrets/{self.name}-disttrain-job-token-key"
+        key: str = self.cluster.api.get(secret)["data"]["key"]
+        return key
 
     def _values(self) -> list[str]:
         return [f"--set={value}" for value in ("crds.enabled=false", *self.values)]
@@ -130,6 +135,7 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     releases += [first, second]
     assert first.install().returncode == 0
     second.apply()
+    second.apply()
     first.start()
     eventually(first.acts, first.says)
     second.start()
@@ -138,6 +144,11 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     assert "release ops/one serves the same jobs" in second.operator.log()
     assert first.acts()
     assert not second.acts()
+    # Each has made the Secret with its key, which nobody renders.
+    keys = {release.key() for release in releases}
+    assert len(keys) == 2
+    second.apply()
+    assert {release.key() for release in releases} == keys
 
 
 def test_a_release_of_one_namespace_acts_unless_one_of_all_does(

@@ -18,6 +18,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ default (include "disttrain.name" .) .Values.serviceAccount.name }}
 {{- end }}
 
+{{/* The Secret with the key of the jobs' tokens that the operator makes where no other is named. */}}
+{{- define "disttrain.tokenKeySecret" -}}
+{{ include "disttrain.name" . }}-job-token-key
+{{- end }}
+
 {{/* Where the Lease is: releases that serve the same jobs share one, whatever namespaces they are installed in. */}}
 {{- define "disttrain.leaseNamespace" -}}
 {{ default .Values.leaderElection.namespace .Values.watchNamespace }}

@@ -44,6 +44,18 @@ def test_the_gate_needs_an_operator_of_all_namespaces(capsys: pytest.CaptureFixt
     assert "needs an operator that serves all namespaces" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", ["tokens", "/tokens", "ops/", "ops/to/kens"])
+def test_the_secret_of_the_key_is_named_with_its_namespace(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings(["--token-key-secret=ops/tokens"], {}).token_key_secret == "ops/tokens"
+    with pytest.raises(SystemExit):
+        read_settings([f"--token-key-secret={wrong}"], {})
+    with pytest.raises(SystemExit):
+        read_settings(["--token-key-secret=ops/tokens", "--token-key-file=/key"], {})
+    said = capsys.readouterr().err
+    assert "must be namespace/name" in said
+    assert "leave one out" in said
+
+
 async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:
     now = [0.0]
     lag = LoopLag()
