@@ -12,7 +12,8 @@ CRD := crds/disttrain.io_disttrainingjobs.yaml
 CHART_CRD := helm/disttrain/templates/crd.yaml
 POD_TEMPLATE := api/disttrain_api/pod_template.json
 REFERENCE := docs/reference.md
-GENERATED := $(CRD) $(CHART_CRD) $(REFERENCE)
+CHART_DOCUMENTS := helm/disttrain/values.schema.json helm/disttrain/README.md
+GENERATED := $(CRD) $(CHART_CRD) $(REFERENCE) $(CHART_DOCUMENTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -49,7 +50,7 @@ lint: setup ## Style, types, and who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks
+	$(BIN)/mypy tests benchmarks helm
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 
@@ -61,11 +62,12 @@ format: setup ## Put the code in shape
 ##@ Generated files
 
 .PHONY: generate
-generate: setup ## Write the CRD, the chart's copy of it, and docs/reference.md from api/
+generate: setup ## Write the CRD, its copy in the chart and docs/reference.md from api/, the chart's README from its values
 	@mkdir -p $(dir $(GENERATED))
 	$(BIN)/python -m disttrain_api.crd > $(CRD).new && mv $(CRD).new $(CRD)
 	$(BIN)/python -m disttrain_api.crd --helm > $(CHART_CRD).new && mv $(CHART_CRD).new $(CHART_CRD)
 	$(BIN)/python -m disttrain_api.reference > $(REFERENCE).new && mv $(REFERENCE).new $(REFERENCE)
+	$(BIN)/python helm/document.py
 
 .PHONY: verify
 verify: generate ## Fail if a generated file is not what `make generate` writes

@@ -15,6 +15,7 @@ def test_an_upgrade_and_an_uninstall_leave_running_jobs_alone(kubectl: Kubectl, 
     (deployed,) = operator.get("deployments")["items"]
     assert "--log-level=debug" in deployed["spec"]["template"]["spec"]["containers"][0]["args"]
     assert operator.get("secret", "disttrain-job-token-key")["data"]["key"] == key
+    helm("test", "disttrain", "-n", SYSTEM, "--timeout", "300s")
 
     helm("uninstall", "disttrain", "-n", SYSTEM, "--wait")
     assert kubectl.get("dtj", "kept")["status"]["phase"] == "Running"

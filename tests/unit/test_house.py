@@ -11,12 +11,13 @@ import pytest
 
 from disttrain_api.crd import custom_resource_definition, to_helm, to_yaml
 from disttrain_api.reference import reference
+from helm import document
 from tests.cluster.paths import REPOSITORY
 
 MAX_LINES = 400
 # kubectl stores what was applied as JSON in an annotation, of which an object has at most 262144 bytes.
 MAX_APPLIED_BYTES = 245_000
-PACKAGES = ("api", "operator", "trainer_image", "cli", "benchmarks", "tests")
+PACKAGES = ("api", "operator", "trainer_image", "cli", "helm", "benchmarks", "tests")
 
 
 def modules() -> list[Path]:
@@ -77,6 +78,7 @@ def test_torch_loads_no_code() -> None:
         ("crds/disttrain.io_disttrainingjobs.yaml", to_yaml(custom_resource_definition())),
         ("helm/disttrain/templates/crd.yaml", to_helm(custom_resource_definition())),
         ("docs/reference.md", reference()),
+        *((str(path.relative_to(REPOSITORY)), text) for path, text in document.generated().items()),
     ],
 )
 def test_a_generated_file_is_what_its_generator_writes(path: str, generated: str) -> None:

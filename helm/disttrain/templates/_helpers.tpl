@@ -1,9 +1,13 @@
 {{- define "disttrain.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}{{ end }}
+{{- $chart := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains $chart .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $chart | trunc 52 | trimSuffix "-" }}
+{{- end }}
 {{- end }}
 
 {{- define "disttrain.selector" -}}
-app.kubernetes.io/name: disttrain-operator
+app.kubernetes.io/name: {{ default "disttrain-operator" .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -15,7 +19,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "disttrain.serviceAccountName" -}}
-{{ default (include "disttrain.name" .) .Values.serviceAccount.name }}
+{{ default (ternary (include "disttrain.name" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "disttrain.image" -}}
+{{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else }}{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end }}
+{{- end }}
+
+{{/* Of the pod of `helm test`, which the operator's Service must not select. */}}
+{{- define "disttrain.testLabels" -}}
+app.kubernetes.io/name: {{ default "disttrain-operator" .Values.nameOverride }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/* The Secret with the key of the jobs' tokens that the operator makes where no other is named. */}}

@@ -1,50 +1,16 @@
-"""What the chart renders, by the real helm."""
+"""What the chart renders, by the real helm: rights, flags, the key, the definition."""
 
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, NETWORK_POLICY_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
 from disttrain_operator.settings import read_settings
-from tests.cluster import build
-from tests.waiting import GENEROUS
+from tests.unit.chart.rendering import CHART, container, only, render, rights, run
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)
-
-CHART = Path(__file__).parents[3] / "helm" / "disttrain"
-
-
-@pytest.fixture(scope="session")
-def helm() -> Path:
-    return build.ensure(["helm"])["helm"]
-
-
-def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([helm, *arguments], check=False, capture_output=True, text=True, timeout=GENEROUS)
-
-
-def render(helm: Path, *settings: str, namespace: str = "system") -> list[dict[str, Any]]:
-    """All objects of the chart but the CRD, which is slow to read; `settings` are values like `crds.enabled=true`."""
-    flags = [flag for setting in ("crds.enabled=false", *settings) for flag in ("--set", setting)]
-    # A helm built from its module believes in an old Kubernetes unless told.
-    done = run(helm, "template", "disttrain", str(CHART), "-n", namespace, "--kube-version", "1.34.0", *flags)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-
-def only(objects: list[dict[str, Any]], kind: str, name: str = "disttrain") -> dict[str, Any]:
-    named = [document for document in objects if document["kind"] == kind]
-    (found,) = [document for document in named if len(named) == 1 or document["metadata"]["name"] == name]
-    return found
-
-
-def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    return found
 
 
 def test_helm_lint_finds_nothing(helm: Path) -> None:
@@ -169,15 +135,6 @@ def test_a_release_of_one_namespace_looks_for_one_of_all_which_lets_it(helm: Pat
     assert subject["name"] == "system:serviceaccounts"
 
 
-def rights(role: dict[str, Any]) -> set[tuple[str, str, tuple[str, ...]]]:
-    return {
-        (group, resource, tuple(rule["verbs"]))
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-
-
 def test_replicas_elect_one_that_acts_and_keep_apart(helm: Path) -> None:
     objects = render(helm)
     deployment = only(objects, "Deployment")
@@ -226,12 +183,16 @@ def test_with_a_secret_of_ones_own_the_operator_may_read_none(helm: Path) -> Non
 
 
 def test_metrics_are_found_by_their_service(helm: Path) -> None:
-    objects = render(helm, "metrics.serviceMonitor=true")
+    values = ("enabled=true", "labels.release=prometheus", "interval=30s", "scrapeTimeout=5s")
+    objects = render(helm, *(f"metrics.serviceMonitor.{value}" for value in values))
     service = only(objects, "Service")
     labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     monitor = only(objects, "ServiceMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("30s", "5s")
+    assert only(objects, "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
     kinds = {document["kind"] for document in render(helm, "metrics.service=false")}
     assert not kinds & {"Service", "ServiceMonitor"}
 

@@ -1,0 +1,128 @@
+"""What the chart leaves to those who install it: names, images, pods, their disruption, network and account."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from disttrain_api.manifest import parse
+from disttrain_operator.preflight import LEASE_RIGHTS
+from disttrain_operator.settings import read_settings
+from tests.unit.chart.rendering import CHART, container, only, render, rights
+
+# From cold, helm is built first, beside all that others build.
+pytestmark = pytest.mark.timeout(1800)
+
+
+def test_where_the_chart_makes_no_lease_the_operator_may(helm: Path) -> None:
+    objects = render(helm, "leaderElection.createLease=false")
+    assert "Lease" not in {document["kind"] for document in objects}
+    role = only(objects, "Role", "disttrain-lease")
+    assert rights(role) == {*LEASE_RIGHTS, ("coordination.k8s.io", "leases", ("create",))}
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "label"),
+    [
+        ([], "disttrain", "disttrain-operator"),
+        (["nameOverride=trainer"], "disttrain-trainer", "trainer"),
+        (["fullnameOverride=mine"], "mine", "disttrain-operator"),
+    ],
+)
+def test_names_can_be_chosen(helm: Path, values: list[str], name: str, label: str) -> None:
+    objects = render(helm, *values)
+    deployment = only(objects, "Deployment")
+    assert deployment["metadata"]["name"] == name
+    assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == label
+    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == name
+    assert only(objects, "Service")["metadata"]["name"] == f"{name}-metrics"
+
+
+def test_an_image_is_named_by_its_digest_alone(helm: Path) -> None:
+    digest = f"sha256:{'0' * 64}"
+    objects = render(helm, "image.tag=v2", f"image.digest={digest}")
+    assert container(objects)["image"] == f"disttrain/operator@{digest}"
+    assert container(render(helm, "image.tag=v2"))["image"] == "disttrain/operator:v2"
+
+
+def test_arguments_and_variables_of_ones_own_come_last(helm: Path) -> None:
+    objects = render(
+        helm,
+        "extraArgs={--workers=128,--log-level=debug}",
+        "extraEnv[0].name=HTTPS_PROXY",
+        "extraEnv[0].value=http://p",
+    )
+    settings = read_settings(container(objects)["args"], {})
+    assert (settings.workers, settings.log_level) == (128, "DEBUG")
+    assert container(objects)["env"] == [{"name": "HTTPS_PROXY", "value": "http://p"}]
+
+
+def test_labels_of_ones_own_do_not_replace_those_that_select_the_pods(helm: Path) -> None:
+    # The backslash is Helm's, for a dot within a name.
+    objects = render(helm, "podLabels.team=ml", r"podLabels.app\.kubernetes\.io/instance=other", "podAnnotations.a=b")
+    template = only(objects, "Deployment")["spec"]["template"]["metadata"]
+    assert template["labels"]["team"] == "ml"
+    assert template["labels"]["app.kubernetes.io/instance"] == "disttrain"
+    assert template["annotations"] == {"a": "b"}
+
+
+def test_a_drain_takes_one_replica_at_a_time(helm: Path) -> None:
+    budget = only(render(helm), "PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    half = only(render(helm, "podDisruptionBudget.maxUnavailable=50%"), "PodDisruptionBudget")["spec"]
+    assert half["maxUnavailable"] == "50%"
+    kinds = {document["kind"] for document in render(helm, "podDisruptionBudget.enabled=false")}
+    assert "PodDisruptionBudget" not in kinds
+
+
+def test_only_whom_the_values_name_and_the_test_reach_the_operator(helm: Path) -> None:
+    objects = render(
+        helm,
+        "networkPolicy.operator.enabled=true",
+        "networkPolicy.operator.from[0].namespaceSelector.matchLabels.name=monitoring",
+    )
+    policy = only(objects, "NetworkPolicy")["spec"]
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    of_test, of_monitoring = rule["from"]
+    assert of_test["podSelector"]["matchLabels"].items() <= only(objects, "Pod")["metadata"]["labels"].items()
+    assert of_monitoring == {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    assert not of_test["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "NetworkPolicy" not in {document["kind"] for document in render(helm)}
+
+
+def test_an_account_of_ones_own_gets_the_rights(helm: Path) -> None:
+    objects = render(helm, "serviceAccount.create=false", "serviceAccount.name=mine")
+    assert "ServiceAccount" not in {document["kind"] for document in objects}
+    assert only(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    bound = {
+        subject["name"]
+        for document in objects
+        if document["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in document["subjects"]
+        if subject["kind"] == "ServiceAccount"
+    }
+    assert bound == {"mine"}
+
+
+def test_helm_test_asks_the_operators_service(helm: Path) -> None:
+    objects = render(helm)
+    pod = only(objects, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (asking,) = pod["spec"]["containers"]
+    assert asking["image"] == container(objects)["image"]
+    assert asking["command"][-1] == "disttrain_operator.check_release"
+    service = only(objects, "Service")
+    host, port = asking["args"]
+    assert host == f"{service['metadata']['name']}.system.svc"
+    assert int(port) == service["spec"]["ports"][0]["port"]
+    assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert "Pod" not in {document["kind"] for document in render(helm, "metrics.service=false")}
+
+
+def test_the_examples_that_the_chart_shows_are_jobs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (example,) = yaml.safe_load(chart["annotations"]["artifacthub.io/crdsExamples"])
+    assert parse(yaml.safe_dump(example)).metadata.name == "ddp"

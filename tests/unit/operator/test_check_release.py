@@ -1,0 +1,51 @@
+"""What `helm test` finds: one replica leads and all are ready, or a sentence that says what is wrong."""
+
+import asyncio
+
+import pytest
+
+from disttrain_operator.check_release import Replica, ask, check, problem
+from disttrain_operator.health import Health
+from disttrain_operator.lag import LoopLag
+from disttrain_operator.metrics import Metrics
+
+
+def replica(*, ready: bool = True, leads: bool = False, says: str = "stands by") -> Replica:
+    return Replica("10.0.0.1", ready, leads, says)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sentence"),
+    [
+        ([replica(leads=True)], None),
+        ([replica(), replica(leads=True)], None),
+        ([], "no replica is ready"),
+        ([replica(), replica(leads=True, ready=False)], "not every replica is ready"),
+        ([replica(says="stands by for release ops/one")], "0 of 1 replicas lead, not one: 10.0.0.1 stands by for"),
+        ([replica(leads=True), replica(leads=True)], "2 of 2 replicas lead"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(replicas: list[Replica], sentence: str | None) -> None:
+    found = problem(replicas)
+    assert found is None if sentence is None else sentence in (found or "")
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_replica_is_asked_whether_it_leads(leads: bool) -> None:
+    metrics = Metrics(lambda: {"leader": float(leads)}, dict)
+    health = Health([], LoopLag(), metrics, lambda: "leads as a" if leads else "stands by as a")
+    await health.serve("127.0.0.1", 0)
+    assert health.address is not None
+    try:
+        _, port = health.address
+        asked = await asyncio.to_thread(ask, "127.0.0.1", port)
+        assert (asked.ready, asked.leads, asked.says) == (True, leads, "leads as a" if leads else "stands by as a")
+        found = await asyncio.to_thread(check, "127.0.0.1", port, 0)
+        assert found is None if leads else "0 of 1 replicas lead" in (found or "")
+    finally:
+        await health.close()
+    assert not (await asyncio.to_thread(ask, "127.0.0.1", port)).ready
+
+
+def test_a_host_that_nobody_knows_is_no_replica() -> None:
+    assert check("no-such-host.invalid", 1, 0) == "no replica is ready"
