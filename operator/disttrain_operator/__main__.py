@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -24,6 +25,7 @@ from disttrain_operator.health import Health
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.elections import AnyElection, Elections
 from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.lease import Election
@@ -51,7 +53,9 @@ SHARES = 4
 class Operator:
     """All parts of the process, wired."""
 
-    def __init__(self, settings: Settings, client: Client, election: Election | None, token_key: bytes | None) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, election: AnyElection | None, token_key: bytes | None
+    ) -> None:
         """`token_key` None: it is kept in the Secret that the settings name."""
         self._settings, self._client, self._token_key = settings, client, token_key
         self._site = Site(
@@ -63,12 +67,15 @@ class Operator:
         self._world = World()
         # One namespace never has all workers, whatever its jobs wait for.
         self._queue = WorkQueue[Key](group_of=lambda key: key.namespace, limit=max(1, settings.workers // SHARES))
-        namespace = settings.namespace
+        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
         informer = partial(Informer, client, silence=settings.watch_silence_seconds)
-        self._jobs = informer(job_collection(namespace), self._world.jobs)
+        self._jobs = [
+            informer(job_collection(namespace), self._world.jobs, within=namespace) for namespace in self._namespaces
+        ]
         self._children = [
-            informer(core_collection("pods", namespace), self._world.pods, selector=SELECTOR),
-            informer(core_collection("services", namespace), self._world.services, selector=SELECTOR),
+            informer(core_collection(plural, namespace), cache, selector=SELECTOR, within=namespace)
+            for plural, cache in (("pods", self._world.pods), ("services", self._world.services))
+            for namespace in self._namespaces
         ]
         self._gatekeeper: Gatekeeper | None = None
         if settings.gang_gate:
@@ -83,11 +90,11 @@ class Operator:
             ]
         self._kopf: KopfThread | None = None
         self._election = election
-        self._leadership = Leadership(election, [self._jobs, *self._children], self._begin_to_act)
+        informers = [*self._jobs, *self._children]
+        self._leadership = Leadership(election, informers, self._begin_to_act)
         self._lag = LoopLag()
         self._metrics = Metrics(self._gauges, self._counters)
         client.on_answer = self._metrics.answered
-        informers = [self._jobs, *self._children]
         self.health = Health(informers, self._lag, self._metrics, self._leadership.describe)
         self._executor = Executor(client, self._world, self._site_of)
         self._reconciler = Reconciler(
@@ -111,12 +118,12 @@ class Operator:
             if self._token_key is None:
                 assert self._settings.token_key_secret is not None
                 self._token_key = await key_of_secret(self._client, self._settings.token_key_secret)
-            await wait_for_jobs(self._client, self._settings.namespace)
-            lease = (self._settings.lease_namespace, self._settings.lease_name) if self._election is not None else None
+            await wait_for_jobs(self._client, self._namespaces[0])
+            leases = [(namespace, self._settings.lease_name) for namespace in self._settings.lease_namespaces]
             missing = await missing_rights(
                 self._client,
-                self._settings.namespace,
-                lease,
+                self._namespaces,
+                leases if self._election is not None else [],
                 gate=self._settings.gang_gate,
                 network_policies=self._settings.network_policies,
             )
@@ -125,16 +132,15 @@ class Operator:
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
                 tasks.create_task(self._unreadable.run())
-                tasks.create_task(self._jobs.run())
-                await self._jobs.wait_synced()
-                for informer in self._children:
-                    tasks.create_task(informer.run())
-                for informer in self._children:
-                    await informer.wait_synced()
+                for group in (self._jobs, self._children):
+                    for informer in group:
+                        tasks.create_task(informer.run())
+                    for informer in group:
+                        await informer.wait_synced()
                 logger.info("ready: %d jobs, %d pods", len(self._world.jobs), len(self._world.pods))
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
-                self._kopf = KopfThread(self._client.access, self._settings.namespace, self._job_event)
+                self._kopf = KopfThread(self._client.access, self._settings.namespaces, self._job_event)
                 tasks.create_task(self._leadership.run())
                 if self._election is not None:
                     tasks.create_task(self._election.run())
@@ -177,7 +183,7 @@ class Operator:
 
     def _counters(self) -> dict[str, float]:
         return {
-            "informer_lists": sum(informer.lists for informer in (self._jobs, *self._children)),
+            "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._children)),
             "kopf_restarts": self._kopf.restarts if self._kopf is not None else 0,
         }
 
@@ -237,12 +243,14 @@ async def serve(settings: Settings) -> None:
         await lease_client.close()
 
 
-def _election(settings: Settings, client: Client) -> Election:
+def _election(settings: Settings, client: Client) -> AnyElection:
     # A name that comes again, as a StatefulSet's, would take the lease of its former life for its own.
     replica = f"{settings.replica_name}_{uuid.uuid4().hex[:8]}"
     me = f"{settings.release}/{replica}" if settings.release else replica
-    wider = settings.cluster_lease_namespace if settings.namespace is not None else None
-    return Election(client, settings.lease_namespace, settings.lease_name, me, wider_namespace=wider)
+    wider = settings.cluster_lease_namespace if settings.namespaces else None
+    if len(settings.lease_namespaces) > 1:
+        return Elections(client, settings.lease_namespaces, settings.lease_name, me, wider_namespace=wider)
+    return Election(client, settings.lease_namespaces[0], settings.lease_name, me, wider_namespace=wider)
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ class Gatekeeper:
         """Judge all waiting gangs anew, and wake the jobs for which something changed. Returns the CPU seconds."""
         async with self._one_look:
             began = self._beginnings
-            jobs = await self._waiting_jobs() if self._active() and self.nodes.synced and self.pods.synced else []
+            jobs = await self._waiting_jobs() if self._active() and self.nodes.synced() and self.pods.synced() else []
             judgement, seconds = Judgement(), 0.0
             if jobs:
                 judgement, seconds = await asyncio.to_thread(_timed, self._scene(jobs))

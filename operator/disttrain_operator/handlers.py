@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -91,10 +91,13 @@ def registry_of(access: Access, on_event: OnEvent) -> kopf.OperatorRegistry:
 
 
 class KopfThread:
-    """Runs kopf until `stop`, starting it again whenever it ends. `on_event` is called in the loop that made this."""
+    """Runs kopf until `stop`, starting it again whenever it ends. `on_event` is called in the loop that made this.
 
-    def __init__(self, access: Access, namespace: str | None, on_event: OnEvent) -> None:
-        self._access, self._namespace = access, namespace
+    `namespaces`: those to watch; none: all.
+    """
+
+    def __init__(self, access: Access, namespaces: Sequence[str], on_event: OnEvent) -> None:
+        self._access, self._namespaces = access, list(namespaces)
         self._on_event, self._our_loop = on_event, asyncio.get_running_loop()
         self._stopped = threading.Event()
         self._flag: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -136,8 +139,8 @@ class KopfThread:
         await kopf.operator(
             registry=registry_of(self._access, self._pass_on),
             standalone=True,
-            clusterwide=self._namespace is None,
-            namespaces=[] if self._namespace is None else [self._namespace],
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
             stop_flag=flag,
         )
 

@@ -74,7 +74,7 @@ class Health:
     @property
     def ready(self) -> bool:
         """Every cache holds a complete list."""
-        return all(informer.cache.synced for informer in self._informers)
+        return all(informer.synced for informer in self._informers)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text=self._report(), status=200 if self.healthy else 503)
@@ -96,10 +96,9 @@ class Health:
         if informer.heard_at is None:
             return "never heard of"
         age = self._clock() - informer.heard_at
-        text = f"{len(informer.cache)} objects, last heard of {age:.0f} s ago"
-        unreadable = len(informer.cache.unreadable())
-        if unreadable:
-            text += f", {unreadable} cannot be read"
+        text = f"{informer.objects} objects, last heard of {age:.0f} s ago"
+        if informer.unreadable:
+            text += f", {informer.unreadable} cannot be read"
         if informer.failing_since is not None:
             text += f", failing for {self._failing(informer):.0f} s"
         return text

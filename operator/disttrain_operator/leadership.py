@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from disttrain_operator.kube.elections import AnyElection
 from disttrain_operator.kube.errors import KubeError
 from disttrain_operator.kube.informer import Informer
-from disttrain_operator.kube.lease import Election
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,10 @@ class Leadership:
     """`acts` is true while this replica leads and has caught up. Without an election it always does."""
 
     def __init__(
-        self, election: Election | None, informers: Sequence[Informer], begin: Callable[[], None] = lambda: None
+        self,
+        election: AnyElection | None,
+        informers: Sequence[Informer],
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`informers` in the order in which they catch up: pods after jobs, so that none seems lost. `begin` is called
         each time when this replica begins to act."""
@@ -52,11 +55,11 @@ class Leadership:
             if self._election.leads:
                 await self._catch_up(self._election)
 
-    def _log(self, election: Election) -> None:
+    def _log(self, election: AnyElection) -> None:
         foreign = election.superseded_by is not None or _other_release(election) is not None
         logger.log(logging.WARNING if foreign and not election.leads else logging.INFO, self.describe())
 
-    async def _catch_up(self, election: Election) -> None:
+    async def _catch_up(self, election: AnyElection) -> None:
         # What the former leader did a moment ago may not have reached us: its pods would look lost.
         while election.leads:
             try:
@@ -71,19 +74,19 @@ class Leadership:
             return
 
 
-def _for_whom(election: Election) -> str:
+def _for_whom(election: AnyElection) -> str:
     if election.superseded_by is not None:
         other = _release(election.superseded_by)
         named = f"release {other}" if other else "another operator"
         return f": {named} serves all namespaces, and so this one's; uninstall one of the two releases"
     rival = _other_release(election)
     if rival is not None:
-        advice = "uninstall one of the two releases, or let each watch a namespace of its own"
+        advice = "uninstall one of the two releases, or let each watch namespaces of its own"
         return f": release {rival} serves the same jobs; {advice}"
     return f"; the leader is {election.holder or 'nobody'}"
 
 
-def _other_release(election: Election) -> str | None:
+def _other_release(election: AnyElection) -> str | None:
     """The release that leads, where it is not that of this replica."""
     mine, leading = _release(election.me), _release(election.holder)
     return leading if mine and leading and mine != leading else None

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from disttrain_api.names import GROUP, PLURAL
 from disttrain_operator.kube.client import Client
@@ -45,7 +45,7 @@ NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "creat
 
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
-    """Returns once DistTrainingJobs can be listed: the server answers and the CRD is installed."""
+    """Returns once DistTrainingJobs can be listed there: the server answers and the CRD is installed."""
     said = ""
     for poll in itertools.count():
         try:
@@ -64,21 +64,32 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
 
 async def missing_rights(
     client: Client,
-    namespace: str | None,
-    lease: tuple[str, str] | None = None,
+    namespaces: Sequence[str | None],
+    leases: Sequence[tuple[str, str]] = (),
     *,
     gate: bool = False,
     network_policies: bool = False,
 ) -> list[str]:
-    """The rights that this operator needs and lacks, as "verb resource". `lease`: its namespace and name."""
+    """The rights that this operator needs and lacks, as "verb resource".
+
+    `namespaces`: those that it serves, None for all; `leases`: their namespaces and names.
+    """
     rights = RIGHTS + (GATE_RIGHTS if gate else ()) + (NETWORK_POLICY_RIGHTS if network_policies else ())
-    asked = [(namespace, group, resource, verb, "") for group, resource, verbs in rights for verb in verbs]
-    if lease is not None:
-        where, name = lease
+    asked = [
+        (namespace, group, resource, verb, "")
+        for namespace in namespaces
+        for group, resource, verbs in rights
+        for verb in verbs
+    ]
+    for where, name in leases:
         asked += [(where, group, resource, verb, name) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
     answers = await asyncio.gather(*(_allowed(client, *question) for question in asked))
     pairs = zip(asked, answers, strict=True)
-    return [f"{verb} {resource}" for (_, _, resource, verb, _), allowed in pairs if not allowed]
+    return [
+        f"{verb} {resource}" + (f" in {namespace}" if namespace and len(namespaces) > 1 else "")
+        for (namespace, _, resource, verb, _), allowed in pairs
+        if not allowed
+    ]
 
 
 async def _allowed(client: Client, namespace: str | None, group: str, resource: str, verb: str, name: str) -> bool:

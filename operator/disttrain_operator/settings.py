@@ -18,8 +18,8 @@ DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 class Settings:
     """The settings of this process, from its command line and environment."""
 
-    namespace: str | None = None
-    """The one namespace to serve; None: all."""
+    namespaces: tuple[str, ...] = ()
+    """The namespaces to serve; none: all."""
     trainer_image: str = DEFAULT_IMAGE
     token_key_file: Path | None = None
     token_key_secret: str | None = None
@@ -35,10 +35,11 @@ class Settings:
     """Jobs that are looked at side by side; of one namespace a quarter of them."""
     leader_elect: bool = False
     """Whether this is one of several replicas."""
-    lease_namespace: str = "default"
+    lease_namespaces: tuple[str, ...] = ("default",)
+    """Where the leases are that this replica must hold, all of them, to act."""
     lease_name: str = "disttrain-operator"
     cluster_lease_namespace: str | None = None
-    """Where operators of all namespaces have their lease: one of a single namespace stands by while it is held."""
+    """Where operators of all namespaces have their lease: one of single namespaces stands by while it is held."""
     release: str = ""
     """"namespace/name" of the Helm release, for the identity in the lease."""
     replica_name: str = field(default_factory=socket.gethostname)
@@ -63,7 +64,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         shown = "" if default is None else f" (default: {default})"
         parser.add_argument(f"--{name}", default=value, type=type_, help=help_ + shown)
 
-    flag("namespace", "serve this namespace only (default: all)")
+    flag("namespace", "serve these namespaces only, separated by commas (default: all)")
     flag("trainer-image", "image of pods whose template names none", defaults.trainer_image)
     flag("token-key-file", "file with the key that jobs' tokens are made with (default: a random key)", type_=Path)
     flag("token-key-secret", "namespace/name of a Secret with that key under `key`; it is made where there is none")
@@ -85,7 +86,11 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         float,
     )
     flag("workers", "jobs that are looked at side by side; of one namespace a quarter of them", defaults.workers, int)
-    flag("lease-namespace", "namespace of the lease ", _own_namespace())
+    flag(
+        "lease-namespace",
+        "namespaces of the leases, separated by commas: there is one in each",
+        _own_namespace(),
+    )
     flag("lease-name", "name of the lease: one for all operators that serve the same jobs", defaults.lease_name)
     flag(
         "cluster-lease-namespace",
@@ -123,6 +128,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
             parser.error("--token-key-file and --token-key-secret both say where the key is: leave one out")
         if [bool(part) for part in given.token_key_secret.split("/")] != [True, True]:
             parser.error(f"--token-key-secret must be namespace/name, not {given.token_key_secret!r}")
+    if not _names(given.lease_namespace):
+        parser.error("--lease-namespace must name a namespace")
     for name in ("max_in_flight", "workers", "gate_hold_seconds"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -130,7 +137,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         if not getattr(given, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
     return Settings(
-        namespace=given.namespace or None,
+        namespaces=_names(given.namespace),
         trainer_image=given.trainer_image,
         token_key_file=given.token_key_file,
         token_key_secret=given.token_key_secret or None,
@@ -143,7 +150,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         watch_silence_seconds=given.watch_silence_seconds,
         workers=given.workers,
         leader_elect=given.leader_elect,
-        lease_namespace=given.lease_namespace,
+        lease_namespaces=_names(given.lease_namespace),
         lease_name=given.lease_name,
         cluster_lease_namespace=given.cluster_lease_namespace or None,
         release=given.release or "",
@@ -161,6 +168,11 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """Names that are separated by commas, each once, in the order of the alphabet."""
+    return tuple(sorted({name.strip() for name in (text or "").split(",")} - {""}))
 
 
 def _own_namespace() -> str:

@@ -32,7 +32,7 @@ CHOICES: dict[str, list[Any]] = {
     "imagePullSecrets": [[], [{"name": "registry"}]],
     "replicas": [2, 1],
     "trainerImage": ["disttrain/trainer:0.1.0", "registry.example/t@sha256:" + "0" * 64],
-    "watchNamespace": ["", "team-a"],
+    "watchNamespaces": [[], ["team-a"], ["team-b", "team-a"]],
     "leaderElection.namespace": ["kube-system", "team-b"],
     "leaderElection.createLease": [True, False],
     "tokenKey.existingSecret": ["", "my.key"],
@@ -88,7 +88,7 @@ MONITORS = "servicemonitors.monitoring.coreos.com"
 
 def allowed(row: Row) -> bool:
     """The one combination that the chart refuses (tests/unit/chart)."""
-    return not (row.get("gangGate.enabled") and row.get("watchNamespace"))
+    return not (row.get("gangGate.enabled") and row.get("watchNamespaces"))
 
 
 def leaves(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:

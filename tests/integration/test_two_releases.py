@@ -28,7 +28,7 @@ def releases(cluster: ControlPlane, tmp_path: Path) -> Iterator[list[Release]]:
         if release.operator is not None:
             release.operator.kill()
         release.helm("uninstall", "--ignore-not-found")
-    for namespace in ("kube-system", "two-teams"):
+    for namespace in ("kube-system", "two-teams", "apart-a", "apart-b"):
         cluster.api.ask("DELETE", LEASE.format(namespace))
 
 
@@ -42,7 +42,7 @@ def test_helm_refuses_a_second_release_of_the_same_jobs_and_removes_the_lease_wi
     eventually(first.acts, first.says)
     refused = second.install()
     assert refused.returncode != 0
-    assert "release ops/one serves all namespaces already: uninstall it first, or give each release a" in refused.stderr
+    assert "release ops/one serves all namespaces already: uninstall it first, or give each" in refused.stderr
     assert (again := first.helm("upgrade", str(CHART), *first.flags())).returncode == 0, again.stderr
     assert eventually(first.acts)
     first.uninstall()
@@ -79,7 +79,7 @@ def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
     cluster: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:
     team = Team(cluster.api, "two-teams")
-    narrow = Release(cluster, tmp_path, "two", "two-teams", ("watchNamespace=two-teams",))
+    narrow = Release(cluster, tmp_path, "two", "two-teams", ("watchNamespaces={two-teams}",))
     wide = Release(cluster, tmp_path, "one", "ops")
     releases += [narrow, wide]
     assert (done := narrow.install()).returncode == 0, done.stderr
@@ -104,3 +104,35 @@ def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
     eventually(narrow.acts, narrow.says)
     team.create("after")
     eventually(lambda: len(team.pods()) == 6, team.pods)
+
+
+def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_none(
+    cluster: ControlPlane, tmp_path: Path, releases: list[Release]
+) -> None:
+    mine, also_mine, others = (Team(cluster.api, name) for name in ("apart-a", "apart-b", "apart-c"))
+    both = Release(cluster, tmp_path, "one", "ops", ("watchNamespaces={apart-b,apart-a}",))
+    one = Release(cluster, tmp_path, "two", "tests", ("watchNamespaces={apart-b}",))
+    releases += [both, one]
+    assert (done := both.install()).returncode == 0, done.stderr
+    both.start()
+    eventually(both.acts, both.says)
+    for team in (others, mine, also_mine):
+        team.create()
+    eventually(lambda: len(mine.pods()) == len(also_mine.pods()) == 2, both.says)
+    assert others.pods() == []
+
+    refused = one.install()
+    assert "release ops/one serves namespace apart-b already" in refused.stderr
+    one.apply()
+    one.start()
+    eventually(lambda: "release ops/one serves the same jobs" in one.says(), one.says)
+    assert both.acts()
+
+    for team in (mine, also_mine):
+        team.finish(team.pods())
+        team.wait_for("Finished")
+        assert team.status()["phase"] == "Succeeded"
+    both.uninstall()
+    assert both.operator is not None
+    both.operator.stop()
+    assert cluster.api.ask("GET", LEASE.format("apart-a")).status == 404

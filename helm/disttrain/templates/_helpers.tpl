@@ -39,9 +39,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "disttrain.name" . }}-job-token-key
 {{- end }}
 
-{{/* Where the Lease is: releases that serve the same jobs share one, whatever namespaces they are installed in. */}}
-{{- define "disttrain.leaseNamespace" -}}
-{{ default .Values.leaderElection.namespace .Values.watchNamespace }}
+{{/* Where the Leases are, with commas between: releases that serve the same jobs share one, whatever namespaces they are installed in. */}}
+{{- define "disttrain.leaseNamespaces" -}}
+{{ default (list .Values.leaderElection.namespace) .Values.watchNamespaces | uniq | sortAlpha | join "," }}
 {{- end }}
 
 {{/* What the operator does to jobs and their children; everything here is used. */}}

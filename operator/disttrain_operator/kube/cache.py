@@ -6,7 +6,8 @@ what stands here is always the newest of them. Three rules make that so:
 
 - an object never goes back to an older resourceVersion;
 - `progress` is the resourceVersion up to which the list and its watch have told everything. An unknown object that is
-  not newer than that has been deleted: a late answer to its POST must not bring it back;
+  not newer than that has been deleted: a late answer to its POST must not bring it back. Where single namespaces are
+  listed and watched, each has a progress of its own, and its list says nothing of the others (`within`);
 - a deleted uid stays deleted, whatever other watches still say of it, until a newer list holds it after all.
 
 An object whose group is None is nobody's and is not kept, unless it was somebody's before: then it leaves its group.
@@ -75,11 +76,24 @@ class Cache:
         """Namespace -> uids of the gone, the oldest first."""
         self._gone_groups: dict[str, dict[str, Raw]] = {}
         self._unreadable: dict[str, Unreadable] = {}
-        self.progress = 0
-        self.synced = False
+        self._progress: dict[str | None, int] = {}
+        """By namespace; None: of all."""
+        self._synced = set[str | None]()
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    def progress(self, within: str | None = None) -> int:
+        """Return the resourceVersion up to which the list and watch of this namespace (None: of all) have told all."""
+        return self._progress.get(within, 0)
+
+    def synced(self, within: str | None = None) -> bool:
+        """Return whether this namespace (None: everything) has been listed."""
+        return within in self._synced
+
+    def count(self, within: str | None = None) -> int:
+        """Return the number of objects in this namespace (None: of all)."""
+        return len(self) if within is None else sum(_is_within(raw, within) for raw in self._objects.values())
 
     def get(self, uid: str) -> Raw | None:
         """The object with this uid."""
@@ -123,15 +137,22 @@ class Cache:
 
     # The list and its watch.
 
-    def replace(self, objects: Iterable[Raw], version: int, unreadable: Iterable[Unreadable] = ()) -> None:
+    def replace(
+        self,
+        objects: Iterable[Raw],
+        version: int,
+        unreadable: Iterable[Unreadable] = (),
+        within: str | None = None,
+    ) -> None:
         """A complete list as of `version`. What it lacks has been deleted, unless we learned of it after the list.
 
-        `objects` are trimmed already; `unreadable` are those of the list that could not be.
+        `objects` are trimmed already; `unreadable` are those of the list that could not be. `within`: a list of this
+        namespace alone.
         """
-        if version < self.progress:
+        if version < self.progress(within):
             # Lists are consistent reads: only a restored etcd goes back in time, and then nothing known counts.
-            self._reset()
-        self.progress = version
+            self._reset(within)
+        self._progress[within] = version
         listed = {raw["metadata"]["uid"]: raw for raw in objects}
         skipped = {found.uid: found for found in unreadable}
         for uid, raw in listed.items():
@@ -144,28 +165,34 @@ class Cache:
                 if found is not None:
                     skipped[uid] = found
         there = listed.keys() | skipped.keys()
-        vanished = [raw for uid, raw in self._objects.items() if uid not in there and version_of(raw) <= version]
+        vanished = [
+            raw
+            for uid, raw in self._objects.items()
+            if uid not in there and version_of(raw) <= version and _is_within(raw, within)
+        ]
         for raw in vanished:
             self._remove(raw, version)
         self._unreadable = {
-            uid: known for uid, known in self._unreadable.items() if uid in there or known.version > version
+            uid: known
+            for uid, known in self._unreadable.items()
+            if uid in there or known.version > version or within not in (None, known.namespace)
         }
         for found in skipped.values():
             self.skip(found)
-        self.synced = True
+        self._synced.add(within)
 
-    def apply(self, kind: str, raw: Raw) -> None:
+    def apply(self, kind: str, raw: Raw, within: str | None = None) -> None:
         """An event of the list's watch: ADDED, MODIFIED or DELETED."""
         version = version_of(raw)
-        self.bookmark(version)
+        self.bookmark(version, within)
         if kind == "DELETED":
             self._remove(self._trim(raw), version)
         elif version > self._known_version(raw):
             self._put(self._trim(raw))
 
-    def bookmark(self, version: int) -> None:
+    def bookmark(self, version: int, within: str | None = None) -> None:
         """The watch has told everything up to `version`."""
-        self.progress = max(self.progress, version)
+        self._progress[within] = max(self.progress(within), version)
 
     def skip(self, found: Unreadable) -> None:
         """This version of an object cannot be taken in."""
@@ -189,12 +216,17 @@ class Cache:
     def observe(self, raw: Raw) -> None:
         """The answer to an own write or read, or the event of another watch."""
         uid = raw["metadata"]["uid"]
-        if uid in self._objects or version_of(raw) > self.progress:
+        if uid in self._objects or version_of(raw) > self._progress_at(raw):
             self._put(self._trim(raw))
 
     def observe_deleted(self, raw: Raw) -> None:
         """Another watch, or a 404, says that this object is gone."""
-        self._remove(self._trim(raw), max(version_of(raw), self.progress))
+        self._remove(self._trim(raw), max(version_of(raw), self._progress_at(raw)))
+
+    def _progress_at(self, raw: Raw) -> int:
+        """Of the list that holds this object."""
+        own = self._progress.get(raw["metadata"].get("namespace"))
+        return self.progress() if own is None else own
 
     def _known_version(self, raw: Raw) -> int:
         known = self._objects.get(raw["metadata"]["uid"])
@@ -258,18 +290,24 @@ class Cache:
         if not in_namespace:
             del self._gone_in[gone.namespace]
 
-    def _reset(self) -> None:
-        self._gone.clear()
-        self._gone_in.clear()
-        self._gone_groups.clear()
-        self._unreadable.clear()
+    def _reset(self, within: str | None) -> None:
+        for uid in [uid for uid, gone in self._gone.items() if within in (None, gone.namespace)]:
+            self._forget_gone(uid)
+        for uid in [uid for uid, found in self._unreadable.items() if within in (None, found.namespace)]:
+            del self._unreadable[uid]
         for uid, raw in list(self._objects.items()):
+            if not _is_within(raw, within):
+                continue
             group = self._group_of(raw)
             if group is not None:
                 _discard(self._groups, group, uid)
             del self._objects[uid]
             if group is not None:
                 self.on_change(group, raw)
+
+
+def _is_within(raw: Raw, within: str | None) -> bool:
+    return within is None or raw["metadata"].get("namespace") == within
 
 
 def _discard(groups: dict[str, dict[str, Raw]], group: str, uid: str) -> None:

@@ -57,10 +57,13 @@ class Informer:
         cache: Cache,
         *,
         selector: str | None = None,
+        within: str | None = None,
         silence: float = SILENCE_SECONDS,
         chunk: int = 500,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`within`: the namespace that `path` is of, where others fill the cache with other namespaces."""
+        self.within = within
         self._client, self.path, self.cache = client, path, cache
         self._query: Query = {"labelSelector": selector} if selector else {}
         self._silence, self._chunk, self._clock = silence, chunk, clock
@@ -76,6 +79,21 @@ class Informer:
         """Since when lists and watches have failed, though the server answers; None where they do not."""
         self._listed_at = clock()
         self._missed = False
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cache holds what this informer lists."""
+        return self.cache.synced(self.within)
+
+    @property
+    def objects(self) -> int:
+        """How many objects of what this informer lists the cache holds."""
+        return self.cache.count(self.within)
+
+    @property
+    def unreadable(self) -> int:
+        """How many of them cannot be read."""
+        return sum(self.within in (None, found.namespace) for found in self.cache.unreadable())
 
     async def wait_synced(self) -> None:
         """Returns after the first complete list."""
@@ -105,14 +123,14 @@ class Informer:
         """Returns when the cache is no older than this call. Raises a KubeError where nobody answers."""
         objects, unreadable, version = await self._listed()
         # The watch may have brought what is newer than this list meanwhile.
-        if version > self.cache.progress:
-            self.cache.replace(objects, version, unreadable)
+        if version > self.cache.progress(self.within):
+            self.cache.replace(objects, version, unreadable, self.within)
 
     async def _list(self) -> None:
         self._listed_at, self._missed = self._clock(), False
         objects, unreadable, version = await self._listed()
         self.lists += 1
-        self.cache.replace(objects, version, unreadable)
+        self.cache.replace(objects, version, unreadable, self.within)
         self.failing_since = None
         self._synced.set()
 
@@ -153,7 +171,7 @@ class Informer:
             **self._query,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": str(self.cache.progress),
+            "resourceVersion": str(self.cache.progress(self.within)),
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         self.tried_at = self._clock()
@@ -179,11 +197,11 @@ class Informer:
         match kind:
             case "ADDED" | "MODIFIED" | "DELETED":
                 try:
-                    self.cache.apply(kind, raw)
+                    self.cache.apply(kind, raw, self.within)
                 except Exception as error:
                     self._step_over(kind, identity_of(raw, why_not(error)))
             case "BOOKMARK":
-                self.cache.bookmark(int(raw["metadata"]["resourceVersion"]))
+                self.cache.bookmark(int(raw["metadata"]["resourceVersion"]), self.within)
             case "ERROR":
                 self._raise(raw)
             case _:
@@ -193,7 +211,7 @@ class Informer:
         if found is None or kind not in _OF_OBJECTS:
             self._missed = True
             return
-        self.cache.bookmark(found.version)
+        self.cache.bookmark(found.version, self.within)
         if kind == "DELETED":
             self.cache.forget(found)
         else:

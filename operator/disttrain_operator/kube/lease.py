@@ -6,7 +6,8 @@ for the last renewal that succeeded, and stops to act after `renew_deadline`, wh
 replicas act at once only if one's clock runs a third faster than the other's.
 
 Releases of the operator that serve the same jobs share one lease, whatever namespaces they are installed in. One that
-serves a single namespace also follows the lease of those that serve all (`wider`), and stands by while that is taken.
+serves single namespaces has one in each (elections.py). It also follows the lease of those that serve all (`wider`),
+and stands by while that is taken.
 """
 
 import asyncio
@@ -107,13 +108,16 @@ class Election:
         terms: Terms | None = None,
         clock: Callable[[], float] = time.monotonic,
         wider_namespace: str | None = None,
+        may_hold: Callable[[], bool] = lambda: True,
     ) -> None:
         """`me`: "namespace/release/replica", or the replica alone. `wider_namespace`: where operators of all namespaces
-        have their lease, for one that serves a single namespace."""
+        have their lease, for one that serves single ones. While `may_hold` says no the lease is neither taken nor
+        renewed."""
         self._client, self.me, self._terms, self._clock = client, me, terms or Terms(), clock
         self._collection, self._name = _collection(namespace), name
         self._path = f"{self._collection}/{name}"
         self._wider = f"{_collection(wider_namespace)}/{name}" if wider_namespace not in (None, namespace) else None
+        self._may_hold = may_hold
         self._sight: Sight | None = None
         self._wider_sight: Sight | None = None
         self.superseded_by: str | None = None
@@ -169,6 +173,9 @@ class Election:
             return
         if not self.leads:
             self._sight = updated(self._sight, await self._look(), self._clock())
+        if not self._may_hold():
+            self._acts_until = float("-inf")
+            return
         assert self._sight is not None
         asked = self._clock()
         turn = next_turn(self._sight, self.me, asked)

@@ -21,7 +21,7 @@ def test_helm_lint_finds_nothing(helm: Path) -> None:
 def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
     objects = render(
         helm,
-        "watchNamespace=team-a",
+        "watchNamespaces={team-a}",
         "trainerImage=mine:2",
         "podDefaults.shmSizeLimit=2Gi",
         "podDefaults.imagePullPolicy=Never",
@@ -31,7 +31,7 @@ def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
         "log.level=debug",
     )
     settings = read_settings(container(objects)["args"], {})
-    assert settings.namespace == "team-a"
+    assert settings.namespaces == ("team-a",)
     assert settings.trainer_image == "mine:2"
     assert settings.json_logs
     pods = settings.pods
@@ -53,13 +53,32 @@ def test_the_operator_meets_the_restricted_pod_security_standard(helm: Path) -> 
 
 
 def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
-    objects = render(helm, "watchNamespace=team-a")
+    objects = render(helm, "watchNamespaces={team-a}")
     kinds = {document["kind"] for document in objects}
     assert {"Role", "RoleBinding"} <= kinds
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
     of_rights = [document for document in objects if document["kind"] in ("Role", "RoleBinding")]
     where = {(document["metadata"]["namespace"], document["metadata"]["name"]) for document in of_rights}
     assert {name for namespace, name in where if namespace != "team-a"} == {"disttrain-job-token-key"}, "its own Secret"
+
+
+def test_several_namespaces_have_a_role_and_a_lease_each(helm: Path) -> None:
+    objects = render(helm, "watchNamespaces={team-b,team-a,team-b}")
+    settings = read_settings(container(objects)["args"], {})
+    assert settings.namespaces == settings.lease_namespaces == ("team-a", "team-b")
+    assert settings.cluster_lease_namespace == "kube-system"
+    for kind, name in (
+        ("Role", "disttrain"),
+        ("RoleBinding", "disttrain"),
+        ("Role", "disttrain-lease"),
+        ("RoleBinding", "disttrain-lease"),
+        ("Lease", "disttrain-operator"),
+    ):
+        found = [document for document in objects if (document["kind"], document["metadata"]["name"]) == (kind, name)]
+        assert sorted(document["metadata"]["namespace"] for document in found) == ["team-a", "team-b"]
+        if name == "disttrain" and kind == "Role":
+            assert all(rights(role) == set(RIGHTS) for role in found)
+    assert not {"ClusterRole", "ClusterRoleBinding"} & {document["kind"] for document in objects}
 
 
 def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
@@ -86,8 +105,8 @@ def test_the_roles_of_tenants_are_added_to_those_of_kubernetes(helm: Path) -> No
         ([], True),
         (["rbac.aggregateClusterRoles=false"], False),
         (["rbac.create=false"], False),
-        (["watchNamespace=team-a", "crds.enabled=true"], True),
-        (["watchNamespace=team-a"], False),
+        (["watchNamespaces={team-a}", "crds.enabled=true"], True),
+        (["watchNamespaces={team-a}"], False),
     ],
 )
 def test_the_roles_of_tenants_come_with_the_definition_or_with_all_namespaces(
@@ -104,7 +123,7 @@ def test_the_roles_of_tenants_come_with_the_definition_or_with_all_namespaces(
     [
         ([], "kube-system"),
         (["leaderElection.namespace=admins"], "admins"),
-        (["watchNamespace=team-a"], "team-a"),
+        (["watchNamespaces={team-a}"], "team-a"),
     ],
 )
 def test_releases_that_serve_the_same_jobs_have_one_lease(helm: Path, values: list[str], namespace: str) -> None:
@@ -116,12 +135,12 @@ def test_releases_that_serve_the_same_jobs_have_one_lease(helm: Path, values: li
         assert "spec" not in lease, "it is the operator's"
         assert only(objects, "Role", "disttrain-lease")["metadata"]["namespace"] == namespace
         settings = read_settings(container(objects)["args"], {})
-        assert (settings.lease_namespace, settings.lease_name) == (namespace, "disttrain-operator")
+        assert (settings.lease_namespaces, settings.lease_name) == ((namespace,), "disttrain-operator")
         assert settings.release == f"{release}/disttrain"
 
 
 def test_a_release_of_one_namespace_looks_for_one_of_all_which_lets_it(helm: Path) -> None:
-    settings = read_settings(container(render(helm, "watchNamespace=team-a"))["args"], {})
+    settings = read_settings(container(render(helm, "watchNamespaces={team-a}"))["args"], {})
     assert settings.cluster_lease_namespace == "kube-system"
     objects = render(helm)
     assert read_settings(container(objects)["args"], {}).cluster_lease_namespace is None
@@ -217,14 +236,14 @@ def test_network_policies_bring_their_flag_and_their_rights_and_no_others(helm: 
     assert read_settings(container(objects)["args"], {}).network_policies
     assert not read_settings(container(render(helm))["args"], {}).network_policies
     assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *NETWORK_POLICY_RIGHTS}
-    assert rights(only(render(helm, "networkPolicy.perJob=true", "watchNamespace=team-a"), "Role")) == {
+    assert rights(only(render(helm, "networkPolicy.perJob=true", "watchNamespaces={team-a}"), "Role")) == {
         *RIGHTS,
         *NETWORK_POLICY_RIGHTS,
     }
 
 
 def test_the_gate_of_an_operator_of_one_namespace_is_refused(helm: Path) -> None:
-    settings = ["--set", "gangGate.enabled=true", "--set", "watchNamespace=team-a"]
+    settings = ["--set", "gangGate.enabled=true", "--set", "watchNamespaces={team-a}"]
     done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", *settings)
     assert done.returncode != 0
     assert "needs an operator that serves all namespaces" in done.stderr

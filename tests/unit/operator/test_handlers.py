@@ -21,7 +21,7 @@ async def test_kopf_is_started_again_whenever_it_ends(monkeypatch: pytest.Monkey
         raise RuntimeError("an answer that kopf does not survive")
 
     monkeypatch.setattr(kopf, "operator", ends)
-    thread = KopfThread(ACCESS, None, lambda kind, raw: None)
+    thread = KopfThread(ACCESS, (), lambda kind, raw: None)
     await eventually(lambda: thread.restarts >= 2)
     thread.stop()
     await asyncio.to_thread(thread.join, 20)
@@ -40,7 +40,7 @@ async def test_what_kopf_sees_arrives_in_our_loop(monkeypatch: pytest.MonkeyPatc
         seen.append((kind, raw["name"], asyncio.get_running_loop() is ours))
 
     monkeypatch.setattr(kopf, "operator", one_event)
-    thread = KopfThread(ACCESS, None, on_event)
+    thread = KopfThread(ACCESS, (), on_event)
     await eventually(lambda: seen == [("ADDED", "job", True)])
     thread.stop()
     await asyncio.to_thread(thread.join, 20)

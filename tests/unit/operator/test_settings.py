@@ -23,7 +23,7 @@ def test_nothing_given_is_the_defaults() -> None:
 def test_a_flag_wins_over_its_variable() -> None:
     environment = {"DISTTRAIN_TRAINER_IMAGE": "variable", "DISTTRAIN_NAMESPACE": "team", "DISTTRAIN_JSON_LOGS": "true"}
     settings = read_settings(["--trainer-image=flag", "--token-key-file=/key", "--grace-seconds=5"], environment)
-    assert (settings.trainer_image, settings.namespace, settings.json_logs) == ("flag", "team", True)
+    assert (settings.trainer_image, settings.namespaces, settings.json_logs) == ("flag", ("team",), True)
     assert (settings.token_key_file, settings.pods.grace_seconds) == (Path("/key"), 5)
 
 
@@ -130,7 +130,7 @@ async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: Fa
     answers["code"] = 403
     await eventually(lambda: informer.failing_since is not None)
     answers["code"] = 0
-    await eventually(lambda: informer.cache.synced and informer.failing_since is None)
+    await eventually(lambda: informer.synced and informer.failing_since is None)
     pass_by(FAILING_SECONDS - 1)
     assert health.healthy
     task.cancel()

@@ -103,7 +103,7 @@ async def test_a_second_release_of_the_same_jobs_says_who_leads(
         with caplog.at_level(logging.INFO), taking_part(second), running(leadership):
             sentence = (
                 "stands by as tests/two/pod-9_z: release ops/one serves the same jobs; uninstall one of the two"
-                " releases, or let each watch a namespace of its own"
+                " releases, or let each watch namespaces of its own"
             )
             await eventually(lambda: leadership.describe() == sentence)
             await eventually(lambda: sentence in [record.getMessage() for record in caplog.records])

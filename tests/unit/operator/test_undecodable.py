@@ -149,7 +149,7 @@ async def test_a_watch_steps_over_what_cannot_be_decoded(api: FakeApi, watched: 
     await watched.caught_up(api, "bad")
     assert unreadable(watched.cache) == {"bad": api.version - 1}
     assert (watched.informer.lists, api.watches) == (1, 1)
-    assert watched.cache.progress == api.version
+    assert watched.cache.progress() == api.version
 
 
 async def test_an_object_that_is_changed_all_the_time_costs_no_list(api: FakeApi, watched: Watched) -> None:

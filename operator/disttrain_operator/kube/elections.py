@@ -1,0 +1,79 @@
+"""One leadership over several namespaces: a replica leads while it holds the lease of each of them.
+
+Releases whose namespaces overlap meet at the leases of those that both serve; the one that does not get all of its
+leases stands by, for all of its namespaces. Leases are taken in the order of the namespaces' names and held only
+together with all before them, so two replicas cannot each keep a lease that the other one waits for.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.lease import Election, Terms
+
+
+class Elections:
+    """Takes part in the elections for one Lease in each namespace. Has the attributes of an Election."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str],
+        name: str,
+        me: str,
+        terms: Terms | None = None,
+        wider_namespace: str | None = None,
+    ) -> None:
+        self.me = me
+        self.changed = asyncio.Event()
+        """Set when leadership of any of the namespaces was gained or lost. Its waiter clears it."""
+        self._members = list[Election]()
+        for namespace in sorted(namespaces):
+            member = Election(
+                client,
+                namespace,
+                name,
+                me,
+                terms,
+                wider_namespace=wider_namespace,
+                may_hold=partial(_all_lead, tuple(self._members)),
+            )
+            member.changed = self.changed
+            self._members.append(member)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica may act now."""
+        return _all_lead(self._members)
+
+    @property
+    def holder(self) -> str:
+        """Who held, when it was last seen, the first lease that this replica lacks; its own where it lacks none."""
+        return self._lacking().holder
+
+    @property
+    def superseded_by(self) -> str | None:
+        """Who holds the lease of operators of all namespaces; None: nobody does."""
+        return self._lacking().superseded_by
+
+    def _lacking(self) -> Election:
+        return next((member for member in self._members if not member.leads), self._members[-1])
+
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._members:
+                tasks.create_task(member.run())
+
+    async def release(self) -> None:
+        """Give all leases back, the last one first, so that the next leader finds them free in its order."""
+        for member in reversed(self._members):
+            await member.release()
+
+
+AnyElection = Election | Elections
+
+
+def _all_lead(members: Sequence[Election]) -> bool:
+    return all(member.leads for member in members)
