@@ -1,0 +1,62 @@
+"""What GitHub's workflows may do, and whose code they run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.paths import REPOSITORY
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.y*ml"))
+EVENTS = {"push", "pull_request"}
+"""Not `pull_request_target` or `workflow_run`: they run with rights of ours what strangers send."""
+
+pytestmark = pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+
+
+def read(file: Path) -> dict[Any, Any]:
+    return yaml.safe_load(file.read_text())
+
+
+def jobs(file: Path) -> list[dict[str, Any]]:
+    return list(read(file)["jobs"].values())
+
+
+def steps(file: Path) -> list[dict[str, Any]]:
+    return [step for job in jobs(file) for step in job["steps"]]
+
+
+def test_every_action_is_named_by_its_commit_and_says_its_release(file: Path) -> None:
+    lines = [line.strip() for line in file.read_text().splitlines() if re.search(r"\buses:", line)]
+    assert lines
+    pinned = re.compile(r"- uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert [line for line in lines if not pinned.fullmatch(line)] == []
+
+
+def test_an_action_has_one_commit_in_all_workflows(file: Path) -> None:
+    everywhere = {step["uses"] for other in WORKFLOWS for step in steps(other) if "uses" in step}
+    actions = [use.partition("@")[0] for use in everywhere]
+    assert sorted(actions) == sorted(set(actions))
+
+
+def test_what_strangers_send_runs_without_rights(file: Path) -> None:
+    workflow = read(file)
+    events = set(workflow[True])  # YAML 1.1 reads the key `on` so
+    assert events <= EVENTS
+    assert workflow["permissions"] == {"contents": "read"}
+    if "pull_request" in events:
+        assert [job for job in jobs(file) if "permissions" in job] == []
+        assert "secrets." not in file.read_text()
+
+
+def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:
+    checkouts = [step for step in steps(file) if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_no_script_is_put_together_from_expressions(file: Path) -> None:
+    """Names of tags and branches are anybody's words: a script gets them as variables of its environment."""
+    assert [step["run"] for step in steps(file) if "${{" in step.get("run", "")] == []
