@@ -138,6 +138,7 @@ class Operator:
                     for informer in group:
                         await informer.wait_synced()
                 logger.info("ready: %d jobs, %d pods", len(self._world.jobs), len(self._world.pods))
+                logger.info("pods of jobs that name no image get %s", self._site.trainer_image)
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
                 self._kopf = KopfThread(self._client.access, self._settings.namespaces, self._job_event)

@@ -3,13 +3,10 @@
 from disttrain_api.names import Reason
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
+from disttrain_operator.decide.pulls import REASON, REASONS, why_not_pulled
 from disttrain_operator.decide.volumes import of_volume
 
-# The kubelet alternates between these two; one word for both keeps the status quiet.
-_SAME = {"ErrImagePull": "ImagePullBackOff"}
-
 _ADVICE = {
-    "ImagePullBackOff": "check the image's name and tag, and the pull secret",
     "InvalidImageName": "correct the image's name",
     "ErrImageNeverPull": "the image is not on the node and imagePullPolicy is Never: load it there or allow pulling",
     "CreateContainerConfigError": "an image that must run as root needs runPolicy.podSecurity: Template; "
@@ -48,7 +45,7 @@ def why_waiting(gang: Gang) -> tuple[str, str] | None:
     queued = next((pod.waiting.reason for pod in waiting if pod.waiting and pod.waiting.reason in QUEUES), None)
     if queued is not None:
         return queued, _of_queue(gang, queued)
-    return _of_pod(waiting[0], len(waiting)) if waiting else None
+    return _of_pod(gang, waiting[0], len(waiting)) if waiting else None
 
 
 def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
@@ -66,15 +63,16 @@ def _of_queue(gang: Gang, reason: str) -> str:
     )
 
 
-def _of_pod(pod: PodFacts, count: int) -> tuple[str, str]:
+def _of_pod(gang: Gang, pod: PodFacts, count: int) -> tuple[str, str]:
     assert pod.waiting is not None
-    reason = _SAME.get(pod.waiting.reason, pod.waiting.reason)
-    others = f" (and {count - 1} more)" if count > 1 else ""
+    reason = pod.waiting.reason
+    who = f"pod {pod.name}" + (f" (and {count - 1} more)" if count > 1 else "")
+    if reason in REASONS:
+        return REASON, f"{who}: {why_not_pulled(pod.waiting, gang.spec)}"
     if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, pod.waiting.message)) is not None:
-        return Reason.VOLUME_NOT_BOUND, f"pod {pod.name}{others}: {volume}"
-    # The kubelet's sentence on pulling changes with every try; the image does not.
-    detail = f'cannot pull image "{pod.waiting.image}"' if reason == "ImagePullBackOff" else pod.waiting.message.strip()
-    return reason, _advise(reason, f"pod {pod.name}{others}: {detail[:500]}" if detail else f"pod {pod.name}{others}")
+        return Reason.VOLUME_NOT_BOUND, f"{who}: {volume}"
+    detail = pod.waiting.message.strip()
+    return reason, _advise(reason, f"{who}: {detail[:500]}" if detail else who)
 
 
 def _advise(reason: str, sentence: str) -> str:

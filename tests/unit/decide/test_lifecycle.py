@@ -218,7 +218,8 @@ def test_a_pod_deleted_before_the_gang_ran_is_made_again() -> None:
 
 
 def test_an_image_that_cannot_be_pulled_is_said_at_once_and_only_once() -> None:
-    world = a_world().settle()
+    template = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1"}]}}
+    world = a_world(workers={"replicas": 2, "template": template}).settle()
     for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull"):
         world.put(waiting(world.pod(0), reason, f"some changing words {reason}"))
         world.settle()
@@ -226,7 +227,7 @@ def test_an_image_that_cannot_be_pulled_is_said_at_once_and_only_once() -> None:
         "False",
         "ImagePullBackOff",
         (
-            'pod digits-3f9a1-worker-0-a1: cannot pull image "an/image:1"; check the image\'s name and tag, '
+            'pod digits-3f9a1-worker-0-a1: image "an/image:1" cannot be pulled; check the image\'s name and tag, '
             "and the pull secret"
         ),
     )
