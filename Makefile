@@ -50,7 +50,7 @@ lint: setup ## Style, types, and who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks helm
+	$(BIN)/mypy tests benchmarks helm release
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 
@@ -90,7 +90,11 @@ cluster-down: setup ## Stop it and clean up
 	$(BIN)/python -m tests.cluster down
 
 .PHONY: images
-images: setup ## Build the operator's and the trainer's image and put them on the test cluster
+images: ## Build both images; PUSH=registry/prefix or CLUSTER=kind|minikube|k3d says where to (TAG=… BUILD_OPTIONS=…)
+	@$(PYTHON) -m release.images
+
+.PHONY: cluster-images
+cluster-images: setup ## Build both images, without docker, and put them on the test cluster
 	$(BIN)/python -m tests.cluster images
 
 .PHONY: e2e

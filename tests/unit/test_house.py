@@ -17,7 +17,7 @@ from tests.cluster.paths import REPOSITORY
 MAX_LINES = 400
 # kubectl stores what was applied as JSON in an annotation, of which an object has at most 262144 bytes.
 MAX_APPLIED_BYTES = 245_000
-PACKAGES = ("api", "operator", "trainer_image", "cli", "helm", "benchmarks", "tests")
+PACKAGES = ("api", "operator", "trainer_image", "cli", "helm", "release", "benchmarks", "tests")
 
 
 def modules() -> list[Path]:

@@ -1,0 +1,1 @@
+"""What turns a clone into what clusters run: images, lock files, the chart of a release. Standard library alone."""
