@@ -106,7 +106,7 @@ async def _make(there: World, number: int) -> None:
     slots = asyncio.Semaphore(16)
 
     async def make(which: int) -> None:
-        raw = manifest(f"refused-{which}", 1, startDeadlineSeconds=DEADLINE_SECONDS)
+        raw = manifest(f"refused-{which}", 1, startingDeadlineSeconds=DEADLINE_SECONDS)
         raw["metadata"]["namespace"] = CROWD
         async with slots:
             await there.client.create(job_collection(CROWD), raw)

@@ -46,7 +46,7 @@ class StuckError(Exception):
     """Something that was waited for did not come."""
 
 
-def manifest(name: str, replicas: int, **run_policy: Any) -> dict[str, Any]:
+def manifest(name: str, replicas: int, *, managed_by: str | None = None, **run_policy: Any) -> dict[str, Any]:
     """A usual job of our own trainer."""
     resources = {"requests": {"cpu": "10m", "memory": "16Mi"}}
     container = {"name": "trainer", "image": IMAGE, "resources": resources}
@@ -59,7 +59,8 @@ def manifest(name: str, replicas: int, **run_policy: Any) -> dict[str, Any]:
             "workers": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
             "training": training,
             "runPolicy": run_policy,
-        },
+        }
+        | ({"managedBy": managed_by} if managed_by else {}),
     }
 
 

@@ -20,7 +20,7 @@ from tests.integration import poison_corpus
 from tests.integration.mallory import Mallory
 
 PODS = 8
-GATE = {"gang": "Gate"}
+GATE = {"gangScheduler": "Gate"}
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:

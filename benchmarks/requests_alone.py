@@ -48,7 +48,7 @@ def job_requests(name: str, replicas: int, owner_uid: str) -> JobRequests:
         raise AssertionError("a new job begins with a status")
     events = [event_manifest(job, _UNKNOWN_VERSION, event, now) for event in decision.events]
     return JobRequests(
-        job=orjson.dumps(manifest(name, replicas, managedBy=_OTHERS)),
+        job=orjson.dumps(manifest(name, replicas, managed_by=_OTHERS)),
         status=(f"{job_collection(NAMESPACE)}/{name}/status", orjson.dumps(status_body(job, decision.status))),
         support=[_post("services", name, service(job, site)), _post("secrets", name, secret(job, site))],
         pods=[(core_collection("pods", NAMESPACE), body) for body in pod_bodies(name, replicas, owner_uid)],

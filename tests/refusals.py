@@ -54,19 +54,10 @@ REFUSALS = (
         " and every part has as many replicas as the others",
         {"parallelism": {"tensorParallelDegree": 3}},
     ),
-    *(
-        Refusal(
-            f"{degree[0].upper()}{degree[1:]}",
-            f"{PARALLELISM}.{degree}",
-            f"`{degree}` 2 is not built yet: set it to 1 or leave it out",
-            {"parallelism": {degree: 2}},
-        )
-        for degree in ("contextParallelDegree",)
-    ),
     Refusal(
         "ExpertsDivideRanks",
         f"{PARALLELISM}.expertParallelDegree",
-        "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
+        "`expertParallelDegree` 2 must divide the product of the shard and tensor degrees, which is 1: experts"
         " are spread over those ranks; raise `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
     ),
@@ -239,21 +230,21 @@ REFUSALS = (
     Refusal(
         "TimeoutNeedsGateOrCoscheduling",
         f"{PLACEMENT}.timeoutSeconds",
-        "`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of None: remove it or change `gang`"
-        " (`startDeadlineSeconds` bounds the start of every job)",
+        "`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of None: remove it or change `gangScheduler`"
+        " (`startingDeadlineSeconds` bounds the start of every job)",
         placement(timeoutSeconds=60),
     ),
     Refusal(
         "QueueNeedsKueueOrVolcano",
         f"{PLACEMENT}.queueName",
-        "`queueName` is a setting of gang Kueue and Volcano, not of Gate: remove it or change `gang`",
-        placement(gang="Gate", queueName="mine"),
+        "`queueName` is a setting of gang Kueue and Volcano, not of Gate: remove it or change `gangScheduler`",
+        placement(gangScheduler="Gate", queueName="mine"),
     ),
     Refusal(
         "KueueNeedsQueue",
         f"{PLACEMENT}.queueName",
         "gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
-        placement(gang="Kueue"),
+        placement(gangScheduler="Kueue"),
     ),
     Refusal(
         "SomethingToRun",
@@ -361,8 +352,8 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a claim to make": {"storage": {"size": "1Gi", "retain": False, "storageClassName": "fast"}},
     "one pod's claim": {"workers": {"replicas": 1}, "storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
-    "a gang behind the gate": placement(gang="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
-    "a gang in a queue": placement(gang="Kueue", queueName="mine"),
+    "a gang behind the gate": placement(gangScheduler="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
+    "a gang in a queue": placement(gangScheduler="Kueue", queueName="mine"),
     "a topology without a gang": placement(topology={"preferred": "a/rack"}),
     "rules for failures": {
         "runPolicy": {

@@ -15,7 +15,11 @@ BETWEEN_PODS = (
 
 def at_the_gate(**pod: Any) -> dict[str, Any]:
     """Changes that give the workers this pod spec, behind the gate."""
-    return {"workers": own_program(**pod), "training": None, "runPolicy": {"schedulingPolicy": {"gang": "Gate"}}}
+    return {
+        "workers": own_program(**pod),
+        "training": None,
+        "runPolicy": {"schedulingPolicy": {"gangScheduler": "Gate"}},
+    }
 
 
 def apart(kind: str) -> dict[str, Any]:
@@ -30,11 +34,12 @@ RESTART_POD = {"rules": [{"action": "RestartPod"}]}
 
 PLACEMENT_REFUSALS = (
     *(
-        Refusal("GateSeesNodesOnly", "spec.runPolicy.schedulingPolicy.gang", BETWEEN_PODS, changes)
+        Refusal("GateSeesNodesOnly", "spec.runPolicy.schedulingPolicy.gangScheduler", BETWEEN_PODS, changes)
         for changes in (
             at_the_gate(**apart("required")),
             at_the_gate(topologySpreadConstraints=[SPREAD]),
-            servers(topologySpreadConstraints=[SPREAD]) | {"runPolicy": {"schedulingPolicy": {"gang": "Gate"}}},
+            servers(topologySpreadConstraints=[SPREAD])
+            | {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Gate"}}},
         )
     ),
     Refusal(
@@ -59,12 +64,12 @@ PLACEMENT_REFUSALS = (
     Refusal(
         "KueueRestartsNoSinglePods",
         "spec.runPolicy.failurePolicy",
-        "the action RestartPod cannot be had with `gang` Kueue, which keeps the name of a pod that ended until all of"
-        " its group have ended: use RestartGang",
+        "RestartPod does not go with `gangScheduler` Kueue, which keeps the name of a pod that ended until all"
+        " of its group have ended: use RestartGang",
         {
             **untrained(own_program()),
             "runPolicy": {
-                "schedulingPolicy": {"gang": "Kueue", "queueName": "mine"},
+                "schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "mine"},
                 "failurePolicy": RESTART_POD,
             },
         },

@@ -187,8 +187,6 @@ class Parallelism(ApiModel):
     """Copies of the model, each on its own part of the batch. Absent: what the others leave of the world size."""
     data_parallel_shard_degree: ShardDegree | None = None
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
-    context_parallel_degree: Degree | None = None
-    """Ranks that share one sequence. Not built yet: only 1, which is what absent means, is accepted."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None
@@ -200,7 +198,7 @@ class Parallelism(ApiModel):
     pipeline: Pipeline | None = None
     """How the pipeline works. Absent: 1F1B, one stage per rank, as many microbatches as stages."""
     expert_parallel_degree: Degree | None = None
-    """Ranks that the experts are spread over, carved out of shard x context x tensor. Absent: 1."""
+    """Ranks that the experts are spread over, carved out of shard x tensor. Absent: 1."""
     devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None
     """Devices that each process computes on; on CPUs logical ones. Absent: 1."""
     device_mode: DeviceMode | None = None

@@ -138,8 +138,6 @@ class DisruptionBudget(ApiModel):
 class RunPolicy(ApiModel):
     """How the job lives and ends."""
 
-    suspend: bool = False
-    """True stops the pods after a checkpoint; false starts them again from it."""
     restart_policy: RestartPolicy = RestartPolicy.GANG
     """Gang recreates all pods when a rank fails; Never fails the job."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -153,7 +151,7 @@ class RunPolicy(ApiModel):
     """When the job is complete."""
     node_suspicion: NodeSuspicion = NodeSuspicion()
     """When later attempts avoid a node."""
-    start_deadline_seconds: PositiveSeconds = 1800
+    starting_deadline_seconds: PositiveSeconds = 1800
     """Time from the creation of an attempt's pods until all of them run, before the job fails."""
     active_deadline_seconds: PositiveSeconds | None = None
     """Time from the start (or the last resume) before the job fails. Absent: no limit."""
@@ -171,6 +169,3 @@ class RunPolicy(ApiModel):
     """Absent: none, so that nodes can be drained."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
     """How the pods of a gang are placed."""
-    managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=r"^[^/]+/[^/]+$")] | None = None
-    """Another controller's name, for example kueue.x-k8s.io/multikueue: this operator then leaves the job alone.
-    Absent or disttrain.io/operator: this operator. It never changes."""

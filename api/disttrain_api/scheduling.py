@@ -33,7 +33,7 @@ class Topology(ApiModel):
 class SchedulingPolicy(ApiModel):
     """How the pods of a gang are placed."""
 
-    gang: GangScheduler = GangScheduler.NONE
+    gang_scheduler: GangScheduler = GangScheduler.NONE
     """None leaves each pod to the cluster's scheduler. Gate holds all pods until the whole gang fits; it needs an
     operator that serves all namespaces and has its gate switched on. Kueue, Volcano and Coscheduling
     (scheduler-plugins) must be installed."""
@@ -44,5 +44,5 @@ class SchedulingPolicy(ApiModel):
     topology: Topology | None = None
     """Which ranks are put together. Absent: any node will do."""
     timeout_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Gate: how long an attempt waits for room before the job fails; `startDeadlineSeconds` begins after that. Absent:
-    no limit. Coscheduling: its scheduleTimeoutSeconds."""
+    """Gate: how long an attempt waits for room before the job fails; `startingDeadlineSeconds` begins after that.
+    Absent: no limit. Coscheduling: its scheduleTimeoutSeconds."""

@@ -89,6 +89,11 @@ class JobSpec(ApiModel):
     """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
     run_policy: RunPolicy = RunPolicy()
     """How the job lives and ends."""
+    suspend: bool = False
+    """True stops the pods after a checkpoint; false starts them again from it."""
+    managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=r"^[^/]+/[^/]+$")] | None = None
+    """Another controller's name, for example kueue.x-k8s.io/multikueue: this operator then leaves the job alone.
+    Absent or disttrain.io/operator: this operator. It never changes."""
 
     @property
     def pods(self) -> int:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
+from disttrain_api.moved import with_successor
 from disttrain_api.pod_template import pod_template_schema
 from disttrain_api.rules import NAME_RULES, RULES
 from disttrain_api.sentences import MAX_PROBLEMS
@@ -112,7 +113,7 @@ def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
         return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), beyond
     except ValidationError as error:
         said = {violation.location for violation in beyond}
-        wrong = sentences.violations(error, DistTrainingJob)
+        wrong = map(with_successor, sentences.violations(error, DistTrainingJob))
         return None, beyond + [violation for violation in wrong if violation.location not in said]
 
 

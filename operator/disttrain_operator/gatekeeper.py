@@ -81,7 +81,7 @@ class Gatekeeper:
 
     def admission(self, job: Job) -> Admission | None:
         """What is known of the job's gang now; None where it does not ask for the gate."""
-        if job.spec is None or job.spec.run_policy.scheduling_policy.gang is not GangScheduler.GATE:
+        if job.spec is None or job.spec.run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE:
             return None
         return self._answers.get(job.uid, Admission())
 
@@ -265,6 +265,6 @@ def _asks_for_gate(raw: Raw) -> bool:
 
 
 def _waits(job: Job) -> bool:
-    if job.spec is None or job.spec.run_policy.scheduling_policy.gang is not GangScheduler.GATE:
+    if job.spec is None or job.spec.run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE:
         return False
     return not job.deleting and in_attempt(job.status) and not ran(job.status) and not is_finished(job)

@@ -39,7 +39,7 @@ def keep(raw: Raw) -> Raw:
         "refused": refused,
         "status": _pack(status),
         "phase": _at(status, "phase"),
-        "gang": _at(spec, "runPolicy", "schedulingPolicy", "gang"),
+        "gang": _at(spec, "runPolicy", "schedulingPolicy", "gangScheduler"),
         "begun": _begun(status),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
     }
@@ -72,8 +72,8 @@ def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
         if not refused:
             raise
     if refused:
-        manager = _at(spec, "runPolicy", "managedBy")
-        data = _json({"runPolicy": {"managedBy": manager}} if isinstance(manager, str) else {})
+        manager = _at(spec, "managedBy")
+        data = _json({"managedBy": manager} if isinstance(manager, str) else {})
     return _compressed(data), refused
 
 

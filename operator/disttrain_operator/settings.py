@@ -45,7 +45,7 @@ class Settings:
     replica_name: str = field(default_factory=socket.gethostname)
     pods: PodDefaults = field(default_factory=PodDefaults)
     gang_gate: bool = False
-    """Whether jobs may ask for `gang: Gate`, for which all nodes and pods of the cluster are watched."""
+    """Whether jobs may ask for `gangScheduler: Gate`, for which all nodes and pods of the cluster are watched."""
     network_policies: bool = False
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""
     gate_hold_seconds: int = 4 * 3600

@@ -23,7 +23,7 @@ def test_an_upgrade_and_an_uninstall_leave_running_jobs_alone(kubectl: Kubectl, 
 
     helm.install()
     assert operator.get("secret", "disttrain-job-token-key")["data"]["key"] == key
-    kubectl("patch", "dtj", "kept", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
+    kubectl("patch", "dtj", "kept", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     kubectl.wait("Suspended", "kept")
     assert kubectl.status("kept")["restarts"] == 0
     kubectl("delete", "dtj", "kept", "--timeout=120s", timeout=150)

@@ -108,11 +108,11 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:
     kubectl.apply(long_job("pause"))
     train_until_a_checkpoint(kubectl, "pause")
-    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     kubectl.wait("Suspended", "pause")
     kubectl.until(lambda: not kubectl.pods("pause"), "no pods", job="pause")
     saved = kubectl.status("pause")["checkpoint"]["step"]
-    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":false}}')
     kubectl.wait("Running", "pause")
     assert saved < first_step(kubectl, "pause", attempt=2) <= saved + 20
     assert kubectl.status("pause")["restarts"] == 0
@@ -146,7 +146,7 @@ def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) 
 def test_an_image_that_does_not_exist_ends_with_its_reason(kubectl: Kubectl) -> None:
     container = {"name": "trainer", "image": "localhost/no/such:image"}
     workers = {"template": {"spec": {"containers": [container]}}}
-    kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startDeadlineSeconds": 20}))
+    kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startingDeadlineSeconds": 20}))
     told = kubectl.until(
         lambda: kubectl.condition("noimage", "Running").get("reason") == "ImagePullBackOff", "the reason"
     )

@@ -161,7 +161,7 @@ draw_sums = fields_of(
 draw_tensor = fields_of(Theme.TENSOR, sequenceParallel=st.booleans(), vocabularyParallel=st.booleans())
 draw_pipeline = fields_of(Theme.PIPELINE, 1, pipeline=pipelines)
 draw_devices = fields_of(Theme.DEVICES, deviceMode=each(DeviceMode))
-other_degrees = some(RARELY, dataParallelReplicateDegree=small, contextParallelDegree=small)
+other_degrees = some(RARELY, dataParallelReplicateDegree=small)
 
 
 def draw_data_parallel(draw: Draw, themes: Themes) -> Raw:
@@ -349,7 +349,7 @@ draw_policy = fields_of(
     disruptionBudget=st.fixed_dictionaries({"minAvailable": small}),
     schedulingPolicy=some(
         3,
-        gang=one_of("None", "Gate", "Kueue", "Volcano", "Coscheduling"),
+        gangScheduler=one_of("None", "Gate", "Kueue", "Volcano", "Coscheduling"),
         queueName=st.just("a-queue"),
         timeoutSeconds=st.just(60),
         topology=some(2, required=st.just("a/zone"), preferred=st.just("a/rack")),

@@ -85,11 +85,13 @@ def specs() -> Iterator[Poison]:
     )
     yield Poison("steps-beyond-everything", _training(steps=str(10**40)))
     yield Poison("steps-with-an-exponent", _training(steps="1e300"))
-    yield Poison("managed-by-an-object", _spec(runPolicy={"managedBy": {}}))
-    yield Poison("suspend-is-a-word", _spec(runPolicy={"suspend": "yes"}))
-    yield Poison("a-gang-of-no-kind", _spec(runPolicy={"schedulingPolicy": {"gang": "Everything"}}))
+    yield Poison("managed-by-an-object", _spec(managedBy={}))
+    yield Poison("suspend-is-a-word", _spec(suspend="yes"))
+    yield Poison("a-gang-of-no-kind", _spec(runPolicy={"schedulingPolicy": {"gangScheduler": "Everything"}}))
     yield Poison("a-negative-deadline", _spec(runPolicy={"activeDeadlineSeconds": -(2**63)}))
-    yield Poison("a-gate-of-everything", _spec(runPolicy={"schedulingPolicy": {"gang": "Gate", "topology": []}}))
+    yield Poison(
+        "a-gate-of-everything", _spec(runPolicy={"schedulingPolicy": {"gangScheduler": "Gate", "topology": []}})
+    )
     yield Poison("storage-of-no-size", _spec(storage={"size": "1Zi\n\u0001"}))
 
 

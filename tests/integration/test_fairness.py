@@ -34,7 +34,7 @@ def test_a_pod_that_goes_from_a_full_namespace_costs_few_requests_and_lets_the_n
     eventually(lambda: (team.api.get(f"{quotas}/one").get("status") or {}).get("hard"))
     names = [f"job-{number}" for number in range(JOBS)]
     for name in names:
-        team.create(name, workers={"replicas": 1}, runPolicy={"startDeadlineSeconds": 86400})
+        team.create(name, workers={"replicas": 1}, runPolicy={"startingDeadlineSeconds": 86400})
 
     def running() -> list[str]:
         return [name for name in names if team.exists(name) and team.condition("Running", name)["status"] == "True"]

@@ -39,7 +39,7 @@ class GangTeam(Team):
 
     def a_gang(self, name: str, pods: int, **policy: Any) -> Raw:
         """Pods of four GPUs each."""
-        spec = {"runPolicy": {"schedulingPolicy": {"gang": self.gang, **policy}}}
+        spec = {"runPolicy": {"schedulingPolicy": {"gangScheduler": self.gang, **policy}}}
         return self.create(name, workers={"replicas": pods, "gpusPerPod": 4}, **spec)
 
     def placed(self, name: str) -> int:

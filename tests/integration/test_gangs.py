@@ -48,7 +48,7 @@ def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureReq
 
 @pytest.mark.parametrize(("gang", "value"), [("Volcano", "volcano"), ("Coscheduling", "coscheduling")])
 def test_a_scheduler_that_the_operator_was_not_given_is_a_reason(team: Team, gang: str, value: str) -> None:
-    team.create(runPolicy={"schedulingPolicy": {"gang": gang}})
+    team.create(runPolicy={"schedulingPolicy": {"gangScheduler": gang}})
     said = team.wait_for("Running", status="False", reason="OperatorForbidden")
     assert f"`scheduling.{value}: true` in the chart's values gives the right" in said["message"]
     assert team.pods() == []
@@ -74,10 +74,10 @@ def test_a_disruption_budget_holds_evictions_back_and_goes_with_the_job(team: Te
 
 
 def test_a_job_of_another_controller_is_left_alone(team: Team) -> None:
-    team.create("theirs", runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})
-    team.create("ours", runPolicy={"managedBy": "disttrain.io/operator"})
+    team.create("theirs", managedBy="kueue.x-k8s.io/multikueue")
+    team.create("ours", managedBy="disttrain.io/operator")
     team.wait_for_pods(2)
-    team.patch("theirs", runPolicy={"suspend": True})
+    team.patch("theirs", suspend=True)
     team.run(team.pods())
     team.wait_for("Running", name="ours")
     assert team.status("theirs") == {}

@@ -1,4 +1,4 @@
-"""`gang: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
+"""`gangScheduler: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
 
 import time
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def a_gang(team: Team, pods: int, name: str = "job", *, gpus: int = GPUS, **poli
     team.create(
         name,
         workers={"replicas": pods, "gpusPerPod": gpus, "processesPerPod": 1},
-        runPolicy={"schedulingPolicy": {"gang": "Gate", **policy}, "cleanPodPolicy": "All"},
+        runPolicy={"schedulingPolicy": {"gangScheduler": "Gate", **policy}, "cleanPodPolicy": "All"},
     )
 
 

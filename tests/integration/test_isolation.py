@@ -136,11 +136,11 @@ def wait_until_the_operator_has_seen_all_of_this(team: Team, name: str = "later"
 
 
 def test_a_pod_that_looks_like_one_of_an_older_attempt_holds_no_job(victim: Team, intruder: Intruder) -> None:
-    job = victim.create(runPolicy={"suspend": True})
+    job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     pod = intruder.pod(job, "intruder", attempt=0)
     wait_until_the_operator_has_seen_all_of_this(victim)
-    victim.patch(runPolicy={"suspend": False})
+    victim.patch(suspend=False)
     eventually(lambda: len(own_pods(victim, job)) == 2, victim.status)
     victim.run(own_pods(victim, job))
     victim.wait_for("Running", reason="AllPodsRunning")
@@ -171,12 +171,12 @@ def test_a_pod_that_looks_like_the_jobs_and_ends_ends_nothing(victim: Team, intr
 
 
 def test_pods_that_look_like_the_jobs_are_not_counted(victim: Team, intruder: Intruder) -> None:
-    job = victim.create(runPolicy={"suspend": True})
+    job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     pod = intruder.pod(job, "intruder", attempt=1)
     intruder.team.run([pod])
     wait_until_the_operator_has_seen_all_of_this(victim)
-    victim.patch(runPolicy={"suspend": False})
+    victim.patch(suspend=False)
     eventually(lambda: len(own_pods(victim, job)) == 2, victim.status)
     victim.run(own_pods(victim, job))
     victim.wait_for("Running")
@@ -220,7 +220,7 @@ FOREIGN: dict[str, tuple[str, str, Raw, Raw]] = {
         f"/apis/{POD_GROUP}/v1alpha1/namespaces/{{}}/podgroups",
         "-a1",
         {"apiVersion": f"{POD_GROUP}/v1alpha1", "kind": "PodGroup", "spec": {"minMember": 1}},
-        {"runPolicy": {"schedulingPolicy": {"gang": "Coscheduling"}}},
+        {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Coscheduling"}}},
     ),
     "NetworkPolicy": (
         "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
@@ -258,8 +258,7 @@ def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
     victim: Team, kind: str, owner: str
 ) -> None:
     collection, suffix, foreign, spec = FOREIGN[kind]
-    policy = spec.get("runPolicy", {}) | {"suspend": True}
-    job = victim.create(**(spec | {"runPolicy": policy}))
+    job = victim.create(**(spec | {"suspend": True}))
     victim.wait_for("Suspended")
     name, path = f"{stem(job)}{suffix}", collection.format(victim.namespace)
     metadata: Raw = {"name": name, "labels": labels(job)}
@@ -269,7 +268,7 @@ def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
         # A claim that outlives its job has no owner: its labels say whose it is.
         metadata["labels"]["disttrain.io/job-uid"] = "00000000-0000-4000-8000-000000000000"
     made = victim.ask("POST", path, {"metadata": metadata, **foreign})
-    victim.patch(runPolicy={"suspend": False})
+    victim.patch(suspend=False)
     said = victim.wait_for("Running", status="False", reason="NameConflict")["message"]
     assert said.startswith(f"{kind} {name}: ")
     assert "delete the foreign object or give the job another name" in said
@@ -287,12 +286,12 @@ def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
 
 
 def test_no_secret_that_others_made_beforehand_reaches_the_pods(victim: Team) -> None:
-    job = victim.create(runPolicy={"suspend": True})
+    job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     path = f"/api/v1/namespaces/{victim.namespace}/secrets"
     poisoned = {"metadata": {"name": stem(job), "labels": labels(job)}, "stringData": {"token": "mine"}}
     victim.ask("POST", path, poisoned)
-    victim.patch(runPolicy={"suspend": False})
+    victim.patch(suspend=False)
     eventually(lambda: len(own_pods(victim, job)) == 2, victim.status)
     (mounted,) = {
         volume["secret"]["secretName"]

@@ -55,10 +55,12 @@ class QueueTeam(Team):
             **a_spec()["workers"]["template"]["spec"]["containers"][0],
             "resources": {"requests": {"cpu": "1"}},
         }
-        policy = {"gang": "Kueue", "queueName": "research"} | ({"priorityClassName": priority} if priority else {})
+        policy = {"gangScheduler": "Kueue", "queueName": "research"} | (
+            {"priorityClassName": priority} if priority else {}
+        )
         wanted = {
             "workers": {"replicas": pods, "template": {"spec": {"containers": [container]}}},
-            "runPolicy": {"schedulingPolicy": policy, "startDeadlineSeconds": 3600},
+            "runPolicy": {"schedulingPolicy": policy, "startingDeadlineSeconds": 3600},
         }
         return self.create(name, **merge(wanted, spec))
 
@@ -131,7 +133,7 @@ def test_a_gang_that_does_not_fit_waits_as_a_whole_and_its_job_says_so(team: Que
     team.queue_up("first")
     running = team.wait_for_admission("first")
     team.schedule_and_run(running)
-    team.queue_up("second", runPolicy={"startDeadlineSeconds": 1})
+    team.queue_up("second", runPolicy={"startingDeadlineSeconds": 1})
     waiting = team.wait_for("Running", status="False", reason="Queued", name="second")
     assert "waiting in queue research of Kueue" in waiting["message"]
     assert all(pod["spec"]["schedulingGates"] for pod in team.pods_of("second", 1))
@@ -187,10 +189,10 @@ def test_a_failed_rank_is_a_new_group_and_the_old_one_is_let_go(team: QueueTeam)
 def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: QueueTeam) -> None:
     team.queue_up(pods=3)
     team.wait_for("Running", status="False", reason="Queued")
-    team.patch(runPolicy={"suspend": True})
+    team.patch(suspend=True)
     team.wait_for("Suspended")
     eventually(lambda: not team.pods(), team.left_over)
-    team.patch(runPolicy={"suspend": False})
+    team.patch(suspend=False)
     eventually(lambda: len(team.pods(2)) == 3)
     team.delete()
     eventually(lambda: not team.pods(), team.left_over)

@@ -86,7 +86,7 @@ def test_watches_of_jobs_last_for_many_changes(team: Team, control_plane: Contro
         name = f"job-{number}"
         team.create(name, workers={"replicas": 1})
         eventually(lambda name=name: team.status(name).get("attempt") == 1)
-        team.patch(name, runPolicy={"suspend": True})
+        team.patch(name, suspend=True)
         team.wait_for("Suspended", name=name)
     # The operator's informer and kopf have one each; now and then one has had its time.
     assert ended_watches_of_jobs(control_plane) - before < 10
@@ -148,10 +148,10 @@ def test_a_job_is_suspended_and_resumed(team: Team) -> None:
     team.create()
     team.run(team.wait_for_pods(2))
     team.wait_for("Running")
-    team.patch(runPolicy={"suspend": True})
+    team.patch(suspend=True)
     team.wait_for("Suspended")
     assert team.pods() == []
-    team.patch(runPolicy={"suspend": False})
+    team.patch(suspend=False)
     team.run(team.wait_for_pods(2, attempt=2))
     team.wait_for("Running")
     assert team.status()["restarts"] == 0, "resuming is no restart"
@@ -216,7 +216,7 @@ def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
 
 
 def test_a_gang_scheduler_that_is_not_installed_is_a_reason(team: Team) -> None:
-    team.create(runPolicy={"schedulingPolicy": {"gang": "Coscheduling"}})
+    team.create(runPolicy={"schedulingPolicy": {"gangScheduler": "Coscheduling"}})
     said = team.wait_for("Running", status="False", reason="NotInstalled")
     assert "scheduling.x-k8s.io/v1alpha1: coscheduling (scheduler-plugins) is not installed" in said["message"]
     assert team.pods() == []
@@ -243,13 +243,13 @@ def test_a_wrong_spec_fails_with_all_that_is_wrong(team: Team) -> None:
 
 
 def test_a_foreign_pod_of_the_same_name_is_a_conflict_until_it_goes(team: Team) -> None:
-    job = team.create(runPolicy={"suspend": True})
+    job = team.create(suspend=True)
     team.wait_for("Suspended")
     name = f"job-{job['metadata']['uid'][:5]}-worker-1-a1"
     pods = f"/api/v1/namespaces/{team.namespace}/pods"
     container = {"name": "other", "image": "registry.example/other:1"}
     team.ask("POST", pods, {"metadata": {"name": name}, "spec": {"containers": [container]}})
-    team.patch(runPolicy={"suspend": False})
+    team.patch(suspend=False)
     team.wait_for("Running", status="False", reason="NameConflict")
     team.ask("DELETE", f"{pods}/{name}")
     eventually(lambda: [pod["metadata"]["name"] for pod in team.pods(1)].count(name) == 1)

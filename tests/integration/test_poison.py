@@ -207,7 +207,7 @@ def a_heavy_job(name: str) -> bytes:
     """Half a megabyte of JSON that is ten times as much in memory, and does nothing: it is suspended."""
     config = {f"k{number}": [[] for _ in range(3_000)] for number in range(80)}
     training = {"model": {"name": None, "entrypoint": "mine:make", "config": config}}
-    job = a_manifest(name, training=training, runPolicy={"suspend": True}) | {"metadata": {"name": name}}
+    job = a_manifest(name, training=training, suspend=True) | {"metadata": {"name": name}}
     return json.dumps(job, separators=(",", ":")).encode()
 
 

@@ -18,7 +18,7 @@ from tests.integration.operator_process import OperatorProcess, Team, eventually
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
-GATE = {"schedulingPolicy": {"gang": "Gate"}, "cleanPodPolicy": "All"}
+GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}, "cleanPodPolicy": "All"}
 MOST_BYTES = 512 << 20
 """The chart's limit on the operator's memory."""
 

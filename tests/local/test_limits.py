@@ -70,7 +70,7 @@ def test_who_insists_gets_the_sentence_of_the_trainer(workplace: Workplace) -> N
 
 
 def test_a_resumed_job_is_asked_about_too(workplace: Workplace) -> None:
-    run = workplace.run(workplace.write(workers={"replicas": 2}, training=SHORT, runPolicy={"suspend": True}))
+    run = workplace.run(workplace.write(workers={"replicas": 2}, training=SHORT, suspend=True))
     file = run.home / "status.yaml"
     file.write_text(file.read_text().replace("replicas: 2", "replicas: 10000"))
     again = workplace.run("--resume", run.home, command=on_a_laptop())

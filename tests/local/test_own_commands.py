@@ -71,20 +71,23 @@ def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(work
 
 
 @pytest.mark.parametrize(
-    ("policy", "named"),
+    ("spec", "named"),
     [
-        ({"schedulingPolicy": {"gang": "Gate"}}, "schedulingPolicy"),
-        ({"schedulingPolicy": {"gang": "Kueue", "queueName": "research"}}, "schedulingPolicy"),
+        ({"runPolicy": {"schedulingPolicy": {"gangScheduler": "Gate"}}}, "schedulingPolicy"),
         (
-            {"managedBy": "kueue.x-k8s.io/multikueue", "disruptionBudget": {"minAvailable": 1}},
+            {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "research"}}},
+            "schedulingPolicy",
+        ),
+        (
+            {"managedBy": "kueue.x-k8s.io/multikueue", "runPolicy": {"disruptionBudget": {"minAvailable": 1}}},
             "disruptionBudget, managedBy",
         ),
     ],
 )
 def test_what_a_cluster_does_with_a_job_is_no_part_of_a_local_run(
-    workplace: Workplace, policy: dict[str, Any], named: str
+    workplace: Workplace, spec: dict[str, Any], named: str
 ) -> None:
-    run = workplace.run(own(workplace, "true", runPolicy=policy))
+    run = workplace.run(own(workplace, "true", **spec))
     assert run.exit_code == 0, run.stderr
     assert f"not part of a local run: {named}" in run.stderr
 
@@ -171,7 +174,7 @@ def test_no_pod_outlives_the_command_whatever_its_clean_pod_policy(workplace: Wo
 
 
 def test_a_job_that_is_made_suspended_says_so_and_ends(workplace: Workplace) -> None:
-    run = workplace.run(own(workplace, "python", "-c", "", runPolicy={"suspend": True}))
+    run = workplace.run(own(workplace, "python", "-c", "", suspend=True))
     assert run.exit_code == 0, run.stderr
     assert run.status["phase"] == "Suspended"
     assert run.status["attempt"] == 0

@@ -75,7 +75,7 @@ class World:
     def computes_first(self) -> bool:
         """Whether this rank counts where every layer of a replica counts once: it is the first to compute its own."""
         at = self.mesh.coordinates(self.rank)
-        return not (at["context"] or at["tensor"])
+        return not at["tensor"]
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""

@@ -76,14 +76,14 @@ def _rules() -> Iterable[Rule]:
         id="KueueRestartsNoSinglePods",
         path="spec.runPolicy.failurePolicy",
         scope="spec.runPolicy",
-        sentence="the action RestartPod cannot be had with `gang` Kueue, which keeps the name of a pod that ended until"
-        " all of its group have ended: use RestartGang",
+        sentence="RestartPod does not go with `gangScheduler` Kueue, which keeps the name of a pod that ended"
+        " until all of its group have ended: use RestartGang",
         check=lambda spec: when(
-            spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE and _restarts_single_pods(spec)
+            spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE and _restarts_single_pods(spec)
         ),
-        cel="self.schedulingPolicy.gang != 'Kueue' || !has(self.failurePolicy)"
+        cel="self.schedulingPolicy.gangScheduler != 'Kueue' || !has(self.failurePolicy)"
         " || !self.failurePolicy.rules.exists(r, r.action == 'RestartPod')",
-        reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.schedulingPolicy.gang"),
+        reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.schedulingPolicy.gangScheduler"),
     )
 
 

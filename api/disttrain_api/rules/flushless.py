@@ -17,7 +17,6 @@ _FLUSHLESS = (
 _CUTS = {
     "dataParallelShardDegree": "data_parallel_shard_degree",
     "tensorParallelDegree": "tensor_parallel_degree",
-    "contextParallelDegree": "context_parallel_degree",
 }
 _OFFLOAD = "offload.parameters"
 # The first setting that takes a stage's weights apart, or ''.

@@ -24,9 +24,7 @@ def _degree(name: str) -> str:
 
 SHARD = _degree("dataParallelShardDegree")
 # Product of every degree that is a factor of the world size, but the replicate degree.
-OTHERS = " * ".join(
-    [SHARD, *(_degree(name) for name in ("contextParallelDegree", "tensorParallelDegree", "pipelineParallelDegree"))]
-)
+OTHERS = " * ".join([SHARD, *(_degree(name) for name in ("tensorParallelDegree", "pipelineParallelDegree"))])
 PIPELINE = _degree("pipelineParallelDegree")
 _SETTINGS = "self.parallelism.pipeline"
 SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
@@ -47,8 +45,7 @@ MICROBATCHES = (
 # With `self` = spec.parallelism.
 EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
 EXPERT_RANKS = " * ".join(
-    _degree(name).replace("self.parallelism", "self")
-    for name in ("dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree")
+    _degree(name).replace("self.parallelism", "self") for name in ("dataParallelShardDegree", "tensorParallelDegree")
 )
 # True where the degrees do not fit the world size.
 MISFIT = f"(has({_REPLICATE}) ? {WORLD} != {_REPLICATE} * {OTHERS} : ({WORLD}) % ({OTHERS}) != 0)"
@@ -67,7 +64,6 @@ def product_of_others(parallelism: Parallelism) -> int:
         degree or 1
         for degree in (
             parallelism.data_parallel_shard_degree,
-            parallelism.context_parallel_degree,
             parallelism.tensor_parallel_degree,
             parallelism.pipeline_parallel_degree,
         )
@@ -103,26 +99,10 @@ def _does_not_divide(spec: JobSpec) -> Values | None:
     return _world(spec, product)
 
 
-def _unbuilt(field: str, alias: str) -> Rule:
-    def check(spec: JobSpec) -> Values | None:
-        degree = getattr(spec.parallelism, field) or 1
-        return when(degree != 1, degree=degree)
-
-    return Rule(
-        id=f"{alias[0].upper()}{alias[1:]}",
-        path=f"spec.parallelism.{alias}",
-        scope="spec.parallelism",
-        sentence=f"`{alias}` {{degree:d}} is not built yet: set it to 1 or leave it out",
-        check=check,
-        cel=f"!has(self.{alias}) || self.{alias} == 1",
-        values={"degree": f"self.{alias}"},
-    )
-
-
 def _experts_do_not_divide(spec: JobSpec) -> Values | None:
     at = spec.parallelism
     degree = at.expert_parallel_degree or 1
-    ranks = (at.data_parallel_shard_degree or 1) * (at.context_parallel_degree or 1) * (at.tensor_parallel_degree or 1)
+    ranks = (at.data_parallel_shard_degree or 1) * (at.tensor_parallel_degree or 1)
     return when(ranks % degree != 0, degree=degree, product=ranks)
 
 
@@ -154,12 +134,11 @@ LAYOUT_RULES = (
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},
         reads=READS_LAYOUT,
     ),
-    _unbuilt("context_parallel_degree", "contextParallelDegree"),
     Rule(
         id="ExpertsDivideRanks",
         path="spec.parallelism.expertParallelDegree",
         scope="spec.parallelism",
-        sentence="`expertParallelDegree` {degree:d} must divide the product of the shard, context and tensor degrees,"
+        sentence="`expertParallelDegree` {degree:d} must divide the product of the shard and tensor degrees,"
         " which is {product:d}: experts are spread over those ranks; raise `dataParallelShardDegree`",
         check=_experts_do_not_divide,
         cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",

@@ -86,7 +86,7 @@ def _unchanged(path: str) -> str:
 
 
 FREEZE_RULES = (
-    # Everything but suspend, the deadlines, the time-outs and the time to live of `runPolicy`.
+    # Everything but `suspend`, the deadlines, the time-outs and the time to live of `runPolicy`.
     FreezeRule(
         (
             "spec.workers",
@@ -109,5 +109,5 @@ FREEZE_RULES = (
         (f"!({_HAS_RUN})", f"({_STATUS_IS_WRITTEN})"),
     ),
     # Another controller may be at work on a job that has no attempt of ours.
-    FreezeRule(("spec.runPolicy.managedBy",), "may never change"),
+    FreezeRule(("spec.managedBy",), "may never change"),
 )

@@ -8,7 +8,7 @@ from disttrain_api.scheduling import GangScheduler, SchedulingPolicy
 from disttrain_api.spec import JobSpec
 
 _PATH = "spec.runPolicy.schedulingPolicy"
-_GANG = f"{_PATH}.gang"
+_GANG = f"{_PATH}.gangScheduler"
 _WITH_QUEUES = (GangScheduler.KUEUE, GangScheduler.VOLCANO)
 _WITH_TIMEOUT = (GangScheduler.GATE, GangScheduler.COSCHEDULING)
 
@@ -56,21 +56,21 @@ def _cel_needs_other_pods(template: str) -> str:
 
 def _gate_cannot_see(spec: JobSpec) -> bool:
     templates = [spec.workers.template, spec.parameter_servers.template if spec.parameter_servers else {}]
-    return _policy(spec).gang is GangScheduler.GATE and any(map(_needs_other_pods, templates))
+    return _policy(spec).gang_scheduler is GangScheduler.GATE and any(map(_needs_other_pods, templates))
 
 
 SCHEDULING_RULES = (
     Rule(
         id="GateSeesNodesOnly",
-        path=f"{_PATH}.gang",
+        path=_GANG,
         sentence="gang Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
         " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
         " (`topology` puts pods together)",
         check=lambda spec: when(_gate_cannot_see(spec)),
-        cel="self.runPolicy.schedulingPolicy.gang != 'Gate'"
+        cel="self.runPolicy.schedulingPolicy.gangScheduler != 'Gate'"
         f" || (!{_cel_needs_other_pods('self.workers.template')} && (!has(self.parameterServers)"
         f" || !{_cel_needs_other_pods('self.parameterServers.template')}))",
-        reads=(f"{_PATH}.gang", "spec.workers.template", "spec.parameterServers.template"),
+        reads=(_GANG, "spec.workers.template", "spec.parameterServers.template"),
     ),
     Rule(
         id="TopologyRequiredOrPreferred",
@@ -85,26 +85,27 @@ SCHEDULING_RULES = (
         path=f"{_PATH}.timeoutSeconds",
         scope=_PATH,
         sentence="`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of {gang}: remove it or change"
-        " `gang` (`startDeadlineSeconds` bounds the start of every job)",
+        " `gangScheduler` (`startingDeadlineSeconds` bounds the start of every job)",
         check=lambda spec: when(
-            _policy(spec).timeout_seconds is not None and _policy(spec).gang not in _WITH_TIMEOUT,
-            gang=_policy(spec).gang.value,
+            _policy(spec).timeout_seconds is not None and _policy(spec).gang_scheduler not in _WITH_TIMEOUT,
+            gang=_policy(spec).gang_scheduler.value,
         ),
-        cel="!has(self.timeoutSeconds) || self.gang in ['Gate', 'Coscheduling']",
-        values={"gang": "self.gang"},
+        cel="!has(self.timeoutSeconds) || self.gangScheduler in ['Gate', 'Coscheduling']",
+        values={"gang": "self.gangScheduler"},
         reads=(f"{_PATH}.timeoutSeconds", _GANG),
     ),
     Rule(
         id="QueueNeedsKueueOrVolcano",
         path=f"{_PATH}.queueName",
         scope=_PATH,
-        sentence="`queueName` is a setting of gang Kueue and Volcano, not of {gang}: remove it or change `gang`",
+        sentence="`queueName` is a setting of gang Kueue and Volcano, not of {gang}: remove it or change"
+        " `gangScheduler`",
         check=lambda spec: when(
-            _policy(spec).queue_name is not None and _policy(spec).gang not in _WITH_QUEUES,
-            gang=_policy(spec).gang.value,
+            _policy(spec).queue_name is not None and _policy(spec).gang_scheduler not in _WITH_QUEUES,
+            gang=_policy(spec).gang_scheduler.value,
         ),
-        cel="!has(self.queueName) || self.gang in ['Kueue', 'Volcano']",
-        values={"gang": "self.gang"},
+        cel="!has(self.queueName) || self.gangScheduler in ['Kueue', 'Volcano']",
+        values={"gang": "self.gangScheduler"},
         reads=(f"{_PATH}.queueName", _GANG),
     ),
     Rule(
@@ -112,8 +113,10 @@ SCHEDULING_RULES = (
         path=f"{_PATH}.queueName",
         scope=_PATH,
         sentence="gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
-        check=lambda spec: when(_policy(spec).gang is GangScheduler.KUEUE and _policy(spec).queue_name is None),
-        cel="self.gang != 'Kueue' || has(self.queueName)",
+        check=lambda spec: when(
+            _policy(spec).gang_scheduler is GangScheduler.KUEUE and _policy(spec).queue_name is None
+        ),
+        cel="self.gangScheduler != 'Kueue' || has(self.queueName)",
         reads=(f"{_PATH}.queueName", _GANG),
     ),
 )

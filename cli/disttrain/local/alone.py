@@ -21,9 +21,8 @@ def alone(job: Job) -> tuple[Job, list[str]]:
     if not taken:
         return job, []
     here = {
-        "scheduling_policy": SchedulingPolicy(gang=GangScheduler.NONE),
+        "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
-        "managed_by": None,
     }
-    spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here)})
+    spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here), "managed_by": None})
     return replace(job, spec=spec, managed_by=None), taken

@@ -244,9 +244,8 @@ class LocalRun:
 
 def set_suspend(raw: RawJob, value: bool) -> None:
     """Change the spec as the API server would."""
-    policy = raw["spec"].setdefault("runPolicy", {})
-    if bool(policy.get("suspend")) != value:
-        policy["suspend"] = value
+    if bool(raw["spec"].get("suspend")) != value:
+        raw["spec"]["suspend"] = value
         raw["metadata"]["generation"] += 1
 
 

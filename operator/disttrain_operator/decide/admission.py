@@ -1,4 +1,4 @@
-"""`gang: Gate`: pods are held until all of them fit, let go together, and taken back if one finds no room after all.
+"""`gangScheduler: Gate`: pods are held until all of them fit, let go together, and taken back if one finds no room.
 
 What was let go stands on the pods themselves: they are the log, so a process that dies between two releases is
 continued. What cannot be completed is taken back as a whole: no half gang keeps its room.
@@ -11,7 +11,7 @@ from disttrain_api.names import Reason
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.actions import DeletePod, ReleasePod
-from disttrain_operator.decide.attempt import bring_up, spec_of, start_attempt, start_deadline_at
+from disttrain_operator.decide.attempt import bring_up, spec_of, start_attempt, starting_deadline_at
 from disttrain_operator.decide.clock import after, earliest, timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
@@ -25,14 +25,14 @@ SCHEDULING_SECONDS = 30
 _LATER = timedelta(hours=1)
 
 _GATE_OFF = (
-    "`gang` Gate is switched off in this operator: set the chart's value `gangGate.enabled` (the operator must serve"
-    " all namespaces), or choose another `gang` in `runPolicy.schedulingPolicy`"
+    "`gangScheduler` Gate is switched off in this operator: set the chart's value `gangGate.enabled` (the operator must"
+    " serve all namespaces), or choose another `gangScheduler` in `runPolicy.schedulingPolicy`"
 )
 
 
 def admission(job: Job, observed: Observed, now: datetime) -> Move | None:
     """From the first pod of a gated attempt to the moment when all of them run."""
-    if spec_of(job).run_policy.scheduling_policy.gang is not GangScheduler.GATE or ran(job.status):
+    if spec_of(job).run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE or ran(job.status):
         return None
     gang = Gang(spec_of(job), job.status, observed)
     if observed.admission is None:
@@ -98,7 +98,7 @@ class _Waiting:
 
     def go_on(self) -> Move | None:
         """Pods are made, wait, go, start. A start that takes too long is judged by the policy of all jobs."""
-        deadline = self._start_deadline
+        deadline = self._starting_deadline
         if deadline is not None and self._now >= deadline:
             return None
         patience = (_patience(pod) for pod in self._released if pod.node is None)
@@ -132,14 +132,14 @@ class _Waiting:
         return after(self._job.status.attempts[-1].start_time, self._timeout_seconds)
 
     @property
-    def _start_deadline(self) -> datetime | None:
+    def _starting_deadline(self) -> datetime | None:
         """From the release on; before it only for pods that cannot be created."""
         if self._gang.missing and self._gang.observed.problems:
-            return start_deadline_at(self._job, self._job.status)
+            return starting_deadline_at(self._job, self._job.status)
         if self._held or self._gang.missing or not self._released:
             return None
         released = min(pod.released_at for pod in self._released if pod.released_at is not None)
-        return released + timedelta(seconds=self._gang.spec.run_policy.start_deadline_seconds)
+        return released + timedelta(seconds=self._gang.spec.run_policy.starting_deadline_seconds)
 
 
 def _patience(pod: PodFacts) -> datetime:

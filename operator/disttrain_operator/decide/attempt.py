@@ -18,7 +18,7 @@ def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime
     """The next attempt begins now; pods of older ones are on their way out."""
     ledger = begin_attempt(ledger, spec_of(job).run_policy, now)
     events = (event, *_suspicions(ledger))
-    return bring_up(Gang(spec_of(job), ledger, observed), now, start_deadline_at(job, ledger), events)
+    return bring_up(Gang(spec_of(job), ledger, observed), now, starting_deadline_at(job, ledger), events)
 
 
 def wait_for_attempt(
@@ -59,10 +59,10 @@ def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
 
 
-def start_deadline_at(job: Job, ledger: JobStatus) -> datetime:
+def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime:
     """When all pods of the current attempt must run, unless a queue holds them back."""
     attempt = ledger.attempts[-1]
-    return after(attempt.admitted_time or attempt.start_time, spec_of(job).run_policy.start_deadline_seconds)
+    return after(attempt.admitted_time or attempt.start_time, spec_of(job).run_policy.starting_deadline_seconds)
 
 
 def spec_of(job: Job) -> JobSpec:

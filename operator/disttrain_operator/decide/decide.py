@@ -23,7 +23,7 @@ from disttrain_operator.decide.progress import learn
 from disttrain_operator.decide.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.restart_policy import restart_policy
 from disttrain_operator.decide.revise import revise
-from disttrain_operator.decide.startup import begin, running, start_deadline, startup
+from disttrain_operator.decide.startup import begin, running, starting_deadline, startup
 from disttrain_operator.decide.success_policy import success_policy
 from disttrain_operator.decide.suspend import suspend
 
@@ -40,7 +40,7 @@ POLICIES: tuple[Policy, ...] = (
     revise,
     admission,
     begin,
-    start_deadline,
+    starting_deadline,
     startup,
     replace_pods,
     leaving,

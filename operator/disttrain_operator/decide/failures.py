@@ -85,7 +85,7 @@ class Failures:
         if not cause.symptom or end is None:
             return cause
         for entry in reversed(self.gang.ledger.attempts[-1].replacements):
-            if entry.pod != cause.pod.name and end < after(entry.time, policy.start_deadline_seconds):
+            if entry.pod != cause.pod.name and end < after(entry.time, policy.starting_deadline_seconds):
                 return replace(cause, follows=entry)
         return cause
 

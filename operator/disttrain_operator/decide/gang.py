@@ -92,7 +92,7 @@ class Gang:
     @cached_property
     def queued(self) -> bool:
         """Whether a queue holds it back, and not a child that was refused or a queue that nobody serves."""
-        in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
+        in_queue = self.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
         admitted = self.ledger.attempts[-1].admitted_time is not None or self.let_go
         unserved = any(pod.waiting is not None and pod.waiting.reason == Reason.QUEUE_NOT_SERVED for pod in self.pods)
         return in_queue and not admitted and not unserved and not self.observed.problems
@@ -100,7 +100,7 @@ class Gang:
     @cached_property
     def let_go(self) -> bool:
         """Whether a queue has let its pods go to nodes: it does so with all or none."""
-        in_queue = self.spec.run_policy.scheduling_policy.gang is GangScheduler.KUEUE
+        in_queue = self.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
         return in_queue and any(
             pod.started or pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen
         )

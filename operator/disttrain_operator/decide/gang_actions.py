@@ -79,7 +79,7 @@ def create(gang: Gang, members: Iterable[Identity]) -> tuple[Action, ...]:
     why = f"attempt {gang.attempt} needs it"
     avoid = tuple(gang.ledger.attempts[-1].avoided_nodes)
     # A pod that is made again alone joins a gang that has its room: the cluster's scheduler sees to it.
-    gated = gang.spec.run_policy.scheduling_policy.gang is GangScheduler.GATE and not ran(gang.ledger)
+    gated = gang.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE and not ran(gang.ledger)
     pods = tuple(
         CreatePod(role, index, gang.attempt, why, avoid, gated) for role, index in members if (role, index) not in taken
     )

@@ -241,6 +241,5 @@ def in_words(error: Exception) -> str:
 
 
 def _managed_by(spec: Any) -> str | None:
-    policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
-    name = policy.get("managedBy") if isinstance(policy, Mapping) else None
+    name = spec.get("managedBy") if isinstance(spec, Mapping) else None
     return name if isinstance(name, str) and name != MANAGED_BY_US else None

@@ -83,11 +83,11 @@ def _begins_at(job: Job, pod: str) -> datetime | None:
 
 def _deadline(job: Job, pods: list[str], now: datetime) -> Move | None:
     assert job.spec is not None
-    seconds = job.spec.run_policy.start_deadline_seconds
+    seconds = job.spec.run_policy.starting_deadline_seconds
     for pod in pods:
         begun = _begins_at(job, pod)
         if begun is not None and (now - begun).total_seconds() >= seconds:
-            message = f"pod {pod}, made again alone, did not run within startDeadlineSeconds ({seconds})"
+            message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
             return finish(
                 job.status, now, State.FAILED, Verdict(reason=Reason.START_DEADLINE_EXCEEDED, message=message)
             )

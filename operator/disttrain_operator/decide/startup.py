@@ -5,7 +5,7 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import JobStatus, Verdict
-from disttrain_operator.decide.attempt import bring_up, spec_of, start_attempt, start_deadline_at, wait_for_attempt
+from disttrain_operator.decide.attempt import bring_up, spec_of, start_attempt, starting_deadline_at, wait_for_attempt
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
@@ -32,15 +32,15 @@ def begin(job: Job, observed: Observed, now: datetime) -> Move | None:
     return start_attempt(job, observed, job.status, now, Event(word, f"attempt {job.status.attempt + 1} begins"))
 
 
-def start_deadline(job: Job, observed: Observed, now: datetime) -> Move | None:
+def starting_deadline(job: Job, observed: Observed, now: datetime) -> Move | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
     gang = _admitted(Gang(spec_of(job), job.status, observed), now)
-    if ran(job.status) or gang.all_started or gang.queued or now < start_deadline_at(job, gang.ledger):
+    if ran(job.status) or gang.all_started or gang.queued or now < starting_deadline_at(job, gang.ledger):
         return None
-    seconds = spec_of(job).run_policy.start_deadline_seconds
+    seconds = spec_of(job).run_policy.starting_deadline_seconds
     waiting = why_waiting(gang)
     message = (
-        f"not all pods ran within startDeadlineSeconds ({seconds}): {waiting[1] if waiting else _unexplained(gang)}"
+        f"not all pods ran within startingDeadlineSeconds ({seconds}): {waiting[1] if waiting else _unexplained(gang)}"
     )
     reason = waiting[0] if waiting else Reason.START_DEADLINE_EXCEEDED
     return finish(job.status, now, State.FAILED, Verdict(reason=reason, message=message))
@@ -57,7 +57,7 @@ def startup(job: Job, observed: Observed, now: datetime) -> Move | None:
         ledger = gang.ledger if gang.released_at is None else mark_admitted(gang.ledger, gang.released_at)
         ledger = mark_running(ledger, now)
         return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
-    return bring_up(gang, now, start_deadline_at(job, gang.ledger))
+    return bring_up(gang, now, starting_deadline_at(job, gang.ledger))
 
 
 def running(job: Job, observed: Observed, now: datetime) -> Move | None:

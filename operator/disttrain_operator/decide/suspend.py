@@ -11,20 +11,20 @@ from disttrain_operator.decide.observed import Job, Observed
 
 
 def suspend(job: Job, observed: Observed, now: datetime) -> Move | None:
-    """Stop all pods while runPolicy.suspend is true."""
+    """Stop all pods while spec.suspend is true."""
     assert job.spec is not None
-    if not job.spec.run_policy.suspend:
+    if not job.spec.suspend:
         return None
-    verdict = Verdict(reason=Reason.SUSPENDED, message="runPolicy.suspend was set")
+    verdict = Verdict(reason=Reason.SUSPENDED, message="spec.suspend was set")
     ledger = end_attempt(job.status, now, verdict).model_copy(update={"start_time": None})
     existing = [pod for pod in observed.pods if not pod.gone]
-    removal = remove(existing, job.spec.run_policy, now, "runPolicy.suspend is true")
+    removal = remove(existing, job.spec.run_policy, now, "spec.suspend is true")
     if any(pod.alive for pod in existing):
-        sentence = "runPolicy.suspend is true: pods write a checkpoint and stop"
+        sentence = "spec.suspend is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
         return Move(
             State.SUSPENDING, Reason.SUSPENDING, sentence, ledger, removal.actions, (event,), removal.look_again_at
         )
-    sentence = "runPolicy.suspend is true; set it to false to go on"
+    sentence = "spec.suspend is true; set it to false to go on"
     event = Event(Reason.SUSPENDED, sentence)
     return Move(State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, removal.actions, (event,), removal.look_again_at)

@@ -16,7 +16,7 @@ _ADVICE = {
     "CrashLoopBackOff": "an init container or sidecar keeps failing: read its log",
     Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
-    Reason.NOT_INSTALLED: "install it, or choose another `gang` in schedulingPolicy",
+    Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
     Reason.OPERATOR_FORBIDDEN: "give the operator's service account this right",
     Reason.FORBIDDEN: "let the template meet the namespace's rules, or change them",
     Reason.INVALID_POD: "correct the pod template",

@@ -21,7 +21,7 @@ def join_gang(metadata: Manifest, pod_spec: Manifest, job: PlannedJob, spec: Job
     if policy.priority_class_name is not None:
         pod_spec["priorityClassName"] = policy.priority_class_name
     name = group_name(job.name, job.uid, attempt)
-    match policy.gang:
+    match policy.gang_scheduler:
         case GangScheduler.KUEUE:
             join_queue(metadata, pod_spec, job, spec, role, attempt)
         case GangScheduler.VOLCANO:
@@ -43,10 +43,10 @@ def pod_group(job: PlannedJob, spec: JobSpec, attempt: int) -> Manifest | None:
     """The PodGroup of an attempt; None where its scheduler knows no such thing."""
     policy = spec.run_policy.scheduling_policy
     group: Manifest = {"minMember": spec.pods}
-    if policy.gang is GangScheduler.VOLCANO:
+    if policy.gang_scheduler is GangScheduler.VOLCANO:
         version = VOLCANO_GROUP
         optional: Manifest = {"queue": policy.queue_name, "priorityClassName": policy.priority_class_name}
-    elif policy.gang is GangScheduler.COSCHEDULING:
+    elif policy.gang_scheduler is GangScheduler.COSCHEDULING:
         version = COSCHEDULING_GROUP
         optional = {"scheduleTimeoutSeconds": policy.timeout_seconds}
     else:

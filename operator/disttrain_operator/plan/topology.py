@@ -13,8 +13,8 @@ class TopologyPlan:
 
     def __init__(self, spec: JobSpec, role: Role) -> None:
         policy = spec.run_policy.scheduling_policy
-        self._topology = policy.topology if policy.gang is not GangScheduler.KUEUE else None
-        self._by_scheduler = policy.gang is not GangScheduler.GATE
+        self._topology = policy.topology if policy.gang_scheduler is not GangScheduler.KUEUE else None
+        self._by_scheduler = policy.gang_scheduler is not GangScheduler.GATE
         self._role = role
         self._groups = _pods_together(spec) if self._topology is not None else ()
 

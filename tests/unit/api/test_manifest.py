@@ -1,5 +1,7 @@
 """Files -> jobs: everything that is wrong is said at once, each with its line, and nothing ends in a traceback."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disttrain_api import DistTrainingJob, ManifestError, load, parse
+from disttrain_api.crd import openapi_schema
 from disttrain_api.manifest import MAX_BYTES
+from disttrain_api.moved import MOVED
 from disttrain_api.validate import problems, read_job, read_spec
 from tests.builders import a_manifest
 
@@ -291,7 +295,7 @@ def values_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 FULL = a_manifest(
     parallelism={"dataParallelReplicateDegree": 2, "dataParallel": {"mode": "AllReduce"}},
     storage={"size": "1Gi"},
-    runPolicy={"suspend": False},
+    suspend=False,
     workers={
         "template": {
             "metadata": {"labels": {"a": "b"}},
@@ -316,3 +320,34 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
     for problem in found:
         assert problem.message
         assert "\n" not in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("runPolicy: {suspend: true}", "spec.runPolicy.suspend: unknown field; it is `spec.suspend` now"),
+        ("runPolicy: {managedBy: a.b/c}", "spec.runPolicy.managedBy: unknown field; it is `spec.managedBy` now"),
+        (
+            "parallelism: {contextParallelDegree: 1}",
+            "it comes with context parallelism; only 1 was accepted: remove it",
+        ),
+        ("runPolicy: {schedulingPolicy: {gang: Gate}}", "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now"),
+    ],
+)
+def test_a_field_of_an_earlier_version_is_refused_with_where_it_went(written: str, said: str) -> None:
+    (problem,) = refused(f"{GOOD}  {written}\n")
+    assert problem.endswith(said)
+
+
+def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of all fields of a schema."""
+    yield path
+    for name, field in schema.get("properties", {}).items():
+        yield from fields_of(field, f"{path}.{name}")
+
+
+def test_no_field_that_is_said_to_have_moved_is_there() -> None:
+    known = set(fields_of(openapi_schema()["properties"]["spec"], "spec"))
+    assert known.isdisjoint(MOVED)
+    successors = [word for hint in MOVED.values() for word in re.findall(r"`(spec[^`]*)`", hint)]
+    assert set(successors) <= known

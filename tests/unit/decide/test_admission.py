@@ -70,7 +70,7 @@ class Gated:
 
 
 def a_gated(begun: bool = True, **policy: Any) -> Gated:
-    scheduling = {"gang": "Gate", **policy.pop("scheduling", {})}
+    scheduling = {"gangScheduler": "Gate", **policy.pop("scheduling", {})}
     gated = Gated(a_raw_job(runPolicy={"schedulingPolicy": scheduling, **policy}))
     if begun:
         gated.decide(NO_WORD)
@@ -133,7 +133,7 @@ def test_a_gang_without_room_says_why_and_is_pending() -> None:
 
 
 def test_it_waits_for_ever_unless_told_otherwise() -> None:
-    gated = a_gated(startDeadlineSeconds=60).wait(10**6)
+    gated = a_gated(startingDeadlineSeconds=60).wait(10**6)
     assert gated.decide(NO_ROOM).actions == ()
     assert gated.said()[0] == "WaitingForRoom"
 
@@ -151,16 +151,16 @@ def test_room_at_the_last_moment_is_taken() -> None:
     assert len(of_kind(gated.decide(gated.admitted()), ReleasePod)) == 2
 
 
-def test_the_start_deadline_counts_from_the_release() -> None:
-    gated = a_gated(startDeadlineSeconds=60).wait(1000).let_go(0, 1).wait(59)
+def test_the_starting_deadline_counts_from_the_release() -> None:
+    gated = a_gated(startingDeadlineSeconds=60).wait(1000).let_go(0, 1).wait(59)
     gated.decide(NO_WORD)
     assert gated.said()[0] == "WaitingForPods"
     gated.wait(1).decide(NO_WORD)
     assert gated.said()[0] == "StartDeadlineExceeded"
 
 
-def test_pods_that_cannot_be_created_fail_the_job_at_the_start_deadline() -> None:
-    gated = a_gated(startDeadlineSeconds=60).wait(60)
+def test_pods_that_cannot_be_created_fail_the_job_at_the_starting_deadline() -> None:
+    gated = a_gated(startingDeadlineSeconds=60).wait(60)
     del gated.pods[1]
     gated.problems = (CreateProblem("Pod", "digits-3f9a1-worker-1-a1", 403, "QuotaExceeded", "exceeded quota"),)
     gated.decide(NO_WORD)

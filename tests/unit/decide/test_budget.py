@@ -88,11 +88,11 @@ def test_a_pod_that_cannot_end_does_not_hold_the_verdict_for_ever() -> None:
 def test_a_checkpoint_before_a_suspension_renews_the_budget() -> None:
     world = a_job_with(1)
     world.end(1, 137).end(0, 1)
-    restart(world).edit(runPolicy={"suspend": True}).settle()
+    restart(world).edit(suspend=True).settle()
     world.end(0, 143, report=a_report(10, checkpoint=10)).end(1, 143).confirm_deletions().settle()
     assert status(world).restarts_since_checkpoint == 0
     assert status(world).attempts[-1].checkpoint_step == 10
-    world.edit(runPolicy={"suspend": False}).settle().run_all().end(1, 137)
+    world.edit(suspend=False).settle().run_all().end(1, 137)
     restart(world)
     assert (status(world).attempt, status(world).restarts_since_checkpoint) == (4, 1)
 

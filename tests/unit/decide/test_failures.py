@@ -207,10 +207,10 @@ def test_a_job_can_be_suspended_in_its_pause() -> None:
     world = a_running_world()
     world.end(0, 1).end(1, 1)
     restart(world).end(0, 1).end(1, 1).settle().confirm_deletions().settle()
-    world.edit(runPolicy={"suspend": True}).settle().pass_time(100).settle()
+    world.edit(suspend=True).settle().pass_time(100).settle()
     assert world.condition("Suspended")[0] == "True"
     assert not world.pods
-    world.edit(runPolicy={"suspend": False}).settle().run_all()
+    world.edit(suspend=False).settle().run_all()
     assert world.condition("Running")[0] == "True"
     assert (world.job.status.attempt, world.job.status.restarts) == (3, 2)
 
@@ -333,7 +333,7 @@ def test_the_verdict_keeps_the_last_lines_of_the_log() -> None:
 def test_a_pod_without_a_reason_is_said_to_have_none_when_the_deadline_comes() -> None:
     from tests.unit.decide.world import a_world
 
-    world = a_world(runPolicy={"startDeadlineSeconds": 60}).settle().pass_time(61).settle()
+    world = a_world(runPolicy={"startingDeadlineSeconds": 60}).settle().pass_time(61).settle()
     assert world.condition("Failed")[1] == "StartDeadlineExceeded"
     assert "kubectl describe pod digits-3f9a1-worker-0-a1" in world.condition("Failed")[2]
 

@@ -236,15 +236,15 @@ def test_an_image_that_cannot_be_pulled_is_said_at_once_and_only_once() -> None:
     assert [event.reason for event in world.events] == ["CreatingPods", "ImagePullBackOff"]
 
 
-def test_pods_that_never_start_fail_the_job_after_the_start_deadline_with_their_reason() -> None:
-    world = a_world(runPolicy={"startDeadlineSeconds": 60}).settle()
+def test_pods_that_never_start_fail_the_job_after_the_starting_deadline_with_their_reason() -> None:
+    world = a_world(runPolicy={"startingDeadlineSeconds": 60}).settle()
     world.put(waiting(world.pod(0), "ImagePullBackOff"))
     world.settle().pass_time(59).settle()
     assert world.condition("Failed")[0] == "False"
     world.pass_time(1).settle()
     status, reason, message = world.condition("Failed")
     assert (status, reason) == ("True", "ImagePullBackOff")
-    assert message.startswith("not all pods ran within startDeadlineSeconds (60): pod digits-3f9a1-worker-0-a1")
+    assert message.startswith("not all pods ran within startingDeadlineSeconds (60): pod digits-3f9a1-worker-0-a1")
 
 
 def test_a_cause_that_goes_away_in_time_leaves_no_trace_but_its_event() -> None:
@@ -262,7 +262,7 @@ def test_a_cause_that_goes_away_in_time_leaves_no_trace_but_its_event() -> None:
 
 
 def test_suspension_stops_all_pods_with_their_own_grace_and_resuming_is_a_new_attempt_but_no_restart() -> None:
-    world = a_running_world().edit(runPolicy={"suspend": True}).settle()
+    world = a_running_world().edit(suspend=True).settle()
     assert world.condition("Suspended")[:2] == ("False", "Suspending")
     assert world.job.status.phase == "Suspending"
     world.end(1, ExitCode.STOPPED).settle()
@@ -275,14 +275,14 @@ def test_suspension_stops_all_pods_with_their_own_grace_and_resuming_is_a_new_at
     assert world.job.status.checkpoint is not None
     assert world.job.status.checkpoint.step == 40
     assert world.pods == {}
-    world.edit(runPolicy={"suspend": False}).settle().run_all()
+    world.edit(suspend=False).settle().run_all()
     assert (world.job.status.attempt, world.job.status.restarts) == (2, 0)
     assert world.condition("Running")[0] == "True"
     assert world.condition("Suspended")[0] == "False"
 
 
 def test_a_job_created_suspended_makes_no_pods() -> None:
-    world = a_world(runPolicy={"suspend": True}).settle()
+    world = a_world(suspend=True).settle()
     assert world.pods == {}
     assert world.condition("Suspended")[0] == "True"
     assert world.job.status.attempt == 0
@@ -295,9 +295,9 @@ def test_the_active_deadline_fails_the_job_and_stops_its_pods() -> None:
 
 
 def test_time_in_suspension_does_not_count_towards_the_active_deadline() -> None:
-    world = a_running_world(runPolicy={"activeDeadlineSeconds": 100}).edit(runPolicy={"suspend": True}).settle()
+    world = a_running_world(runPolicy={"activeDeadlineSeconds": 100}).edit(suspend=True).settle()
     world.end(0, 143).end(1, 143).confirm_deletions().settle().pass_time(1000).settle()
-    world.edit(runPolicy={"suspend": False}).settle().run_all()
+    world.edit(suspend=False).settle().run_all()
     assert world.condition("Failed")[0] == "False"
 
 

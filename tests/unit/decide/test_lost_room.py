@@ -15,7 +15,7 @@ from tests.builders import NOW, a_raw_job, a_raw_pod
 
 def after_release(seconds: float, *, lost: frozenset[str] = frozenset(), refusal: str = "Unschedulable") -> Decision:
     """What is decided so long after a gang of two was let go, of which no pod has a node."""
-    policy = {"schedulingPolicy": {"gang": "Gate"}, "startDeadlineSeconds": 600}
+    policy = {"schedulingPolicy": {"gangScheduler": "Gate"}, "startingDeadlineSeconds": 600}
     status = {"attempt": 1, "attempts": [{"number": 1, "startTime": timestamp(NOW - timedelta(hours=9))}]}
     job = job_facts(a_raw_job(status=status, runPolicy=policy))
     pods: list[dict[str, Any]] = [a_raw_pod(job, index=index) for index in range(2)]
@@ -52,4 +52,4 @@ def test_what_the_scheduler_refuses_for_reasons_of_its_own_is_not_tried_for_ever
     assert waiting.look_again_at == NOW + timedelta(seconds=600), "nothing to look at until the deadline"
     failed = after_release(600)
     assert failed.reason == "Unschedulable"
-    assert "not all pods ran within startDeadlineSeconds (600)" in failed.message
+    assert "not all pods ran within startingDeadlineSeconds (600)" in failed.message

@@ -48,7 +48,7 @@ class Jobs(RuleBasedStateMachine):
             "maxRestarts": max_restarts,
             "restartBackoffSeconds": backoff,
             "cleanPodPolicy": clean,
-            "startDeadlineSeconds": 600,
+            "startingDeadlineSeconds": 600,
             "successPolicy": {"operator": success},
             **({"failurePolicy": {"rules": RULES}} if rules else {}),
         }
@@ -196,7 +196,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(suspend=st.booleans())
     def a_person_suspends_or_resumes(self, suspend: bool) -> None:
-        self.server.edit(lambda spec: spec["runPolicy"].update(suspend=suspend))
+        self.server.edit(lambda spec: spec.update(suspend=suspend))
 
     @rule(refused=st.booleans())
     def the_quota_comes_or_goes(self, refused: bool) -> None:

@@ -7,7 +7,12 @@ import pytest
 from disttrain_operator.decide.actions import CreatePod, DeletePod
 from tests.unit.decide.world import World, a_world
 
-QUEUED = {"runPolicy": {"schedulingPolicy": {"gang": "Kueue", "queueName": "research"}, "startDeadlineSeconds": 60}}
+QUEUED = {
+    "runPolicy": {
+        "schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "research"},
+        "startingDeadlineSeconds": 60,
+    }
+}
 LABELS = {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/managed": "true"}
 
 
@@ -73,7 +78,7 @@ def test_pods_in_a_queue_are_queued_not_unschedulable() -> None:
     assert not world.events[-1].warning
 
 
-def test_a_queue_may_take_longer_than_the_start_deadline() -> None:
+def test_a_queue_may_take_longer_than_the_starting_deadline() -> None:
     world = a_queued_world().pass_time(10_000).settle()
     assert world.condition("Running")[1] == "Queued"
     assert world.decide().look_again_at is None
@@ -93,7 +98,7 @@ def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same
     assert attempt.admitted_time is not None
 
 
-def test_the_start_deadline_runs_from_the_admission() -> None:
+def test_the_starting_deadline_runs_from_the_admission() -> None:
     world = let_go(a_queued_world().pass_time(10_000)).pass_time(61).settle()
     assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
 
@@ -108,7 +113,7 @@ def test_a_queue_that_nobody_serves_is_said_and_does_not_stop_the_deadline() -> 
 
 
 def test_gates_of_the_template_alone_are_no_queue() -> None:
-    world = a_world(runPolicy={"startDeadlineSeconds": 60}).settle()
+    world = a_world(runPolicy={"startingDeadlineSeconds": 60}).settle()
     world.put(gated(world.pod(0)))
     world.settle()
     assert world.condition("Running")[1] == "SchedulingGated"
@@ -190,7 +195,7 @@ def test_a_pod_that_was_deleted_in_the_queue_is_no_longer_waited_for() -> None:
 
 def test_a_suspended_job_does_not_wait_for_a_finalizer() -> None:
     world = a_queued_world()
-    world.edit(runPolicy={"suspend": True})
+    world.edit(suspend=True)
     world.settle()
     for pod in list(world.pods.values()):
         world.put({**pod, "metadata": {**pod["metadata"], "deletionGracePeriodSeconds": 0}})
@@ -201,7 +206,7 @@ def test_a_suspended_job_does_not_wait_for_a_finalizer() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"workers": {"replicas": "many"}}])
 def test_a_job_of_another_controller_is_left_alone_whatever_it_says(spec: dict[str, Any]) -> None:
-    world = a_world(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}, **spec)
+    world = a_world(managedBy="kueue.x-k8s.io/multikueue", **spec)
     decision = world.decide()
     assert (decision.reason, decision.message) == ("ManagedElsewhere", "left to kueue.x-k8s.io/multikueue")
     assert (decision.status, decision.actions, decision.events) == (None, (), ())
@@ -228,5 +233,5 @@ def test_a_finished_job_of_another_controller_is_not_deleted_by_us() -> None:
 
 
 def test_a_job_that_names_this_operator_is_ours() -> None:
-    world = a_world(runPolicy={"managedBy": "disttrain.io/operator"}).settle()
+    world = a_world(managedBy="disttrain.io/operator").settle()
     assert len(world.pods) == 2

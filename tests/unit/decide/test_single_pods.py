@@ -69,7 +69,9 @@ def test_a_checkpoint_that_a_replaced_pod_tells_of_renews_the_restarts() -> None
 
 
 def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
-    world = own_world({"action": "RestartPod"}, startDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
+    world = (
+        own_world({"action": "RestartPod"}, startingDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
+    )
     world.pass_time(61).settle()
     assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
 
@@ -145,7 +147,7 @@ def test_a_server_and_the_worker_that_lost_it_are_one_failure_also_where_both_ar
 
 
 def test_a_peer_that_is_lost_long_after_a_replacement_is_a_failure_of_its_own() -> None:
-    world = restart(with_a_server(SERVER, startDeadlineSeconds=60).end(0, 137, Role.PS))
+    world = restart(with_a_server(SERVER, startingDeadlineSeconds=60).end(0, 137, Role.PS))
     world.pass_time(600).settle()
     leave(leave(world, 0), 1).settle().pass_time(90).settle()
     assert (verdict(world).class_, verdict(world).action) == ("PeerLost", "RestartGang")

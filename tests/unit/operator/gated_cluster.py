@@ -61,7 +61,7 @@ class Cluster:
             name,
             status={"attempt": 1, "attempts": [attempt], **status},
             workers={"replicas": replicas},
-            runPolicy={"schedulingPolicy": {"gang": "Gate"}},
+            runPolicy={"schedulingPolicy": {"gangScheduler": "Gate"}},
         )
         raw["metadata"] |= {"uid": name, "creationTimestamp": f"2026-01-01T12:00:{30 - age:02}Z"}
         self.world.jobs.apply("MODIFIED", self.next(raw))

@@ -35,7 +35,7 @@ class Fleet:
         self.gate: Gatekeeper | None = None
         for number, (pods, gpus) in enumerate(sizes):
             name = f"job{number}"
-            policy = {"schedulingPolicy": {"gang": "Gate"}, "startDeadlineSeconds": 10**6}
+            policy = {"schedulingPolicy": {"gangScheduler": "Gate"}, "startingDeadlineSeconds": 10**6}
             raw = a_raw_job(name, workers={"replicas": pods}, runPolicy=policy)
             raw["metadata"] |= {"uid": f"{number}0000-{name}", "creationTimestamp": f"2026-01-01T12:00:{number:02}Z"}
             self.jobs[raw["metadata"]["uid"]] = self._next(raw)

@@ -24,7 +24,7 @@ Raw = dict[str, Any]
 
 @given(odd_statuses())
 def test_a_kept_job_is_the_job(status: Raw) -> None:
-    raw = a_raw_job(status=status, runPolicy={"schedulingPolicy": {"gang": "Gate"}})
+    raw = a_raw_job(status=status, runPolicy={"schedulingPolicy": {"gangScheduler": "Gate"}})
     raw["metadata"]["managedFields"] = [{"fieldsV1": {"f:spec": {}}}]
     kept = keep(raw)
     assert read(kept) == job_facts(raw)
@@ -33,7 +33,7 @@ def test_a_kept_job_is_the_job(status: Raw) -> None:
     assert "managedFields" not in kept["metadata"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"workers": {"replicas": "two"}}, {"runPolicy": {"managedBy": "other/one"}}])
+@pytest.mark.parametrize("changes", [{}, {"workers": {"replicas": "two"}}, {"managedBy": "other/one"}])
 def test_a_kept_job_has_the_same_problems(changes: Raw) -> None:
     raw = a_raw_job(**changes)
     assert read(keep(raw)) == job_facts(raw)
@@ -112,7 +112,7 @@ def test_a_small_job_takes_little_memory() -> None:
 
 
 def test_a_managed_job_stays_managed_whatever_its_spec_holds() -> None:
-    raw = a_raw_job(runPolicy={"managedBy": "other/one"}, **HEAVY["lists"])
+    raw = a_raw_job(managedBy="other/one", **HEAVY["lists"])
     assert read(keep(raw)).managed_by == "other/one"
 
 

@@ -72,12 +72,13 @@ async def a_shell(
     *,
     workers: int = 3,
     policy: Raw | None = None,
+    managed_by: str | None = None,
     queue: WorkQueue[Key] | None = None,
     storage: Raw | None = None,
     site: Site = SITE,
     **options: Any,
 ) -> Shell:
-    manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {}, storage=storage)
+    manifest = a_manifest(workers={"replicas": workers}, runPolicy=policy or {}, storage=storage, managedBy=managed_by)
     raw = await api.put(f"{JOBS}/digits", spec=manifest["spec"])
     world, queue = World(), WorkQueue[Key]() if queue is None else queue
     for cache in (world.jobs, world.pods, world.services):

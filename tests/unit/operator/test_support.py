@@ -16,7 +16,7 @@ from tests.unit.operator.test_reconcile import a_shell as a_shell_of
 GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
-VOLCANO = {"schedulingPolicy": {"gang": "Volcano"}}
+VOLCANO = {"schedulingPolicy": {"gangScheduler": "Volcano"}}
 
 
 JOB = object()
@@ -123,7 +123,7 @@ async def test_a_scheduler_that_is_not_installed_is_a_reason_and_no_pod_is_made(
     assert shell.pods() == []
     running = shell.running()
     assert running["reason"] == "NotInstalled"
-    assert "Volcano is not installed; install it, or choose another `gang`" in running["message"]
+    assert "Volcano is not installed; install it, or choose another `gangScheduler`" in running["message"]
     api.refusals.clear()
     await shell.reconcile()
     assert len(shell.pods()) == 3
@@ -165,7 +165,7 @@ async def test_a_disruption_budget_is_made_with_the_job_and_again_with_a_later_a
 
 
 async def test_a_job_of_another_controller_costs_no_request(api: FakeApi, client: Client) -> None:
-    shell = await a_shell_of(api, client, policy={"managedBy": "kueue.x-k8s.io/multikueue"})
+    shell = await a_shell_of(api, client, managed_by="kueue.x-k8s.io/multikueue")
     await shell.reconcile()
     assert api.requests == []
     assert "status" not in shell.job()

@@ -20,7 +20,7 @@ def a_gang(gang: str, template: dict[str, Any] | None = None, **policy: Any) -> 
         training=None,
         workers={"replicas": 3, "template": own},
         parameterServers={"replicas": 2, "template": own},
-        runPolicy={"schedulingPolicy": {"gang": gang, **policy}},
+        runPolicy={"schedulingPolicy": {"gangScheduler": gang, **policy}},
     )
 
 

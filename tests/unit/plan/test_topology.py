@@ -66,7 +66,7 @@ def test_a_required_topology_is_an_affinity_to_the_pods_of_the_same_attempt() ->
 
 
 def test_a_preferred_topology_is_a_preference() -> None:
-    pod = a_pod(gang="Volcano", topology={"preferred": "a/rack"})
+    pod = a_pod(gangScheduler="Volcano", topology={"preferred": "a/rack"})
     (entry,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert (entry["weight"], entry["podAffinityTerm"]["topologyKey"]) == (100, "a/rack")
 
@@ -83,15 +83,15 @@ def test_the_templates_own_affinity_stays() -> None:
 
 
 def test_the_gate_reads_the_label_and_needs_no_affinity() -> None:
-    pod = a_pod(gated=True, gang="Gate", topology={"required": "a/zone"})
+    pod = a_pod(gated=True, gangScheduler="Gate", topology={"required": "a/zone"})
     assert pod["metadata"]["labels"][GROUP] == "0"
     assert "affinity" not in pod["spec"]
     assert pod["spec"]["schedulingGates"] == [{"name": "disttrain.io/gang"}]
-    assert "schedulingGates" not in a_pod(gang="Gate")["spec"]
+    assert "schedulingGates" not in a_pod(gangScheduler="Gate")["spec"]
 
 
 def test_kueue_has_annotations_of_its_own() -> None:
-    pod = a_pod(gang="Kueue", queueName="q", topology={"required": "a/zone"})
+    pod = a_pod(gangScheduler="Kueue", queueName="q", topology={"required": "a/zone"})
     assert GROUP not in pod["metadata"]["labels"]
     assert "affinity" not in pod["spec"]
 

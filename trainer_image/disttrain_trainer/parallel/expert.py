@@ -1,6 +1,6 @@
 """Expert parallelism: each rank of an expert group holds some of the experts, and tokens travel to them.
 
-An expert group is a part of a shard x context x tensor block (torchtitan's mesh): experts need no ranks of their own,
+An expert group is a part of a shard x tensor block (torchtitan's mesh): experts need no ranks of their own,
 and each rank goes on computing its own tokens through all other layers. Ranks of a block that hold the same experts cut
 these up further among themselves with FSDP2, which also sums their gradients, over `replicate` groups too.
 """

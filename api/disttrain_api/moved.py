@@ -1,0 +1,25 @@
+"""Fields that an earlier version had, and where they went.
+
+Who writes one is told its successor instead of a guess. The API server knows no such table: `kubectl` names the unknown
+field, and `disttrain validate` has the sentence.
+"""
+
+from dataclasses import replace
+
+from disttrain_api.structural import UNKNOWN_FIELD
+from disttrain_api.violation import Violation
+
+MOVED = {
+    "spec.runPolicy.suspend": "it is `spec.suspend` now",
+    "spec.runPolicy.managedBy": "it is `spec.managedBy` now",
+    "spec.runPolicy.startDeadlineSeconds": "it is `spec.runPolicy.startingDeadlineSeconds` now",
+    "spec.runPolicy.schedulingPolicy.gang": "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now",
+    "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",
+}
+"""What to do instead, by the field's path."""
+
+
+def with_successor(violation: Violation) -> Violation:
+    """Return the violation, with where the field went for a hint if it is one of an earlier version."""
+    successor = MOVED.get(violation.path) if violation.message == UNKNOWN_FIELD else None
+    return violation if successor is None else replace(violation, hint=successor, meant=None)
