@@ -10,6 +10,7 @@ from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS
 from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
 from tests.refusals_of_pipelines import FLUSHLESS_REFUSALS, PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
+from tests.refusals_of_programs import PROGRAM_REFUSALS, PROGRAMS_ACCEPTED
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
@@ -41,6 +42,7 @@ REFUSALS = (
     *FLUSHLESS_REFUSALS,
     *RELAXED_REFUSALS,
     *RESERVED_NAME_REFUSALS,
+    *PROGRAM_REFUSALS,
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -246,31 +248,6 @@ REFUSALS = (
         "gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
         placement(gangScheduler="Kueue"),
     ),
-    Refusal(
-        "SomethingToRun",
-        WORKERS,
-        "nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
-        untrained(own_program({"name": "trainer", "args": ["train"]}, {"name": "other", "image": "an/image:1"})),
-    ),
-    Refusal(
-        "OneProgram",
-        WORKERS,
-        "`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`: remove"
-        " them, or `spec.training`",
-        {"workers": own_program(IMAGE | {"args": ["train"]})},
-    ),
-    Refusal(
-        "ServersProgram",
-        SERVERS,
-        "the servers have nothing to run: give their container `trainer` a command or an image of its own",
-        servers({"name": "trainer"}),
-    ),
-    Refusal(
-        "GpusByGpusPerPod",
-        WORKERS,
-        "`nvidia.com/gpu` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
-        {"workers": own_program({"name": "side", "resources": {"limits": {"nvidia.com/gpu": 1}}})},
-    ),
     *(
         refusal
         for role, path, changes in (
@@ -335,6 +312,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PIPELINES_ACCEPTED,
     **RELAXED_ACCEPTED,
     **RESERVED_NAMES_ACCEPTED,
+    **PROGRAMS_ACCEPTED,
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import SERVERS, Refusal, own_program, pods, untrained
+from tests.refusal import Refusal, own_program, pods, untrained
 from tests.refusals_of_models import RESNET
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
@@ -47,7 +47,7 @@ SERVER_REFUSALS = (
     ),
     Refusal(
         "ServersOneProgram",
-        SERVERS,
+        "spec.parameterServers",
         "`spec.training` decides what the servers' container `trainer` runs, so it may have no `command` and no `args`:"
         " remove them, or `spec.training`",
         {**on_servers(), "parameterServers": own_program({"name": "trainer", "command": ["serve"]})},

@@ -45,6 +45,8 @@ _QUANTITY_SCHEMA: Schema = {
     "pattern": rf"^[+-]?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?{_NUMBER})?$",
 }
 
+# Kinds of volumes that no supported version of Kubernetes can mount any more.
+_GONE_VOLUMES = ("flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
 # Bounds that no pod comes near to; without them the API server takes every CEL rule over these lists for too expensive.
 _MAX_ITEMS = {"containers": 16, "initContainers": 16, "env": 256, "volumes": 128}
 _MAX_NAME_LENGTH = {"containers": 63, "initContainers": 63, "env": 256, "volumes": 63}
@@ -57,6 +59,13 @@ def pod_template_schema() -> Schema:
     return schema
 
 
+def trainer_schema() -> dict[str, Schema]:
+    """The schemas of a container's fields, by name. Not to be changed by the caller."""
+    containers = pod_template_schema()["properties"]["spec"]["properties"]["containers"]
+    fields: dict[str, Schema] = containers["items"]["properties"]
+    return fields
+
+
 def from_openapi(document: dict[str, Any]) -> Schema:
     """The template's schema out of the API server's /openapi/v3/api/v1."""
     schema = _reduce({"$ref": _PREFIX + _POD_TEMPLATE}, document["components"]["schemas"])
@@ -67,6 +76,9 @@ def from_openapi(document: dict[str, Any]) -> Schema:
         del pod["required"]
     # A pod cannot be created with these.
     del pod["properties"]["ephemeralContainers"]
+    volume = pod["properties"]["volumes"]["items"]["properties"]
+    for name in _GONE_VOLUMES:
+        volume.pop(name, None)
     # Bounds its length, so that a rule may print it.
     pod["properties"]["restartPolicy"]["enum"] = ["Always", "OnFailure", "Never"]
     _bound(pod)

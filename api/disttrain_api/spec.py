@@ -3,21 +3,17 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from disttrain_api.base import ApiModel
-from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND, MAX_REPLICAS
+from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND
 from disttrain_api.parallelism import Parallelism
+from disttrain_api.role import RolePods
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.training import Training
 
-Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-
 # Kubernetes' quantities without exponents, and not zero.
 _QUANTITY = r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
-
-# The API server checks templates against the real PodTemplateSpec schema; here they are plain JSON.
-PodTemplate = dict[str, JsonValue]
 
 
 class AccessMode(StrEnum):
@@ -27,19 +23,15 @@ class AccessMode(StrEnum):
     READ_WRITE_ONCE = "ReadWriteOnce"
 
 
-class Workers(ApiModel):
+class Workers(RolePods):
     """The pods that train."""
 
-    replicas: Replicas = 1
-    """Number of worker pods."""
     processes_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Ranks per pod. Absent: gpusPerPod, else 1."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
     """GPUs of each pod; the only way to ask for them. Absent: none."""
     gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = DEFAULT_GPU_RESOURCE
     """Resource name that gpusPerPod asks for."""
-    template: PodTemplate = {}
-    """A PodTemplateSpec, all of it optional. The operator fills a container `trainer` with its default image."""
 
     @property
     def ranks_per_pod(self) -> int:
@@ -47,13 +39,9 @@ class Workers(ApiModel):
         return self.processes_per_pod or self.gpus_per_pod or 1
 
 
-class ParameterServers(ApiModel):
-    """Pods of role ps, addressed in DISTTRAIN_PS_ADDRESSES; they end when the workers do."""
-
-    replicas: Replicas = 1
-    """Number of server pods."""
-    template: PodTemplate = {}
-    """A PodTemplateSpec. Without `training` its container `trainer` has a command or an image of its own."""
+class ParameterServers(RolePods):
+    """Pods of role ps, addressed in DISTTRAIN_PS_ADDRESSES; they end when the workers do. Without `training` they have
+    a command or an image of their own."""
 
 
 class Storage(ApiModel):

@@ -18,7 +18,7 @@ from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.moved import with_successor
-from disttrain_api.pod_template import pod_template_schema
+from disttrain_api.pod_template import pod_template_schema, trainer_schema
 from disttrain_api.rules import NAME_RULES, RULES
 from disttrain_api.sentences import MAX_PROBLEMS
 from disttrain_api.size import size_problems
@@ -26,8 +26,8 @@ from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.violation import Location, Violation
 
 _NAME: Location = ("metadata", "name")
-_WORKERS: Location = ("spec", "workers", "template")
-_SERVERS: Location = ("spec", "parameterServers", "template")
+_WORKERS: Location = ("spec", "workers")
+_SERVERS: Location = ("spec", "parameterServers")
 _PARALLELISM: Location = ("spec", "parallelism")
 _CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
 
@@ -132,8 +132,8 @@ def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
     """Keys without a value: the API server drops them without a word. Free-form `config` may hold them."""
     if value is None and len(location) > 1:
         yield Violation(location, structural.NO_VALUE)
-    # Templates have a schema of their own, which says so, too.
-    if isinstance(value, dict) and location[-1] not in ("config", "template"):
+    # Pod templates, and what is as in a pod, have a schema of their own, which says so, too.
+    if isinstance(value, dict) and location[-1] not in ("config", "template", "resources"):
         for key, item in value.items():
             yield from _empty_values(item, (*location, key))
 
@@ -143,10 +143,12 @@ def _template_problems(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _checked_templates(spec: JobSpec) -> Iterator[Violation]:
-    schema = pod_template_schema()
-    yield from structural.check(spec.workers.template, schema, _WORKERS)
-    if spec.parameter_servers is not None:
-        yield from structural.check(spec.parameter_servers.template, schema, _SERVERS)
+    schema, container = pod_template_schema(), trainer_schema()
+    for role, location in ((spec.workers, _WORKERS), (spec.parameter_servers, _SERVERS)):
+        if role is not None:
+            yield from structural.check(role.template, schema, (*location, "template"))
+            for name, value in role.shortcuts.items():
+                yield from structural.check(value, container[name], (*location, name))
 
 
 def _name_problems(job: DistTrainingJob) -> Iterator[Violation]:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from disttrain_api.batch import ALL_SIZES, NO_ACCUMULATION, NO_MICRO, NO_SIZE, find_misfit
 from disttrain_api.pipeline import microbatches_of
 from disttrain_api.rules.layout import (
+    CUTS,
     MICROBATCHES,
     MISFIT,
-    OTHERS,
     READS_LAYOUT,
-    SHARD,
     WORLD,
     layout_fits,
     product_of_others,
@@ -20,8 +19,8 @@ from disttrain_api.spec import JobSpec
 _MICRO, _WORLD = "self.training.microBatchSize", "self.training.globalBatchSize"
 _STEPS = "self.training.gradientAccumulationSteps"
 _STEPS_OR_1 = f"(has({_STEPS}) ? {_STEPS} : 1)"
-# Replicate x shard degree. The first is what the others leave of the world size: MISFIT refuses everything else.
-_REPLICAS = f"(({WORLD}) / ({OTHERS}) * {SHARD})"
+# Replicate x shard degree: what the cuts of a replica leave of the world size. MISFIT refuses where they do not divide.
+_REPLICAS = f"(({WORLD}) / ({CUTS}))"
 _READS = (
     *READS_LAYOUT,
     "spec.training.microBatchSize",

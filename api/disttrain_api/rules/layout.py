@@ -23,9 +23,11 @@ def _degree(name: str) -> str:
 
 
 SHARD = _degree("dataParallelShardDegree")
-# Product of every degree that is a factor of the world size, but the replicate degree.
-OTHERS = " * ".join([SHARD, *(_degree(name) for name in ("tensorParallelDegree", "pipelineParallelDegree"))])
 PIPELINE = _degree("pipelineParallelDegree")
+# Product of the degrees that cut one replica of the model.
+CUTS = f"{_degree('tensorParallelDegree')} * {PIPELINE}"
+# Product of every degree that is a factor of the world size, but the replicate degree.
+OTHERS = f"{SHARD} * {CUTS}"
 _SETTINGS = "self.parallelism.pipeline"
 SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
 # Where there are settings.

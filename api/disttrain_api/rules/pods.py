@@ -4,21 +4,34 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from disttrain_api.names import CONTAINER, RESERVED_PREFIX, Env, Label
+from disttrain_api.role import SHORTCUTS, RolePods
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
 VOLUME_PREFIX = "disttrain-"
-OPERATOR_ENVIRONMENT = tuple(value for key, value in vars(Env).items() if key.isupper())
+_RESERVED_VARIABLES = "DISTTRAIN_"
+"""What no variable of a template may begin with."""
+_TORCHRUN_VARIABLES = tuple(
+    value for key, value in vars(Env).items() if key.isupper() and not value.startswith(_RESERVED_VARIABLES)
+)
+# CEL: the variable (e) is the operator's to set.
+_IS_RESERVED = f"e.name.startsWith('{_RESERVED_VARIABLES}') || e.name in {list(_TORCHRUN_VARIABLES)}"
 
 _HOST_NAMES = ("hostname", "subdomain", "hostnameOverride")
-_ROLES = {"Workers": "spec.workers.template", "Servers": "spec.parameterServers.template"}
+_SPECS = {"Workers": "spec.workers", "Servers": "spec.parameterServers"}
+_ROLES = {role: f"{path}.template" for role, path in _SPECS.items()}
+_OPERATORS_VARIABLE = "environment variable `{name}` of the container `trainer` is the operator's to set: remove it"
+
+
+def role_of(spec: JobSpec, path: str) -> RolePods | None:
+    """Return the role whose path, or whose template's path, this is; None where the job has no such role."""
+    return spec.workers if path.startswith(_SPECS["Workers"]) else spec.parameter_servers
 
 
 def template_of(spec: JobSpec, path: str) -> dict[str, Any]:
     """The pod template of a role, {} where the job has no such role."""
-    if path == _ROLES["Workers"]:
-        return spec.workers.template
-    return spec.parameter_servers.template if spec.parameter_servers else {}
+    role = role_of(spec, path)
+    return role.template if role else {}
 
 
 # Templates are plain JSON here. What has the wrong type is pod_template.py's to say: these helpers see nothing there.
@@ -116,12 +129,28 @@ def _operator_volume(template: dict[str, Any]) -> Values | None:
 
 
 def _operator_variable(template: dict[str, Any]) -> Values | None:
-    names = {entry.get("name") for entry in _objects(_trainer(template), "env")}
-    return _first(name for name in OPERATOR_ENVIRONMENT if name in names)
+    return _reserved_variable(_objects(_trainer(template), "env"))
+
+
+def _reserved_variable(entries: Iterable[dict[str, Any]]) -> Values | None:
+    return _first(name for entry in entries if is_operators_variable(name := str(entry.get("name"))))
+
+
+def is_operators_variable(name: str) -> bool:
+    """Return whether a container's variable of this name is the operator's to set."""
+    return name.startswith(_RESERVED_VARIABLES) or name in _TORCHRUN_VARIABLES
+
+
+def _env_of(role: RolePods | None) -> list[dict[str, Any]]:
+    return list(role.env or ()) if role else []
+
+
+def _given_twice(role: RolePods | None) -> bool:
+    return role is not None and not role.shortcuts.keys().isdisjoint(_trainer(role.template))
 
 
 def _gpu_in_template(spec: JobSpec) -> Values | None:
-    pod, name = _object(spec.workers.template, "spec"), spec.workers.gpu_resource
+    pod, name = _object(spec.workers.pod_template, "spec"), spec.workers.gpu_resource
     containers = (*_objects(pod, "initContainers"), *_objects(pod, "containers"))
     resources = [_object(container, "resources") for container in containers]
     return when(
@@ -129,17 +158,27 @@ def _gpu_in_template(spec: JobSpec) -> Values | None:
     )
 
 
-def _cel_list(words: Iterable[str]) -> str:
-    return f"[{', '.join(repr(str(word)) for word in words)}]"
+def _program_of(role: str) -> tuple[str, ...]:
+    """The fields that say what a role runs."""
+    return tuple(f"{role}.{field}" for field in ("image", "command", "args", "template"))
+
+
+def _has_cel(scope: str, *fields: str) -> str:
+    return f"({' || '.join(f'has({scope}.{field})' for field in fields)})"
+
+
+def _no_gpus_cel(scope: str) -> str:
+    wanted = " && ".join(
+        f"(!has({scope}.resources.{kind}) || !(self.gpuResource in {scope}.resources.{kind}))"
+        for kind in ("limits", "requests")
+    )
+    return f"(!has({scope}.resources) || ({wanted}))"
 
 
 def _gpu_cel(containers: str) -> str:
     # Bound to names, `[c.resources].all(r, …)`, it would be looked at less often, but counts as too expensive.
-    wanted = " && ".join(
-        f"(!has(c.resources.{kind}) || !(self.gpuResource in c.resources.{kind}))" for kind in ("limits", "requests")
-    )
     pods = "self.template.spec"
-    return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, !has(c.resources) || ({wanted})))"
+    return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, {_no_gpus_cel('c')}))"
 
 
 _RESERVED_ANNOTATION = f"k.startsWith('{RESERVED_PREFIX}')"
@@ -151,66 +190,95 @@ _CLAIM_IS_RESERVED = (
     f" && ((has({_CLAIM}.metadata.labels) && {_CLAIM}.metadata.labels.exists(k, {_RESERVED_LABEL}))"
     f" || (has({_CLAIM}.metadata.annotations) && {_CLAIM}.metadata.annotations.exists(k, {_RESERVED_ANNOTATION})))"
 )
-# CEL: the first of the operator's variables that the container `trainer` sets. Looking through the variables of the
-# container for one of the operator's would be shorter, but its message counts as too expensive.
-_FIRST_VARIABLE = (
-    f"{_cel_list(OPERATOR_ENVIRONMENT)}.filter(n, self.exists(c,"
-    f" c.name == '{CONTAINER}' && has(c.env) && c.env.exists(e, e.name == n)))[0]"
-)
+# CEL: the name of the first variable of the container `trainer` that is the operator's to set.
+_FIRST_VARIABLE = f"self.filter(c, c.name == '{CONTAINER}' && has(c.env))[0].env.filter(e, {_IS_RESERVED})[0].name"
+# CEL: the container `trainer` of the template (c) repeats a field that stands beside the template.
+_TWICE = " || ".join(f"(has(self.{name}) && has(c.{name}))" for name in SHORTCUTS)
 
 POD_RULES = (
     Rule(
         id="SomethingToRun",
-        path="spec.workers.template",
-        sentence="nothing to run: give `spec.training`, or a container `trainer` with a command or an image of its own",
-        check=lambda spec: when(spec.training is None and not _has_program(spec.workers.template)),
-        cel=f"has(self.training) || {_some_trainer('self.workers.template', _HAS_PROGRAM)}",
-        reads=("spec.training", "spec.workers.template"),
+        path="spec.workers",
+        sentence="nothing to run: give `spec.training`, or an `image` or a `command` of your own",
+        check=lambda spec: when(spec.training is None and not _has_program(spec.workers.pod_template)),
+        cel=f"has(self.training) || {_has_cel('self.workers', 'image', 'command')}"
+        f" || {_some_trainer('self.workers.template', _HAS_PROGRAM)}",
+        reads=("spec.training", *_program_of("spec.workers")),
     ),
     Rule(
         id="OneProgram",
-        path="spec.workers.template",
+        path="spec.workers",
         sentence="`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`:"
         " remove them, or `spec.training`",
-        check=lambda spec: when(spec.training is not None and _has_command(spec.workers.template)),
-        cel=f"!has(self.training) || !{_some_trainer('self.workers.template', _HAS_COMMAND)}",
+        check=lambda spec: when(spec.training is not None and _has_command(spec.workers.pod_template)),
+        cel=f"!has(self.training) || !({_has_cel('self.workers', 'command', 'args')}"
+        f" || {_some_trainer('self.workers.template', _HAS_COMMAND)})",
+        reads=("spec.training", *_program_of("spec.workers")),
     ),
     Rule(
         id="ServersProgram",
-        path="spec.parameterServers.template",
-        sentence="the servers have nothing to run: give their container `trainer` a command or an image of its own",
+        path="spec.parameterServers",
+        sentence="the servers have nothing to run: give them an `image` or a `command` of their own",
         check=lambda spec: when(
             spec.training is None
             and spec.parameter_servers is not None
-            and not _has_program(spec.parameter_servers.template)
+            and not _has_program(spec.parameter_servers.pod_template)
         ),
         cel="has(self.training) || !has(self.parameterServers)"
+        f" || {_has_cel('self.parameterServers', 'image', 'command')}"
         f" || {_some_trainer('self.parameterServers.template', _HAS_PROGRAM)}",
-        reads=("spec.training", "spec.parameterServers.template"),
+        reads=("spec.training", *_program_of("spec.parameterServers")),
     ),
     Rule(
         id="ServersOneProgram",
-        path="spec.parameterServers.template",
+        path="spec.parameterServers",
         sentence="`spec.training` decides what the servers' container `trainer` runs, so it may have no `command` and"
         " no `args`: remove them, or `spec.training`",
         check=lambda spec: when(
             spec.training is not None
             and spec.parameter_servers is not None
-            and _has_command(spec.parameter_servers.template)
+            and _has_command(spec.parameter_servers.pod_template)
         ),
         cel="!has(self.training) || !has(self.parameterServers)"
-        f" || !{_some_trainer('self.parameterServers.template', _HAS_COMMAND)}",
-        reads=("spec.training", "spec.parameterServers.template"),
+        f" || !({_has_cel('self.parameterServers', 'command', 'args')}"
+        f" || {_some_trainer('self.parameterServers.template', _HAS_COMMAND)})",
+        reads=("spec.training", *_program_of("spec.parameterServers")),
     ),
     Rule(
         id="GpusByGpusPerPod",
-        path="spec.workers.template",
+        path="spec.workers",
         scope="spec.workers",
-        sentence="`{name}` may not stand in the template's `resources`: ask for it with `gpusPerPod`",
+        sentence="`{name}` may not stand in `resources`: ask for it with `gpusPerPod`",
         check=_gpu_in_template,
-        cel=f"!has(self.template.spec) || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')})",
+        cel=f"{_no_gpus_cel('self')} && (!has(self.template.spec)"
+        f" || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')}))",
         values={"name": "self.gpuResource"},
-        reads=("spec.workers.template", "spec.workers.gpuResource"),
+        reads=("spec.workers.template", "spec.workers.resources", "spec.workers.gpuResource"),
+    ),
+    *(
+        Rule(
+            id=f"{role}FieldOnce",
+            path=path,
+            scope=path,
+            sentence=f"{', '.join(f'`{name}`' for name in SHORTCUTS)}: each of them stands here or in the template's"
+            " container `trainer`, not in both: remove one of the two",
+            check=lambda spec, path=path: when(_given_twice(role_of(spec, path))),  # type: ignore[misc]
+            cel=f"!{_some_trainer('self.template', _TWICE)}",
+            reads=(path,),
+        )
+        for role, path in _SPECS.items()
+    ),
+    *(
+        Rule(
+            id=f"{role}EnvironmentBeside",
+            path=f"{path}.env",
+            scope=f"{path}.env",
+            sentence=_OPERATORS_VARIABLE,
+            check=lambda spec, path=path: _reserved_variable(_env_of(role_of(spec, path))),  # type: ignore[misc]
+            cel=f"!self.exists(e, {_IS_RESERVED})",
+            values={"name": f"self.filter(e, {_IS_RESERVED})[0].name"},
+        )
+        for role, path in _SPECS.items()
     ),
     *_per_role(
         "RestartPolicy",
@@ -266,10 +334,9 @@ POD_RULES = (
     *_per_role(
         "Environment",
         "spec.containers",
-        "environment variable `{name}` of the container `trainer` is the operator's to set: remove it",
+        _OPERATORS_VARIABLE,
         _operator_variable,
-        f"self.all(c, c.name != '{CONTAINER}' || !has(c.env)"
-        f" || c.env.all(e, !(e.name in {_cel_list(OPERATOR_ENVIRONMENT)})))",
+        f"self.all(c, c.name != '{CONTAINER}' || !has(c.env) || !c.env.exists(e, {_IS_RESERVED}))",
         {"name": _FIRST_VARIABLE},
     ),
 )

@@ -4,8 +4,9 @@ import copy
 
 from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
 from disttrain_api.ownership import owner_reference
+from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
-from disttrain_api.spec import JobSpec, PodTemplate
+from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
 from disttrain_operator.plan.identity import Manifest, child_name, claim_name, pod_labels, pod_name, secret_name
 from disttrain_operator.plan.schedulers import join_gang
@@ -25,9 +26,9 @@ class RolePlan:
         self, job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site, avoid: tuple[str, ...] = ()
     ) -> None:
         self._job, self._spec, self._role, self._attempt = job, spec, role, attempt
-        template = spec.workers.template
+        template = spec.workers.pod_template
         if role is Role.PS and spec.parameter_servers is not None:
-            template = spec.parameter_servers.template
+            template = spec.parameter_servers.pod_template
         self._metadata: Manifest = _part(template, "metadata")
         self._pod_spec: Manifest = _part(template, "spec")
         self._pod_spec["containers"] = _with_trainer(self._pod_spec.get("containers") or [])

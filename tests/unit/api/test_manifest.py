@@ -269,7 +269,7 @@ def test_the_spec_of_a_stored_job_is_read_like_a_manifest() -> None:
     assert found == []
     spec, found = read_spec({"workers": {"replicas": "2"}})
     assert spec is None
-    assert [problem.path for problem in found] == ["spec.workers.replicas", "spec.workers.template"]
+    assert [problem.path for problem in found] == ["spec.workers.replicas", "spec.workers"]
 
 
 anything = st.recursive(

@@ -1,0 +1,105 @@
+"""What the container `trainer` of each role runs, said in the template or beside it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusal import IMAGE, Refusal, own_program, servers, untrained
+
+
+def _workers(container: Mapping[str, Any], **beside: Any) -> dict[str, Any]:
+    return untrained(own_program(container) | beside)
+
+
+def _servers(container: Mapping[str, Any], **beside: Any) -> dict[str, Any]:
+    return untrained(own_program(), parameterServers=own_program(container) | beside)
+
+
+BESIDE = (("Workers", "spec.workers", _workers), ("Servers", "spec.parameterServers", _servers))
+
+PROGRAM_REFUSALS = (
+    Refusal(
+        "SomethingToRun",
+        "spec.workers",
+        "nothing to run: give `spec.training`, or an `image` or a `command` of your own",
+        untrained(own_program({"name": "trainer", "args": ["train"]}, {"name": "other", "image": "an/image:1"})),
+    ),
+    Refusal(
+        "OneProgram",
+        "spec.workers",
+        "`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`: remove"
+        " them, or `spec.training`",
+        {"workers": own_program(IMAGE | {"args": ["train"]})},
+    ),
+    Refusal(
+        "OneProgram",
+        "spec.workers",
+        "`spec.training` decides what the container `trainer` runs, so it may have no `command` and no `args`: remove"
+        " them, or `spec.training`",
+        {"workers": {"args": ["train"]}},
+    ),
+    *(
+        Refusal(
+            f"{role}FieldOnce",
+            path,
+            "`image`, `command`, `args`, `env`, `envFrom`, `resources`: each of them stands here or in the template's"
+            " container `trainer`, not in both: remove one of the two",
+            changes({"name": "trainer", "image": "an/image:1", "env": []}, env=[]),
+        )
+        for role, path, changes in BESIDE
+    ),
+    *(
+        Refusal(
+            f"{role}EnvironmentBeside",
+            f"{path}.env",
+            f"environment variable `{name}` of the container `trainer` is the operator's to set: remove it",
+            changes(IMAGE, env=[{"name": "MINE", "value": "1"}, {"name": name, "value": "1"}]),
+        )
+        for role, path, changes in BESIDE
+        for name in ("RANK", "DISTTRAIN_ANYTHING")
+    ),
+    Refusal(
+        "ServersProgram",
+        "spec.parameterServers",
+        "the servers have nothing to run: give them an `image` or a `command` of their own",
+        servers({"name": "trainer"}),
+    ),
+    Refusal(
+        "GpusByGpusPerPod",
+        "spec.workers",
+        "`nvidia.com/gpu` may not stand in `resources`: ask for it with `gpusPerPod`",
+        {"workers": own_program({"name": "side", "resources": {"limits": {"nvidia.com/gpu": 1}}})},
+    ),
+    Refusal(
+        "GpusByGpusPerPod",
+        "spec.workers",
+        "`nvidia.com/gpu` may not stand in `resources`: ask for it with `gpusPerPod`",
+        {"workers": {"resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 1}}}},
+    ),
+)
+
+PROGRAMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "a script under torchrun, without a template": untrained(
+        {
+            "gpusPerPod": 8,
+            "image": "me/train:1",
+            "command": ["torchrun", "train.py"],
+            "args": ["--lr=3e-4"],
+            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+            "envFrom": [{"secretRef": {"name": "hub"}}],
+            "resources": {"limits": {"rdma/hca": 8}, "requests": {"cpu": "16", "memory": "128Gi"}},
+        }
+    ),
+    "an image beside a template with volumes": untrained(
+        {
+            "image": "me/train:1",
+            "template": {
+                "spec": {
+                    "containers": [{"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+                    "volumes": [{"name": "data", "emptyDir": {}}],
+                }
+            },
+        }
+    ),
+    "training in an image that stands beside the template": {"workers": {"image": "me/trainer:1"}},
+    "servers with a command": untrained({"image": "a:1"}, parameterServers={"image": "a:1", "command": ["serve"]}),
+}
