@@ -34,6 +34,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
+def a_claim_template(*, retain: bool | None = None, **spec: Any) -> dict[str, Any]:
+    """A `storage` with a claim of 1 GiB that the operator makes; `spec` is laid over that of the claim."""
+    template = {"spec": merge({"resources": {"requests": {"storage": "1Gi"}}}, spec)}
+    policy = {} if retain is None else {"retentionPolicy": "Retain" if retain else "Delete"}
+    return {"volumeClaimTemplate": template, **policy}
+
+
 def a_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
     """A valid manifest: two workers that train; `spec` is laid over it."""
     base = {"workers": {"replicas": 2}, "training": TRAINING}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tests.builders import a_claim_template, merge
 from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
 from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
@@ -174,25 +175,41 @@ REFUSALS = (
         {"training": {"checkpoint": {"interval": 10}}},
     ),
     Refusal(
-        "ClaimNameOrSizeOrUrl",
+        "OneStorage",
         "spec.storage",
-        "exactly one of `claimName`, `size` and `url` must be given",
-        {"storage": CLAIM | {"size": "1Gi"}},
+        "exactly one of `claimName`, `volumeClaimTemplate` and `url` must be given",
+        {"storage": CLAIM | a_claim_template()},
+    ),
+    Refusal(
+        "RetentionNeedsClaimTemplate",
+        "spec.storage.retentionPolicy",
+        "`retentionPolicy` is about a claim that the operator makes: give `volumeClaimTemplate`, or remove it",
+        {"storage": CLAIM | {"retentionPolicy": "Delete"}},
+    ),
+    Refusal(
+        "ClaimHasSize",
+        "spec.storage.volumeClaimTemplate.spec",
+        "a claim needs a size: give `resources.requests.storage`, for example 100Gi",
+        {"storage": {"volumeClaimTemplate": {"spec": {"storageClassName": "fast"}}}},
     ),
     *(
         Refusal(
-            f"{field[0].upper()}{field[1:]}NeedsSize",
-            f"spec.storage.{field}",
-            f"`{field}` is about the claim that the operator creates: give `size`, or remove it",
-            {"storage": CLAIM | {field: value}},
+            "ClaimOfOnePod",
+            "spec.storage.volumeClaimTemplate.spec.accessModes",
+            "a ReadWriteOnce claim serves one pod, and the job has 3 (2 workers + 1 servers): use ReadWriteMany",
+            servers() | {"storage": a_claim_template(accessModes=[mode])},
         )
-        for field, value in (("storageClassName", "fast"), ("accessMode", "ReadWriteMany"), ("retain", False))
+        for mode in ("ReadWriteOnce", "ReadWriteOncePod")
     ),
-    Refusal(
-        "ClaimOfOnePod",
-        "spec.storage.accessMode",
-        "a ReadWriteOnce claim serves one pod, and the job has 3 (2 workers + 1 servers): use ReadWriteMany",
-        servers() | {"storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+    *(
+        Refusal(
+            "ClaimMetadata",
+            "spec.storage.volumeClaimTemplate.metadata",
+            "labels and annotations that begin with 'disttrain.io/', and 'app.kubernetes.io/managed-by', are the"
+            " operator's to set: remove them",
+            {"storage": merge(a_claim_template(), {"volumeClaimTemplate": {"metadata": {kind: {key: "x"}}}})},
+        )
+        for kind, key in (("labels", "disttrain.io/job-uid"), ("annotations", "disttrain.io/job-uid"))
     ),
     Refusal(
         "MaxRestartsNeedsGang",
@@ -327,8 +344,8 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a cosine with an end": {"training": {"lrSchedule": {"name": "Cosine", "minimumRatio": 0.1}}},
     "a warm-up to the last step": {"training": {"lrSchedule": {"warmupSteps": 100}}},
     "checkpoints on a claim": {"training": {"checkpoint": {}}, "storage": {"claimName": "mine"}},
-    "a claim to make": {"storage": {"size": "1Gi", "retain": False, "storageClassName": "fast"}},
-    "one pod's claim": {"workers": {"replicas": 1}, "storage": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+    "a claim to make": {"storage": a_claim_template(retain=False, storageClassName="fast")},
+    "one pod's claim": {"workers": {"replicas": 1}, "storage": a_claim_template(accessModes=["ReadWriteOnce"])},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
     "a gang behind the gate": placement(gangScheduler="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
     "a gang in a queue": placement(gangScheduler="Kueue", queueName="mine"),

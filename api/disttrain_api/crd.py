@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from disttrain_api.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
-from disttrain_api.pod_template import pod_template_schema, trainer_schema
+from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
 from disttrain_api.size import CONFIG
 from disttrain_api.spec import DistTrainingJob, JobSpec
@@ -44,6 +44,7 @@ _LIST_KEYS = {
 _ROLES = ("spec.workers", "spec.parameterServers")
 _OF_CONTAINERS = ("env", "envFrom", "resources")
 """Fields of a role that are as in a container, and have its schema."""
+_COPIED = (*_OF_CONTAINERS, "volumeClaimTemplate")
 
 # What a JSON schema says in the same way as a structural schema does.
 _KEPT = (
@@ -196,6 +197,8 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     parent, _, name = path.rpartition(".")
     if parent in _ROLES and name in _OF_CONTAINERS:
         return copy.deepcopy(trainer_schema()[name])
+    if name == "volumeClaimTemplate":
+        return copy.deepcopy(claim_template_schema())
     if name == "template":
         # Rules are added to it.
         fields = copy.deepcopy(pod_template_schema()["properties"])
@@ -205,7 +208,7 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     if "properties" in node:
         fields = {key: _convert(value, definitions, f"{path}.{key}") for key, value in node["properties"].items()}
         lines = {
-            key: _Compact(field) if key in _OF_CONTAINERS or not field.keys() & {"properties", "items"} else field
+            key: _Compact(field) if key in _COPIED or not field.keys() & {"properties", "items"} else field
             for key, field in fields.items()
         }
         return {"properties": lines}

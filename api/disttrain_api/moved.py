@@ -14,6 +14,10 @@ MOVED = {
     "spec.runPolicy.managedBy": "it is `spec.managedBy` now",
     "spec.runPolicy.startDeadlineSeconds": "it is `spec.runPolicy.startingDeadlineSeconds` now",
     "spec.runPolicy.schedulingPolicy.gang": "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now",
+    "spec.storage.size": "it is `spec.storage.volumeClaimTemplate` now, with the size in its `resources`",
+    "spec.storage.storageClassName": "it stands in the `spec` of `spec.storage.volumeClaimTemplate` now",
+    "spec.storage.accessMode": "it is `accessModes`, a list, in the `spec` of `spec.storage.volumeClaimTemplate` now",
+    "spec.storage.retain": "it is `spec.storage.retentionPolicy` now: Retain or Delete",
     "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",
 }
 """What to do instead, by the field's path."""

@@ -66,6 +66,13 @@ def trainer_schema() -> dict[str, Schema]:
     return fields
 
 
+def claim_template_schema() -> Schema:
+    """The structural schema of `storage.volumeClaimTemplate`. Not to be changed by the caller."""
+    volume = pod_template_schema()["properties"]["spec"]["properties"]["volumes"]["items"]["properties"]
+    schema: Schema = volume["ephemeral"]["properties"]["volumeClaimTemplate"]
+    return schema
+
+
 def from_openapi(document: dict[str, Any]) -> Schema:
     """The template's schema out of the API server's /openapi/v3/api/v1."""
     schema = _reduce({"$ref": _PREFIX + _POD_TEMPLATE}, document["components"]["schemas"])

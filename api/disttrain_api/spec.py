@@ -1,6 +1,5 @@
 """`spec` of a DistTrainingJob, and the job as a user writes it."""
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,17 +9,8 @@ from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.role import RolePods
 from disttrain_api.run_policy import RunPolicy
+from disttrain_api.storage import Storage
 from disttrain_api.training import Training
-
-# Kubernetes' quantities without exponents, and not zero.
-_QUANTITY = r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
-
-
-class AccessMode(StrEnum):
-    """Access modes of a claim that a job can use."""
-
-    READ_WRITE_MANY = "ReadWriteMany"
-    READ_WRITE_ONCE = "ReadWriteOnce"
 
 
 class Workers(RolePods):
@@ -42,24 +32,6 @@ class Workers(RolePods):
 class ParameterServers(RolePods):
     """Pods of role ps, addressed in DISTTRAIN_PS_ADDRESSES; they end when the workers do. Without `training` they have
     a command or an image of their own."""
-
-
-class Storage(ApiModel):
-    """Where checkpoints outlive pods: a volume at /checkpoints in every pod, or an object store. Exactly one of
-    `claimName`, `size` and `url`."""
-
-    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """An existing PersistentVolumeClaim of the job's namespace."""
-    size: Annotated[str, Field(pattern=_QUANTITY, max_length=32)] | None = None
-    """Size of a claim that the operator creates for the job."""
-    url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
-    """A prefix in an object store; credentials and endpoint come from the template's environment."""
-    storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Class of the created claim. Absent: the cluster's default."""
-    access_mode: AccessMode | None = None
-    """Access mode of the created claim. Absent: ReadWriteMany. ReadWriteOnce is refused with more than one pod."""
-    retain: bool | None = None
-    """Whether the created claim outlives the job. Absent: true."""
 
 
 class JobSpec(ApiModel):

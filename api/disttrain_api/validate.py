@@ -18,7 +18,7 @@ from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.moved import with_successor
-from disttrain_api.pod_template import pod_template_schema, trainer_schema
+from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.rules import NAME_RULES, RULES
 from disttrain_api.sentences import MAX_PROBLEMS
 from disttrain_api.size import size_problems
@@ -28,6 +28,7 @@ from disttrain_api.violation import Location, Violation
 _NAME: Location = ("metadata", "name")
 _WORKERS: Location = ("spec", "workers")
 _SERVERS: Location = ("spec", "parameterServers")
+_CLAIM: Location = ("spec", "storage", "volumeClaimTemplate")
 _PARALLELISM: Location = ("spec", "parallelism")
 _CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
 
@@ -133,7 +134,7 @@ def _empty_values(value: Any, location: Location) -> Iterator[Violation]:
     if value is None and len(location) > 1:
         yield Violation(location, structural.NO_VALUE)
     # Pod templates, and what is as in a pod, have a schema of their own, which says so, too.
-    if isinstance(value, dict) and location[-1] not in ("config", "template", "resources"):
+    if isinstance(value, dict) and location[-1] not in ("config", "template", "resources", "volumeClaimTemplate"):
         for key, item in value.items():
             yield from _empty_values(item, (*location, key))
 
@@ -149,6 +150,8 @@ def _checked_templates(spec: JobSpec) -> Iterator[Violation]:
             yield from structural.check(role.template, schema, (*location, "template"))
             for name, value in role.shortcuts.items():
                 yield from structural.check(value, container[name], (*location, name))
+    if spec.storage is not None and spec.storage.volume_claim_template is not None:
+        yield from structural.check(spec.storage.volume_claim_template, claim_template_schema(), _CLAIM)
 
 
 def _name_problems(job: DistTrainingJob) -> Iterator[Violation]:

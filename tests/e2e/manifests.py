@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from disttrain_api.manifest import load
-from tests.builders import merge
+from tests.builders import a_claim_template, merge
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STORAGE = {"size": "1Gi", "storageClassName": "disttrain-shared", "retain": False}
+STORAGE = a_claim_template(retain=False, storageClassName="disttrain-shared")
 
 
 def example(name: str, **spec: Any) -> dict[str, Any]:

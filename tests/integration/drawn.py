@@ -23,6 +23,7 @@ from disttrain_api.parallelism import (
 )
 from disttrain_api.relaxed import OptimizerState
 from disttrain_api.training import ActivationCheckpointing, LossName, LrScheduleName, OptimizerName, Precision
+from tests.builders import a_claim_template
 
 Raw = dict[str, Any]
 Draw = st.DrawFn
@@ -320,13 +321,16 @@ def draw_trained(draw: Draw, themes: Themes) -> Raw:
 storages = st.builds(
     lambda place, settings: place | settings,
     one_of(
-        {"claimName": "a"}, {"size": "1Gi"}, {"size": "1Gi"}, {"url": "s3://a"}, {}, {"claimName": "a", "url": "s3://a"}
+        {"claimName": "a"},
+        a_claim_template(),
+        a_claim_template(accessModes=["ReadWriteOnce"], storageClassName="fast"),
+        {"url": "s3://a"},
+        {},
+        {"claimName": "a", "url": "s3://a"},
     ),
     some(
         4,
-        retain=st.booleans(),
-        storageClassName=st.just("fast"),
-        accessMode=one_of("ReadWriteOnce", "ReadWriteMany"),
+        retentionPolicy=one_of("Retain", "Delete"),
     ),
 )
 draw_storage = fields_of(Theme.STORAGE, storage=storages)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tests.builders import a_claim_template
+
 Raw = dict[str, Any]
 
 DEEP = (64, 300, 900, 990, 1023, 1100, 3000)
@@ -92,7 +94,9 @@ def specs() -> Iterator[Poison]:
     yield Poison(
         "a-gate-of-everything", _spec(runPolicy={"schedulingPolicy": {"gangScheduler": "Gate", "topology": []}})
     )
-    yield Poison("storage-of-no-size", _spec(storage={"size": "1Zi\n\u0001"}))
+    yield Poison(
+        "storage-of-no-size", _spec(storage=a_claim_template(resources={"requests": {"storage": "1Zi\n\u0001"}}))
+    )
 
 
 def managed_fields(levels: int) -> str:

@@ -143,7 +143,7 @@ def test_kubectl_apply_refuses_a_misspelt_field(jobs: Jobs, spec: dict[str, Any]
         ({"suspend": "yes"}, "spec.suspend"),
         ({"training": {"optimizer": {"learningRate": 0}}}, "spec.training.optimizer.learningRate"),
         ({"training": {"precision": "fp16"}}, "spec.training.precision"),
-        ({"storage": {"size": "0Gi"}}, "spec.storage.size"),
+        ({"storage": {"url": "0Gi"}}, "spec.storage.url"),
         ({"workers": {"template": {"spec": {"containers": "x"}}}}, "spec.workers.template.spec.containers"),
         (
             {"workers": {"template": {"metadata": {"labels": {f"l{number}": "x" for number in range(257)}}}}},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import a_claim_template
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import (
     JOBS,
@@ -208,7 +209,7 @@ FOREIGN: dict[str, tuple[str, str, Raw, Raw]] = {
         "/api/v1/namespaces/{}/persistentvolumeclaims",
         "-checkpoints",
         {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}},
-        {"storage": {"size": "1Gi"}},
+        {"storage": a_claim_template()},
     ),
     "PodDisruptionBudget": (
         "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
@@ -308,7 +309,7 @@ def test_no_secret_that_others_made_beforehand_reaches_the_pods(victim: Team) ->
 def test_a_claim_that_outlives_its_job_is_found_again_by_a_new_process(
     control_plane: ControlPlane, operator: OperatorProcess, victim: Team
 ) -> None:
-    job = victim.create(storage={"size": "1Gi"})
+    job = victim.create(storage=a_claim_template())
     pods = victim.wait_for_pods(2)
     victim.run(pods)
     victim.wait_for("Running")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.builders import a_claim_template
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import (
@@ -258,7 +259,7 @@ def test_a_foreign_pod_of_the_same_name_is_a_conflict_until_it_goes(team: Team) 
 
 
 def test_a_claim_is_made_once_and_outlives_the_job(team: Team) -> None:
-    team.create(storage={"size": "1Gi"})
+    team.create(storage=a_claim_template())
     team.wait_for_pods(2)
     (claim,) = team.children("persistentvolumeclaims")
     assert "ownerReferences" not in claim["metadata"]

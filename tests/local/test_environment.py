@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import a_claim_template
+
 from .conftest import Workplace, own, script
 
 ENVIRONMENT_PAGE = (Path(__file__).parents[2] / "docs" / "environment.md").read_text()
@@ -77,7 +79,11 @@ def test_the_environment_is_the_users_with_the_contract_laid_over_it(
         {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
     ]
     path = own(
-        workplace, "python3", program, container={"args": ["--node=$(NODE_RANK)"], "env": env}, storage={"size": "1Gi"}
+        workplace,
+        "python3",
+        program,
+        container={"args": ["--node=$(NODE_RANK)"], "env": env},
+        storage=a_claim_template(),
     )
     run = workplace.run(path)
     assert run.exit_code == 0, run.stderr

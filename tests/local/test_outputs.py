@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders import a_claim_template
+
 from .conftest import DISTTRAIN, Run, Workplace
 
 # Nothing is saved unless the job is stopped, and nobody waits for the last step.
 ENDLESS = {"steps": 1_000_000, "microBatchSize": 16, "checkpoint": {"interval": 1_000_000}}
-STORED = {"size": "1Gi"}
+STORED = a_claim_template()
 SHORT = {"steps": 20, "microBatchSize": 16}
 
 

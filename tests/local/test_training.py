@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from tests.builders import a_claim_template
+
 from .conftest import Run, Workplace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.yaml"
 PNG = b"\x89PNG\r\n\x1a\n"
-STORED = {"size": "1Gi"}
+STORED = a_claim_template()
 # Long enough to be met in the middle, short enough to wait for.
 LONG = {"steps": 400, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
 

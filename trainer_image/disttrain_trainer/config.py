@@ -16,7 +16,8 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, TOKEN_FILE, Env
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import microbatches_of
-from disttrain_api.spec import JobSpec, ParameterServers, Storage, Workers
+from disttrain_api.spec import JobSpec, ParameterServers, Workers
+from disttrain_api.storage import Storage
 from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.errors import InvalidConfiguration

@@ -21,6 +21,7 @@ from disttrain_api.rules.scheduling import SCHEDULING_RULES
 from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
 from disttrain_api.rules.static_graph import STATIC_GRAPH_RULES
+from disttrain_api.rules.storage import STORAGE_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
 
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     *SERVER_RULES,
     *BATCH_RULES,
     *SETTING_RULES,
+    *STORAGE_RULES,
     *CHECKPOINT_RULES,
     *FAILURE_RULES,
     *SCHEDULING_RULES,

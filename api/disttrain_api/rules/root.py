@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from disttrain_api.names import MAX_JOB_NAME_LENGTH
 from disttrain_api.rules.rule import validation
+from disttrain_api.spec import JobSpec
 
 _DNS_1035 = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _NAME = "self.metadata.name"
@@ -79,9 +81,22 @@ class FreezeRule:
         return validation(cel, self.sentence("{part}"), {"part": f"({changed} : '')"}, f".{at}")
 
 
+def _is_always_there(path: str) -> bool:
+    """Return whether the field has a default, or must be given, as all fields above it."""
+    model: Any = JobSpec
+    for name in path.split(".")[1:]:
+        (field,) = (field for field in model.model_fields.values() if field.alias == name)
+        if not field.is_required() and field.default is None:
+            return False
+        model = field.annotation
+    return True
+
+
 def _unchanged(path: str) -> str:
     # Optional values (`.?`) would read better; the API server takes them for endless when it estimates a rule's cost.
     here, before = f"self.{path}", f"oldSelf.{path}"
+    if _is_always_there(path):
+        return f"{here} == {before}"
     return f"(has({here}) == has({before}) && (!has({here}) || {here} == {before}))"
 
 

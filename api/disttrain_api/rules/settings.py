@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.run_policy import RestartPolicy, RunPolicy
-from disttrain_api.spec import AccessMode, JobSpec
+from disttrain_api.spec import JobSpec
 from disttrain_api.training import Loss, LossName, LrScheduleName, OptimizerName, Training
 
 _DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default
@@ -57,31 +57,6 @@ def _optimizer_only(alias: str, field: str, *names: OptimizerName) -> Rule:
     )
 
 
-def _only_with_size(alias: str, field: str) -> Rule:
-    return Rule(
-        id=f"{_pascal(alias)}NeedsSize",
-        path=f"spec.storage.{alias}",
-        scope="spec.storage",
-        sentence=f"`{alias}` is about the claim that the operator creates: give `size`, or remove it",
-        check=lambda spec: when(
-            spec.storage is not None and spec.storage.size is None and getattr(spec.storage, field) is not None
-        ),
-        cel=f"!has(self.{alias}) || has(self.size)",
-        reads=(f"spec.storage.{alias}", "spec.storage.size"),
-    )
-
-
-def _claim_of_one_pod(spec: JobSpec) -> Values | None:
-    servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
-    once = spec.storage is not None and spec.storage.access_mode is AccessMode.READ_WRITE_ONCE
-    return when(
-        once and spec.workers.replicas + servers > 1,
-        pods=spec.workers.replicas + servers,
-        workers=spec.workers.replicas,
-        servers=servers,
-    )
-
-
 def _profiled_too_late(spec: JobSpec) -> Values | None:
     training = spec.training
     if training is None or training.profiling is None:
@@ -91,7 +66,6 @@ def _profiled_too_late(spec: JobSpec) -> Values | None:
 
 
 _PROFILED = "self.profiling.firstStep + self.profiling.steps - 1"
-_SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
 
 SETTING_RULES = (
     _name_or_entrypoint("model"),
@@ -168,30 +142,6 @@ SETTING_RULES = (
         ),
         cel="!has(self.training) || !has(self.training.checkpoint) || has(self.storage)",
         reads=("spec.storage",),
-    ),
-    Rule(
-        id="ClaimNameOrSizeOrUrl",
-        path="spec.storage",
-        scope="spec.storage",
-        sentence="exactly one of `claimName`, `size` and `url` must be given",
-        check=lambda spec: when(
-            spec.storage is not None and [spec.storage.claim_name, spec.storage.size, spec.storage.url].count(None) != 2
-        ),
-        cel="(has(self.claimName) ? 1 : 0) + (has(self.size) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
-    ),
-    _only_with_size("storageClassName", "storage_class_name"),
-    _only_with_size("accessMode", "access_mode"),
-    _only_with_size("retain", "retain"),
-    Rule(
-        id="ClaimOfOnePod",
-        path="spec.storage.accessMode",
-        sentence="a ReadWriteOnce claim serves one pod, and the job has {pods:d} ({workers:d} workers +"
-        " {servers:d} servers): use ReadWriteMany",
-        check=_claim_of_one_pod,
-        cel="!has(self.storage) || !has(self.storage.accessMode) || self.storage.accessMode != 'ReadWriteOnce'"
-        f" || self.workers.replicas + {_SERVERS} == 1",
-        values={"pods": f"self.workers.replicas + {_SERVERS}", "workers": "self.workers.replicas", "servers": _SERVERS},
-        reads=("spec.storage.accessMode", "spec.workers.replicas", "spec.parameterServers.replicas"),
     ),
     Rule(
         id="MaxRestartsNeedsGang",

@@ -1,11 +1,13 @@
 """What an attempt of a job consists of: Service, Secret, perhaps a claim, and its pods."""
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Label, Role
-from disttrain_api.spec import AccessMode, JobSpec
+from disttrain_api.spec import JobSpec
+from disttrain_api.storage import RetentionPolicy
 from disttrain_operator.plan.identity import (
     Manifest,
     child_metadata,
@@ -124,17 +126,16 @@ def job_config(job: PlannedJob) -> JobConfig | None:
 def claim(job: PlannedJob) -> Manifest | None:
     """The claim that the operator creates; None where the job names one or has no storage."""
     storage = _spec(job).storage
-    if storage is None or storage.size is None:
+    if storage is None or storage.volume_claim_template is None:
         return None
     metadata = child_metadata(job, claim_name(job.name, job.uid))
-    if storage.retain is not False:
+    if storage.retention_policy is not RetentionPolicy.DELETE:
         del metadata["ownerReferences"]
-    spec: Manifest = {
-        "accessModes": [(storage.access_mode or AccessMode.READ_WRITE_MANY).value],
-        "resources": {"requests": {"storage": storage.size}},
-    }
-    if storage.storage_class_name is not None:
-        spec["storageClassName"] = storage.storage_class_name
+    given = storage.volume_claim_template.get("metadata")
+    for key, entries in given.items() if isinstance(given, Mapping) else ():
+        # The operator's own stand last: nobody else's may take their places.
+        metadata[key] = {**(entries if isinstance(entries, Mapping) else {}), **metadata.get(key, {})}
+    spec = {**storage.claim_spec, "accessModes": storage.claim_spec.get("accessModes") or ["ReadWriteMany"]}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 

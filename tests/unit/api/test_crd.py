@@ -22,7 +22,7 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
     """Every field of ours below a schema; templates are Kubernetes'."""
     for name, field in schema.get("properties", {}).items():
         yield f"{path}.{name}", field
-        if name not in ("template", "env", "envFrom", "resources"):
+        if name not in ("template", "env", "envFrom", "resources", "volumeClaimTemplate"):
             yield from fields(field.get("items", field), f"{path}.{name}")
 
 

@@ -14,7 +14,7 @@ from disttrain_api.crd import openapi_schema
 from disttrain_api.manifest import MAX_BYTES
 from disttrain_api.moved import MOVED
 from disttrain_api.validate import problems, read_job, read_spec
-from tests.builders import a_manifest
+from tests.builders import a_claim_template, a_manifest
 
 GOOD = """\
 apiVersion: disttrain.io/v1alpha1
@@ -294,7 +294,7 @@ def values_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 FULL = a_manifest(
     parallelism={"dataParallelReplicateDegree": 2, "dataParallel": {"mode": "AllReduce"}},
-    storage={"size": "1Gi"},
+    storage=a_claim_template(),
     suspend=False,
     workers={
         "template": {

@@ -7,11 +7,11 @@ import pytest
 from disttrain_api.names import Role
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.clock import timestamp
-from tests.builders import a_report
+from tests.builders import a_claim_template, a_report
 from tests.unit.decide.test_failures import COMMAND, restart, verdict
 from tests.unit.decide.world import World, a_running_world
 
-STORAGE = {"size": "1Gi"}
+STORAGE = a_claim_template()
 
 
 def status(world: World) -> JobStatus:

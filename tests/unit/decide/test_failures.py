@@ -7,7 +7,7 @@ import pytest
 from disttrain_api.names import ExitCode, Role
 from disttrain_api.report import RankFailure
 from disttrain_api.status import Verdict
-from tests.builders import a_report
+from tests.builders import a_claim_template, a_report
 from tests.unit.decide.world import World, a_running_world
 
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
@@ -33,7 +33,7 @@ def restart(world: World) -> World:
 
 
 def test_a_drain_waits_for_the_checkpoint_and_does_not_count() -> None:
-    world = a_running_world(storage={"size": "1Gi"}).drain(1).settle()
+    world = a_running_world(storage=a_claim_template()).drain(1).settle()
     assert world.condition("Running")[:2] == ("True", "PodLeaving")
     assert "digits-3f9a1-worker-1-a1 is being deleted (Drained)" in world.condition("Running")[2]
     stopped = RankFailure(rank=1, exit_code=143, reason="Stopped", message="stopped after a checkpoint")
@@ -176,7 +176,7 @@ def test_a_finalizer_is_not_asked_twice() -> None:
 
 
 def test_pauses_double_until_a_new_checkpoint() -> None:
-    world = a_running_world(storage={"size": "1Gi"}, runPolicy={"maxRestarts": 9, "restartBackoffSeconds": 10})
+    world = a_running_world(storage=a_claim_template(), runPolicy={"maxRestarts": 9, "restartBackoffSeconds": 10})
     pauses = []
     for report in (None, None, None, a_report(10, checkpoint=10), a_report(10, checkpoint=10)):
         world.end(0, 1, report=report).end(1, 1).settle().confirm_deletions().settle()

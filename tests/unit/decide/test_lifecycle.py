@@ -6,7 +6,7 @@ from disttrain_api.names import PERMANENT, ExitCode, Role, exit_reason
 from disttrain_api.report import RankFailure
 from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob
 from disttrain_operator.decide.observed import CreateProblem
-from tests.builders import a_report, running, waiting
+from tests.builders import a_claim_template, a_report, running, waiting
 from tests.unit.decide.world import a_running_world, a_world
 
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
@@ -59,7 +59,7 @@ def test_all_conditions_are_set_at_the_first_write() -> None:
 
 
 def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_reported() -> None:
-    world = a_running_world(storage={"size": "1Gi"})
+    world = a_running_world(storage=a_claim_template())
     world.end(0, 0, report=a_report(100, checkpoint=100, accuracy=0.98)).end(1, 0).settle()
     status = world.job.status
     assert world.condition("Finished") == ("True", "WorkersSucceeded", "all 2 workers succeeded")
@@ -154,7 +154,7 @@ def test_restarts_without_a_new_checkpoint_are_bounded() -> None:
 
 
 def test_a_new_checkpoint_renews_the_budget() -> None:
-    world = a_running_world(storage={"size": "1Gi"}, runPolicy={"maxRestarts": 1})
+    world = a_running_world(storage=a_claim_template(), runPolicy={"maxRestarts": 1})
     for step in (10, 20, 30):
         world.end(0, 1, report=a_report(step, checkpoint=step)).end(1, 1).settle()
         world.confirm_deletions().settle().run_all()

@@ -14,7 +14,7 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.reconcile import same_meaning
-from tests.builders import a_raw_job, a_report, ended, running, waiting
+from tests.builders import a_claim_template, a_raw_job, a_report, ended, running, waiting
 from tests.soak import SOAK
 from tests.unit.decide.cluster import Operator, Server, member
 from tests.unit.decide.oracle import Budget
@@ -53,7 +53,7 @@ class Jobs(RuleBasedStateMachine):
             **({"failurePolicy": {"rules": RULES}} if rules else {}),
         }
         job = a_raw_job(
-            training=None, workers={"replicas": 3, "template": COMMAND}, runPolicy=policy, storage={"size": "1Gi"}
+            training=None, workers={"replicas": 3, "template": COMMAND}, runPolicy=policy, storage=a_claim_template()
         )
         self.server = Server(job)
         self.operator = Operator(self.server)

@@ -8,7 +8,7 @@ from disttrain_api.names import ExitCode
 from disttrain_api.report import FailureSignature, PodReport, RankFailure
 from disttrain_api.status import Signature
 from disttrain_operator.decide.clock import timestamp
-from tests.builders import a_report, ended
+from tests.builders import a_claim_template, a_report, ended
 from tests.unit.decide.test_failures import restart, verdict
 from tests.unit.decide.world import World, a_running_world
 
@@ -23,7 +23,7 @@ def failed(code: int = 1, checkpoint: int | None = None, **signature: Any) -> Po
 
 
 def a_job(**policy: Any) -> World:
-    return a_running_world(storage={"size": "1Gi"}, runPolicy={"restartBackoffSeconds": 0, **policy})
+    return a_running_world(storage=a_claim_template(), runPolicy={"restartBackoffSeconds": 0, **policy})
 
 
 def end(world: World, report: PodReport, code: int = 1) -> World:

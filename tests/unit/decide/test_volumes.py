@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 
+from tests.builders import a_claim_template
 from tests.unit.decide.world import World, a_world
 
 WAIT = (
@@ -13,7 +14,7 @@ WAIT = (
 
 
 def refused_by_the_scheduler(message: str) -> World:
-    world = a_world(storage={"size": "1Gi"}).settle()
+    world = a_world(storage=a_claim_template()).settle()
     pod = deepcopy(world.pod(0))
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     pod["status"]["conditions"] = [said]

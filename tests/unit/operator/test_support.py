@@ -9,6 +9,7 @@ from aiohttp import web
 from disttrain_api.names import Label
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.kube.client import Client
+from tests.builders import a_claim_template
 from tests.unit.operator.fake_api import FakeApi, refusal
 from tests.unit.operator.test_reconcile import CHILDREN, JOBS, SITE, Shell, refuse
 from tests.unit.operator.test_reconcile import a_shell as a_shell_of
@@ -37,7 +38,7 @@ CLAIMS: dict[str, tuple[bool, dict[str, Any], bool]] = {
 @pytest.mark.parametrize("case", CLAIMS)
 async def test_a_claim_under_the_jobs_name_is_the_jobs_or_a_conflict(api: FakeApi, client: Client, case: str) -> None:
     retain, says, is_own = CLAIMS[case]
-    shell = await a_shell_of(api, client, storage={"size": "1Gi", "retain": retain})
+    shell = await a_shell_of(api, client, storage=a_claim_template(retain=retain))
     uid = shell.key.uid
     labels = {Label.JOB_UID: uid if says["label"] is JOB else says["label"]} if "label" in says else None
     name = f"digits-{uid[:5]}-checkpoints"

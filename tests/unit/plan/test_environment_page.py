@@ -11,7 +11,7 @@ from disttrain_api import manifest
 from disttrain_api.names import Env, Role
 from disttrain_operator.plan.desired import Site, pod
 from disttrain_trainer.agent.environment import read_environment
-from tests.builders import a_job
+from tests.builders import a_claim_template, a_job
 from tests.cluster.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "environment.md").read_text()
@@ -71,7 +71,7 @@ def test_the_page_has_the_variables_of_servers(spec: dict[str, Any], more: set[s
 
 def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     training = {"training": {"preflight": True}}
-    asked = {"storage": {"size": "1Gi"}}
+    asked = {"storage": a_claim_template()}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS)).keys()
     always = environment(**OWN).keys()
     assert found - always == set(page("Where the job asks for it"))
@@ -88,7 +88,7 @@ def test_the_page_has_the_variables_of_ranks() -> None:
 def test_the_page_names_every_variable_of_the_contract_and_the_values_that_are_constant() -> None:
     names = {value for key, value in vars(Env).items() if not key.startswith("_")}
     assert names <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    found = environment(**OWN, storage={"size": "1Gi"})
+    found = environment(**OWN, storage=a_claim_template())
     for name in ("MASTER_PORT", "DISTTRAIN_SCRATCH", "DISTTRAIN_GRACE_SECONDS", "DISTTRAIN_STORAGE", "USER"):
         (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
         assert re.search(rf"(?<![\w/]){re.escape(found[name])}\b", row), row

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.names import Role
+from disttrain_api.names import Label, Role
 from disttrain_operator.plan.desired import (
     GangPlan,
     Loopback,
@@ -21,7 +21,7 @@ from disttrain_operator.plan.desired import (
 )
 from disttrain_operator.plan.identity import pod_name
 from disttrain_operator.plan.site import PlannedJob
-from tests.builders import UID, a_job
+from tests.builders import UID, a_claim_template, a_job, merge
 
 SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
 
@@ -211,7 +211,7 @@ def test_planning_a_pod_changes_neither_the_job_nor_its_siblings() -> None:
 
 
 def test_every_child_is_owned_by_the_job_without_blocking_its_deletion() -> None:
-    job = a_job(storage={"size": "1Gi", "retain": False})
+    job = a_job(storage=a_claim_template(retain=False))
     for manifest in (service(job, SITE), secret(job, SITE), claim(job), pod(job, Role.WORKER, 0, 1, SITE)):
         assert manifest is not None
         (owner,) = manifest["metadata"]["ownerReferences"]
@@ -219,20 +219,34 @@ def test_every_child_is_owned_by_the_job_without_blocking_its_deletion() -> None
         assert "blockOwnerDeletion" not in owner
 
 
+CLAIM = merge(
+    a_claim_template(storageClassName="fast"),
+    {
+        "volumeClaimTemplate": {
+            "metadata": {"labels": {"team": "vision", Label.JOB: "not"}, "annotations": {"mine": "1"}}
+        }
+    },
+)
+
+
 def test_a_created_claim_outlives_the_job_unless_told_otherwise() -> None:
-    manifest = claim(a_job(storage={"size": "10Gi", "storageClassName": "fast"}))
+    manifest = claim(a_job(storage=CLAIM))
     assert manifest is not None
     assert "ownerReferences" not in manifest["metadata"]
     assert manifest["spec"] == {
         "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": "10Gi"}},
+        "resources": {"requests": {"storage": "1Gi"}},
         "storageClassName": "fast",
     }
+    assert manifest["metadata"]["annotations"] == {"mine": "1"}
+    labels = manifest["metadata"]["labels"]
+    assert labels["team"] == "vision"
+    assert labels[Label.JOB] == "digits", "the operator's own labels stay"
 
 
 @pytest.mark.parametrize(
     ("storage", "name"),
-    [({"claimName": "mine"}, "mine"), ({"size": "1Gi"}, "digits-3f9a1-checkpoints")],
+    [({"claimName": "mine"}, "mine"), (a_claim_template(), "digits-3f9a1-checkpoints")],
 )
 def test_storage_is_mounted_in_every_pod(storage: dict[str, str], name: str) -> None:
     job = a_job(storage=storage)
@@ -252,7 +266,7 @@ def test_an_object_store_is_no_volume() -> None:
 
 
 def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
-    job = a_job(storage={"size": "1Gi"}, training={"checkpoint": {"folder": "shared-run"}})
+    job = a_job(storage=a_claim_template(), training={"checkpoint": {"folder": "shared-run"}})
     manifest = secret(job, SITE)
     assert manifest["immutable"] is True
     config = JobConfig.model_validate_json(manifest["stringData"]["job.json"])

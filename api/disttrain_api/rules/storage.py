@@ -1,0 +1,104 @@
+"""Which settings of `storage` go together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from disttrain_api.names import RESERVED_PREFIX, Label
+from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.spec import JobSpec
+
+_STORAGE = "spec.storage"
+_TEMPLATE = f"{_STORAGE}.volumeClaimTemplate"
+# Of these a claim that more than one pod uses may be mounted by one pod, or on one node, only.
+_MODES_OF_ONE = ("ReadWriteOnce", "ReadWriteOncePod")
+
+
+def _places(spec: JobSpec) -> int:
+    storage = spec.storage
+    return 3 - [storage.claim_name, storage.volume_claim_template, storage.url].count(None) if storage else 1
+
+
+def _requests(spec: JobSpec) -> Any:
+    resources = spec.storage.claim_spec.get("resources") if spec.storage else None
+    requests = resources.get("requests") if isinstance(resources, Mapping) else None
+    return requests if isinstance(requests, Mapping) else {}
+
+
+def _claim_of_one_pod(spec: JobSpec) -> Values | None:
+    servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
+    modes = spec.storage.claim_spec.get("accessModes") if spec.storage else None
+    once = isinstance(modes, list) and modes and all(mode in _MODES_OF_ONE for mode in modes)
+    return when(bool(once) and spec.pods > 1, pods=spec.pods, workers=spec.workers.replicas, servers=servers)
+
+
+def _reserved(spec: JobSpec) -> Values | None:
+    template = (spec.storage.volume_claim_template if spec.storage else None) or {}
+    metadata = template.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    entries = (metadata.get("labels"), metadata.get("annotations"))
+    keys = [key for part in entries if isinstance(part, Mapping) for key in part]
+    return when(any(key.startswith(RESERVED_PREFIX) or key == Label.MANAGED_BY for key in keys))
+
+
+_CLAIM = "self.storage.volumeClaimTemplate.spec"
+_SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
+_KEY_IS_RESERVED = f"k.startsWith('{RESERVED_PREFIX}') || k == '{Label.MANAGED_BY}'"
+
+STORAGE_RULES = (
+    Rule(
+        id="OneStorage",
+        path=_STORAGE,
+        scope=_STORAGE,
+        sentence="exactly one of `claimName`, `volumeClaimTemplate` and `url` must be given",
+        check=lambda spec: when(_places(spec) != 1),
+        cel="[has(self.claimName), has(self.volumeClaimTemplate), has(self.url)].exists_one(given, given)",
+    ),
+    Rule(
+        id="RetentionNeedsClaimTemplate",
+        path=f"{_STORAGE}.retentionPolicy",
+        scope=_STORAGE,
+        sentence="`retentionPolicy` is about a claim that the operator makes: give `volumeClaimTemplate`, or remove it",
+        check=lambda spec: when(
+            spec.storage is not None
+            and spec.storage.retention_policy is not None
+            and spec.storage.volume_claim_template is None
+        ),
+        cel="!has(self.retentionPolicy) || has(self.volumeClaimTemplate)",
+        reads=(f"{_STORAGE}.retentionPolicy", _TEMPLATE),
+    ),
+    Rule(
+        id="ClaimHasSize",
+        path=f"{_TEMPLATE}.spec",
+        scope=f"{_TEMPLATE}.spec",
+        sentence="a claim needs a size: give `resources.requests.storage`, for example 100Gi",
+        check=lambda spec: when(
+            spec.storage is not None
+            and spec.storage.volume_claim_template is not None
+            and "storage" not in _requests(spec)
+        ),
+        cel="has(self.resources) && has(self.resources.requests) && 'storage' in self.resources.requests",
+    ),
+    Rule(
+        id="ClaimOfOnePod",
+        path=f"{_TEMPLATE}.spec.accessModes",
+        sentence="a ReadWriteOnce claim serves one pod, and the job has {pods:d} ({workers:d} workers +"
+        " {servers:d} servers): use ReadWriteMany",
+        check=_claim_of_one_pod,
+        cel="!has(self.storage) || !has(self.storage.volumeClaimTemplate)"
+        f" || !has({_CLAIM}.accessModes) || {_CLAIM}.accessModes.size() == 0"
+        f" || {_CLAIM}.accessModes.exists(m, !(m in {list(_MODES_OF_ONE)}))"
+        f" || self.workers.replicas + {_SERVERS} == 1",
+        values={"pods": f"self.workers.replicas + {_SERVERS}", "workers": "self.workers.replicas", "servers": _SERVERS},
+        reads=(_TEMPLATE, "spec.workers.replicas", "spec.parameterServers.replicas"),
+    ),
+    Rule(
+        id="ClaimMetadata",
+        path=f"{_TEMPLATE}.metadata",
+        scope=f"{_TEMPLATE}.metadata",
+        sentence=f"labels and annotations that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are the"
+        " operator's to set: remove them",
+        check=_reserved,
+        cel=f"(!has(self.labels) || !self.labels.exists(k, {_KEY_IS_RESERVED}))"
+        f" && (!has(self.annotations) || !self.annotations.exists(k, {_KEY_IS_RESERVED}))",
+    ),
+)

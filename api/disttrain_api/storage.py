@@ -1,0 +1,36 @@
+"""`spec.storage`: where checkpoints outlive pods."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from disttrain_api.base import ApiModel
+
+
+class RetentionPolicy(StrEnum):
+    """What becomes of the claim that the operator makes when the job is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class Storage(ApiModel):
+    """Where checkpoints outlive pods: a volume at /checkpoints in every pod, or an object store. Exactly one of
+    `claimName`, `volumeClaimTemplate` and `url`."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """An existing PersistentVolumeClaim of the job's namespace."""
+    volume_claim_template: dict[str, JsonValue] | None = None
+    """The PersistentVolumeClaim that the operator makes for the job: its labels, annotations and spec, of which
+    `resources.requests.storage` must be given. Without `accessModes` it is ReadWriteMany."""
+    url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
+    """A prefix in an object store; credentials and endpoint come from the environment of the container `trainer`."""
+    retention_policy: RetentionPolicy | None = None
+    """Whether the claim that the operator makes outlives the job. Absent: Retain."""
+
+    @property
+    def claim_spec(self) -> dict[str, Any]:
+        """The spec of the claim that the operator makes, {} where it makes none."""
+        spec = (self.volume_claim_template or {}).get("spec")
+        return spec if isinstance(spec, dict) else {}
