@@ -22,8 +22,12 @@ MAX_JOB_NAME_LENGTH = 40
 MAX_REPLICAS = 10_000
 
 CONTAINER = "trainer"
+QUEUE_NAME_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's label that names a LocalQueue."""
 MASTER_PORT = 29500
 PS_PORT = 29600
+HOST_PORTS = range(20_000, 29_000)
+"""Ports of pods on the network of their node, below those of Services (30000 and up) and of outgoing connections."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_GRACE_SECONDS = 60
 

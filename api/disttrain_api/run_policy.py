@@ -162,6 +162,9 @@ class RunPolicy(ApiModel):
     """Time after the end before the job is deleted. Absent: it is kept."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
+    failure_log_in_status: bool = False
+    """True puts the last log lines of the rank that failed first into the status. Whoever may read the job reads them
+    there, also without the right to read the logs of pods."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
     """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
     pods as the template has them, which an image that must run as root needs."""

@@ -173,7 +173,7 @@ class Verdict(StatusModel):
     """What makes the failure recognisable when it comes again: a job ends with the second of two that are the same,
     without a step between them. Absent: it came from outside, or its program was not the trainer."""
     log: str | None = None
-    """The last lines of its log, where they could be had."""
+    """The last lines of its log, where they could be had and `failureLogInStatus` asks for them."""
 
 
 class Replacement(StatusModel):

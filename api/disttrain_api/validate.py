@@ -19,6 +19,7 @@ from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.moved import with_successor
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
+from disttrain_api.queue_label import queue_label, with_queue_of_label
 from disttrain_api.rules import NAME_RULES, RULES
 from disttrain_api.sentences import MAX_PROBLEMS
 from disttrain_api.size import size_problems
@@ -84,9 +85,9 @@ def spec_problems(spec: JobSpec) -> list[Violation]:
     return [*found, *_config_problems(spec, found)]
 
 
-def read_spec(raw: Any) -> tuple[JobSpec | None, list[Violation]]:
-    """The spec of a stored job, None where its fields cannot be read, and all its problems."""
-    job, found = read_job({"metadata": {"name": "stored"}, "spec": raw})
+def read_spec(raw: Any, labels: Any = None) -> tuple[JobSpec | None, list[Violation]]:
+    """The spec of a stored job with these labels, None where its fields cannot be read, and all its problems."""
+    job, found = read_job({"metadata": {"name": "stored", "labels": queue_label(labels)}, "spec": raw})
     return (job.spec if job else None), found
 
 
@@ -98,6 +99,9 @@ def read_job(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
     job, found = _read_fields(raw)
     usable = job or _without(raw, found)
     if usable is not None:
+        usable, wrong_queue = with_queue_of_label(usable)
+        job = usable if job else None
+        found += wrong_queue
         found += _template_problems(usable.spec)
         found += _rule_problems(usable.spec, found)
         found += _config_problems(usable.spec, found)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from disttrain_api.names import API_VERSION
+from disttrain_api.queue_label import queue_label
 from disttrain_api.size import size_problems
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.kube.cache import Raw
@@ -57,8 +58,9 @@ def is_long(kept: Raw) -> bool:
 
 
 def same_spec(one: Raw, other: Raw) -> bool:
-    """Return whether two versions of a job have the same spec."""
-    return bool(one["spec"] == other["spec"] and one["refused"] == other["refused"])
+    """Return whether two versions of a job have the same spec; the label that names a queue is a part of it."""
+    queues = [queue_label(version["metadata"].get("labels")) for version in (one, other)]
+    return bool(one["spec"] == other["spec"] and one["refused"] == other["refused"] and queues[0] == queues[1])
 
 
 def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:

@@ -237,6 +237,7 @@ FREE = (
     {"runPolicy": {"startingDeadlineSeconds": 60}},
     {"runPolicy": {"terminationTimeoutSeconds": 5}},
     {"runPolicy": {"ttlSecondsAfterFinished": 60}},
+    {"runPolicy": {"failureLogInStatus": True}},
 )
 FROZEN: dict[str, Raw] = {
     "spec.workers": {"workers": {"replicas": 3}},

@@ -202,7 +202,7 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
     if former is not None:
         spec, problems = former.spec, former.problems
     else:
-        spec, problems = (None, refused) if refused else _spec(raw.get("spec"))
+        spec, problems = (None, refused) if refused else _spec(raw.get("spec"), metadata.get("labels"))
     status, unread = _status(raw.get("status") or {})
     return Job(
         name=metadata["name"],
@@ -219,9 +219,9 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
     )
 
 
-def _spec(raw: Any) -> tuple[JobSpec | None, tuple[str, ...]]:
+def _spec(raw: Any, labels: Any) -> tuple[JobSpec | None, tuple[str, ...]]:
     try:
-        spec, violations = read_spec(raw)
+        spec, violations = read_spec(raw, labels)
     except Exception as error:
         # Nothing that is known makes the reader fail; what is not known must not stop the operator.
         return None, (f"the spec cannot be read ({in_words(error)})",)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
-from disttrain_api.names import CONTAINER, GANG_GATE, Annotation, Label, Reason, Role
+from disttrain_api.names import CONTAINER, GANG_GATE, QUEUE_NAME_LABEL, Annotation, Label, Reason, Role
 from disttrain_api.report import decode_pod_report
 from disttrain_api.times import EARLIEST, LATEST, parse_time
 from disttrain_operator.decide.observed import (
@@ -19,7 +19,7 @@ from disttrain_operator.decide.observed import (
     PodFacts,
     Waiting,
 )
-from disttrain_operator.plan.kueue import MANAGED_LABEL, QUEUE_LABEL, TERMINATION_TARGET
+from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
 
 Raw = Mapping[str, Any]
 
@@ -193,7 +193,7 @@ def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Wai
             reason = _NOT_PLACED.get(said, said)
             if reason == "SchedulingGated" and released:
                 return None  # the scheduler has not seen its release yet
-            if reason == "SchedulingGated" and QUEUE_LABEL in labels:
+            if reason == "SchedulingGated" and QUEUE_NAME_LABEL in labels:
                 reason = Reason.QUEUED if MANAGED_LABEL in labels else Reason.QUEUE_NOT_SERVED
             return Waiting(reason, _text(condition, "message", _MAX_MESSAGE))
     return None

@@ -38,7 +38,7 @@ def note_replacements(job: Job, observed: Observed, now: datetime) -> Move | Non
     policy, ledger = job.spec.run_policy, job.status
     message = ""
     for cause, ruling in failures.of_single_pods:
-        verdict = verdict_of(cause, ruling)
+        verdict = verdict_of(cause, ruling, policy)
         counted = is_counted(cause)
         if counted and (exhausted := used_up(ledger, policy, verdict)):
             return finish(job.status, now, State.FAILED, exhausted)

@@ -43,7 +43,7 @@ def restart_policy(job: Job, observed: Observed, now: datetime) -> Move | None:
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Move(_state(job), Reason.POD_FAILED, message, job.status, look_again_at=failures.settled_at)
-    verdict = verdict_of(*found)
+    verdict = verdict_of(*found, gang.spec.run_policy)
     return _restart_or_fail(job, gang, now, repeated(job.status, verdict) or verdict)
 
 

@@ -37,7 +37,7 @@ def revise(job: Job, observed: Observed, now: datetime) -> Move | None:
     if ruling.action not in _RESTARTS:
         return None  # the job has restarted, and goes on
     given_back = ended.verdict.action == FailureAction.RESTART_GANG and ruling.action != ended.verdict.action
-    verdict = verdict_of(cause, ruling)
+    verdict = verdict_of(cause, ruling, job.spec.run_policy)
     ledger = revise_verdict(job.status, ended.number, verdict, job.spec.run_policy, now, given_back=given_back)
     message = f"waiting for pods older than attempt {ledger.attempt} to end"
     return Move(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, ledger, look_again_at=now)

@@ -3,6 +3,7 @@
 from disttrain_api.names import ExitCode, Reason
 from disttrain_api.program_log import last_exception
 from disttrain_api.report import RankFailure
+from disttrain_api.run_policy import RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling
@@ -23,7 +24,7 @@ _DISRUPTED = {
 }
 
 
-def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
+def verdict_of(cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
     """The verdict over an attempt that this cause ended."""
     pod, exit_ = cause.pod, cause.pod.exit
     failure = pod.report.failure if pod.report else None
@@ -44,7 +45,7 @@ def verdict_of(cause: Cause, ruling: Ruling) -> Verdict:
         exit_code=exit_.code if exit_ else None,
         signal=pod.signal,
         signature=_signature(failure) if cause.class_ is FailureClass.PROGRAM else None,
-        log=_log(pod),
+        log=_log(pod) if policy.failure_log_in_status else None,
     )
 
 

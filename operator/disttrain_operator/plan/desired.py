@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.names import CONFIG_FILE, MASTER_PORT, TOKEN_FILE, Label, Role
+from disttrain_api.names import CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.storage import RetentionPolicy
 from disttrain_operator.plan.identity import (
@@ -14,6 +14,7 @@ from disttrain_operator.plan.identity import (
     child_name,
     claim_name,
     job_labels,
+    port,
     secret_name,
 )
 from disttrain_operator.plan.pods import RolePlan
@@ -74,7 +75,7 @@ def service(job: PlannedJob, site: Site) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": _addressed(job),
-            "ports": [{"name": "master", "port": MASTER_PORT}],
+            "ports": [{"name": "master", "port": port(Role.WORKER, job.uid, _spec(job).workers.template)}],
         },
     }
 

@@ -1,9 +1,9 @@
 """The environment of a pod: torchrun's names, torchrun's settings, ours."""
 
 from disttrain_api.mesh import Mesh
-from disttrain_api.names import CONFIG_FILE, MASTER_PORT, PS_PORT, Env, Role
+from disttrain_api.names import CONFIG_FILE, Env, Role
 from disttrain_api.spec import JobSpec
-from disttrain_operator.plan.identity import child_name, pod_name
+from disttrain_operator.plan.identity import child_name, pod_name, port
 from disttrain_operator.plan.site import PlannedJob, Site
 
 
@@ -12,20 +12,21 @@ def job_mesh(spec: JobSpec) -> Mesh:
     return Mesh.of(spec.parallelism, spec.world_size)
 
 
-def address(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> tuple[str, int]:
+def address(job: PlannedJob, spec: JobSpec, role: Role, index: int, attempt: int, site: Site) -> tuple[str, int]:
     """Host and port of a pod."""
     if site.loopback is not None:
         return "127.0.0.1", site.loopback.ps_ports[index] if role is Role.PS else site.loopback.master_port
     host = f"{pod_name(job.name, job.uid, role, index, attempt)}.{child_name(job.name, job.uid)}"
-    return host, PS_PORT if role is Role.PS else MASTER_PORT
+    pods = spec.parameter_servers if role is Role.PS and spec.parameter_servers else spec.workers
+    return host, port(role, job.uid, pods.template)
 
 
 def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site) -> dict[str, str]:
     """What all pods of a role share."""
-    host, port = address(job, Role.WORKER, 0, attempt, site)
+    host, master_port = address(job, spec, Role.WORKER, 0, attempt, site)
     environment = {
         Env.MASTER_ADDR: host,
-        Env.MASTER_PORT: str(port),
+        Env.MASTER_PORT: str(master_port),
         Env.WORLD_SIZE: str(spec.world_size),
         Env.JOB_NAME: job.name,
         Env.JOB_NAMESPACE: job.namespace,
@@ -41,15 +42,17 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     if spec.storage is not None:
         environment[Env.STORAGE] = spec.storage.url or site.storage_dir
     if spec.parameter_servers is not None:
-        servers = (address(job, Role.PS, index, attempt, site) for index in range(spec.parameter_servers.replicas))
-        environment[Env.PS_ADDRESSES] = ",".join(f"{host}:{port}" for host, port in servers)
+        servers = (
+            address(job, spec, Role.PS, index, attempt, site) for index in range(spec.parameter_servers.replicas)
+        )
+        environment[Env.PS_ADDRESSES] = ",".join(f"{host}:{number}" for host, number in servers)
     if role is Role.WORKER:
         environment |= {
             Env.LOCAL_WORLD_SIZE: str(spec.workers.ranks_per_pod),
             Env.PET_NNODES: str(spec.workers.replicas),
             Env.PET_NPROC_PER_NODE: str(spec.workers.ranks_per_pod),
             Env.PET_MASTER_ADDR: host,
-            Env.PET_MASTER_PORT: str(port),
+            Env.PET_MASTER_PORT: str(master_port),
             # torchrun's own default is the word "none", with which jobs collide.
             Env.PET_RDZV_ID: f"{job.uid}-{attempt}",
         }

@@ -5,9 +5,11 @@ So no address ever leads to a dying pod, and a job deleted and made again meets 
 
 import hashlib
 import hmac
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
-from disttrain_api.names import Label, Role
+from disttrain_api.names import HOST_PORTS, MASTER_PORT, PS_PORT, Label, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.plan.site import PlannedJob
 
@@ -47,6 +49,24 @@ def group_name(job_name: str, uid: str, attempt: int) -> str:
 def job_labels(job_name: str, uid: str) -> dict[str, str]:
     """Labels of every child of the job."""
     return {Label.MANAGED_BY: Label.MANAGER, Label.JOB: job_name, Label.JOB_UID: uid}
+
+
+def port(role: Role, uid: str, template: Mapping[str, Any]) -> int:
+    """Return the port on which a pod with this template listens for the other pods of its job.
+
+    Pods on the network of their node share its ports with those of other jobs: each job has two of its own there, and
+    the pods say so, so that the scheduler puts no two pods with the same one on a node.
+    """
+    if not on_host_network(template):
+        return PS_PORT if role is Role.PS else MASTER_PORT
+    pairs = len(HOST_PORTS) // 2
+    return HOST_PORTS[zlib.crc32(uid.encode()) % pairs * 2 + (role is Role.PS)]
+
+
+def on_host_network(template: Mapping[str, Any]) -> bool:
+    """Return whether pods with this template are on the network of their node."""
+    spec = template.get("spec")
+    return isinstance(spec, Mapping) and spec.get("hostNetwork") is True
 
 
 def pod_labels(job_name: str, uid: str, role: Role, index: int, attempt: int) -> dict[str, str]:

@@ -4,13 +4,12 @@ One group per attempt. Its pods are not `retriable-in-group`: once all of them h
 finished and takes its finalizer off them, which it would otherwise keep there until each had a successor in the group.
 """
 
-from disttrain_api.names import Label, Role
+from disttrain_api.names import QUEUE_NAME_LABEL, Label, Role
 from disttrain_api.scheduling import Topology
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import Manifest, group_name
 from disttrain_operator.plan.site import PlannedJob
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 MANAGED_LABEL = "kueue.x-k8s.io/managed"
 """Kueue's own, on each pod that it has taken."""
@@ -31,7 +30,7 @@ def join_queue(
     policy = spec.run_policy.scheduling_policy
     metadata["labels"] = {
         **(metadata.get("labels") or {}),
-        QUEUE_LABEL: policy.queue_name,
+        QUEUE_NAME_LABEL: policy.queue_name,
         GROUP_LABEL: group_name(job.name, job.uid, attempt),
     }
     metadata["annotations"] = {

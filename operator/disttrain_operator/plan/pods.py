@@ -8,7 +8,16 @@ from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
-from disttrain_operator.plan.identity import Manifest, child_name, claim_name, pod_labels, pod_name, secret_name
+from disttrain_operator.plan.identity import (
+    Manifest,
+    child_name,
+    claim_name,
+    on_host_network,
+    pod_labels,
+    pod_name,
+    port,
+    secret_name,
+)
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
@@ -38,6 +47,7 @@ class RolePlan:
         join_gang(self._metadata, self._pod_spec, job, spec, role, attempt)
         self._topology = TopologyPlan(spec, role)
         _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
+        self._host_port = port(role, job.uid, template) if on_host_network(template) else None
         self._fill_environment(site)
 
     def _fill_environment(self, site: Site) -> None:
@@ -71,6 +81,10 @@ class RolePlan:
             "labels": labels,
             "ownerReferences": [owner_reference(job.name, job.uid)],
         }
+        if self._host_port is not None and (index == 0 or self._role is Role.PS):
+            # With it on the pod the scheduler keeps other pods that listen there off the node.
+            opened = {"name": "disttrain", "containerPort": self._host_port, "hostPort": self._host_port}
+            trainer["ports"] = [*(trainer.get("ports") or []), opened]
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}
         spec |= self._topology.spec(self._pod_spec, labels)
@@ -98,6 +112,9 @@ def _fill_pod(pod_spec: Manifest, job: PlannedJob, spec: JobSpec, site: Site) ->
     pod_spec.setdefault("terminationGracePeriodSeconds", defaults.grace_seconds)
     pod_spec.setdefault("automountServiceAccountToken", False)
     pod_spec.setdefault("enableServiceLinks", False)
+    if pod_spec.get("hostNetwork") is True:
+        # The default looks up names outside the cluster only, and peers find each other by the job's Service.
+        pod_spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     _fill_tolerations(pod_spec, defaults.node_lost_seconds)
     if spec.run_policy.pod_security is PodSecurity.RESTRICTED:
         _restrict(pod_spec, defaults.user_id)

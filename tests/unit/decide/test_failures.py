@@ -323,10 +323,13 @@ def test_servers_may_decide_the_success() -> None:
     assert world.condition("Complete")[:2] == ("True", "ServersSucceeded")
 
 
-def test_the_verdict_keeps_the_last_lines_of_the_log() -> None:
-    world = own_world().end(1, 3, message="one\ntwo\nValueError: three\n").pass_time(3).settle()
+@pytest.mark.parametrize(("policy", "log"), [({"failureLogInStatus": True}, "one\ntwo\nValueError: three"), ({}, None)])
+def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
+    policy: dict[str, Any], log: str | None
+) -> None:
+    world = own_world(**policy).end(1, 3, message="one\ntwo\nValueError: three\n").pass_time(3).settle()
     found = verdict(world)
-    assert found.log == "one\ntwo\nValueError: three"
+    assert found.log == log
     assert (found.class_, found.exit_code, found.node) == ("Program", 3, "node1")
 
 

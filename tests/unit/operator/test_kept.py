@@ -98,6 +98,17 @@ def test_a_job_that_cannot_be_kept_as_it_is_leaves_the_place_to_a_reader_that_ca
     assert job.spec is not None
 
 
+def test_another_label_that_names_the_queue_is_another_spec() -> None:
+    one, other, same = a_raw_job(), a_raw_job(), a_raw_job()
+    other["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    same["metadata"]["labels"] = {"team": "vision"}
+    assert same_spec(keep(one), keep(same))
+    assert not same_spec(keep(one), keep(other))
+    spec = read(keep(other), former=None).spec
+    assert spec is not None
+    assert spec.run_policy.scheduling_policy.queue_name == "research"
+
+
 def test_a_small_job_takes_little_memory() -> None:
     raw = a_raw_job(status=statuses()[1])
     keep(raw)

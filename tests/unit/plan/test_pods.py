@@ -329,3 +329,61 @@ def test_the_charts_values_reach_every_pod() -> None:
     assert spec["securityContext"]["runAsUser"] == 1234
     assert spec["terminationGracePeriodSeconds"] == 99
     assert {"name": "disttrain-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in spec["volumes"]
+
+
+def test_what_stands_beside_the_template_reaches_the_trainer() -> None:
+    beside = {
+        "image": "mine:1",
+        "command": ["torchrun", "train.py"],
+        "args": ["--lr=3e-4"],
+        "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "envFrom": [{"secretRef": {"name": "hub"}}],
+        "resources": {"limits": {"rdma/hca": 8}},
+    }
+    template = {"spec": {"containers": [{"name": "side", "image": "s:1"}, {"name": "trainer", "workingDir": "/src"}]}}
+    job = a_job(training=None, workers={**beside, "gpusPerPod": 8, "template": template})
+    trainer, side = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"]
+    assert (side["name"], side["image"]) == ("side", "s:1")
+    for key in ("image", "command", "args", "envFrom"):
+        assert trainer[key] == beside[key]
+    assert trainer["workingDir"] == "/src"
+    assert trainer["resources"]["limits"] == {"rdma/hca": 8, "nvidia.com/gpu": "8"}
+    assert environment({"spec": {"containers": [trainer]}})["NCCL_DEBUG"] == "INFO"
+
+
+def on_the_host(uid: str) -> PlannedJob:
+    """A job of two workers and two servers on the network of their nodes."""
+    template = {"spec": {"hostNetwork": True}}
+    job = a_job(
+        training=None,
+        workers={"replicas": 2, "image": "a:1", "template": template},
+        parameterServers={"replicas": 2, "image": "a:1", "template": template},
+    )
+    return replace(job, uid=uid)
+
+
+def test_jobs_on_the_network_of_their_nodes_listen_on_ports_that_the_scheduler_keeps_apart() -> None:
+    job = on_the_host(UID)
+    master, server = pod(job, Role.WORKER, 0, 1, SITE), pod(job, Role.PS, 1, 1, SITE)
+    found = environment(master)
+    (opened,) = master["spec"]["containers"][0]["ports"]
+    (served,) = server["spec"]["containers"][0]["ports"]
+    assert opened["hostPort"] == opened["containerPort"] == int(found["MASTER_PORT"]) == int(found["PET_MASTER_PORT"])
+    addresses = found["DISTTRAIN_PS_ADDRESSES"].split(",")
+    assert {address.rpartition(":")[2] for address in addresses} == {str(served["hostPort"])}
+    assert "ports" not in pod(job, Role.WORKER, 1, 1, SITE)["spec"]["containers"][0], "it listens to nobody"
+    assert master["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet", "else it finds no peer by name"
+    (port,) = service(job, SITE)["spec"]["ports"]
+    assert port["port"] == opened["hostPort"]
+
+
+def test_few_jobs_on_the_network_of_a_node_share_a_port() -> None:
+    ports = set()
+    for number in range(100):
+        job = on_the_host(f"{number:08x}-0000-4000-8000-000000000001")
+        found = environment(pod(job, Role.WORKER, 0, 1, SITE))
+        pair = {int(found["MASTER_PORT"]), int(found["DISTTRAIN_PS_ADDRESSES"].rpartition(":")[2])}
+        assert len(pair) == 2
+        assert all(20_000 <= port < 29_000 for port in pair)
+        ports |= pair
+    assert len(ports) > 180
