@@ -44,3 +44,10 @@ def servers(*containers: Mapping[str, Any], metadata: Any = None, **pod: Any) ->
 def pods(replicas: int, processes: int | None = None) -> dict[str, Any]:
     """Changes that give the job this many pods and processes."""
     return {"replicas": replicas} | ({"processesPerPod": processes} if processes else {})
+
+
+RESERVED_VARIABLES = (
+    "environment variables that begin with 'DISTTRAIN_', and MASTER_ADDR, MASTER_PORT, WORLD_SIZE, NODE_RANK,"
+    " GROUP_RANK, LOCAL_WORLD_SIZE, RANK, LOCAL_RANK, PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,"
+    " PET_MASTER_PORT, PET_RDZV_ID, are the operator's to set: remove them from the container `trainer`"
+)

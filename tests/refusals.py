@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.builders import a_claim_template, merge
-from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
+from tests.refusal import IMAGE, RESERVED_VARIABLES, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
 from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
@@ -300,7 +300,7 @@ REFUSALS = (
             Refusal(
                 f"{role}Environment",
                 f"{path}.spec.containers",
-                "environment variable `WORLD_SIZE` of the container `trainer` is the operator's to set: remove it",
+                RESERVED_VARIABLES,
                 changes(
                     {"name": "side", "image": "an/image:1", "env": [{"name": "RANK", "value": "0"}]},
                     IMAGE | {"env": [{"name": "MINE"}, {"name": "WORLD_SIZE", "value": "4"}]},

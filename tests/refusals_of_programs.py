@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import IMAGE, Refusal, own_program, servers, untrained
+from tests.refusal import IMAGE, RESERVED_VARIABLES, Refusal, own_program, servers, untrained
 
 
 def _workers(container: Mapping[str, Any], **beside: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ PROGRAM_REFUSALS = (
         Refusal(
             f"{role}EnvironmentBeside",
             f"{path}.env",
-            f"environment variable `{name}` of the container `trainer` is the operator's to set: remove it",
+            RESERVED_VARIABLES,
             changes(IMAGE, env=[{"name": "MINE", "value": "1"}, {"name": name, "value": "1"}]),
         )
         for role, path, changes in BESIDE

@@ -131,6 +131,10 @@ def _default_keys(array: Schema, items: Schema) -> None:
 
 
 def _bound(pod: Schema) -> None:
+    volumes = pod["properties"]["volumes"]["items"]["properties"]
+    claim = volumes["ephemeral"]["properties"]["volumeClaimTemplate"]["properties"]["spec"]["properties"]
+    claim["accessModes"]["maxItems"] = 8
+    claim["accessModes"]["items"]["maxLength"] = 32
     for key in ("containers", "initContainers", "volumes"):
         _bound_list(pod["properties"], key)
     for key in ("containers", "initContainers"):

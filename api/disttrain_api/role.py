@@ -8,7 +8,7 @@ from disttrain_api.base import ApiModel
 from disttrain_api.names import CONTAINER, MAX_REPLICAS
 
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-Words = Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(min_length=1, max_length=1024)]
+Words = Annotated[list[Annotated[str, Field(max_length=65_536)]], Field(min_length=1, max_length=256)]
 
 # The API server checks these against the real schema of a PodTemplateSpec; here they are plain JSON.
 PodTemplate = dict[str, JsonValue]

@@ -14,13 +14,16 @@ _RESERVED_VARIABLES = "DISTTRAIN_"
 _TORCHRUN_VARIABLES = tuple(
     value for key, value in vars(Env).items() if key.isupper() and not value.startswith(_RESERVED_VARIABLES)
 )
+_OPERATORS_VARIABLE = (
+    f"environment variables that begin with '{_RESERVED_VARIABLES}', and {', '.join(_TORCHRUN_VARIABLES)}, are the"
+    " operator's to set: remove them from the container `trainer`"
+)
 # CEL: the variable (e) is the operator's to set.
 _IS_RESERVED = f"e.name.startsWith('{_RESERVED_VARIABLES}') || e.name in {list(_TORCHRUN_VARIABLES)}"
 
 _HOST_NAMES = ("hostname", "subdomain", "hostnameOverride")
 _SPECS = {"Workers": "spec.workers", "Servers": "spec.parameterServers"}
 _ROLES = {role: f"{path}.template" for role, path in _SPECS.items()}
-_OPERATORS_VARIABLE = "environment variable `{name}` of the container `trainer` is the operator's to set: remove it"
 
 
 def role_of(spec: JobSpec, path: str) -> RolePods | None:
@@ -133,7 +136,7 @@ def _operator_variable(template: dict[str, Any]) -> Values | None:
 
 
 def _reserved_variable(entries: Iterable[dict[str, Any]]) -> Values | None:
-    return _first(name for entry in entries if is_operators_variable(name := str(entry.get("name"))))
+    return when(any(is_operators_variable(str(entry.get("name"))) for entry in entries))
 
 
 def is_operators_variable(name: str) -> bool:
@@ -190,8 +193,6 @@ _CLAIM_IS_RESERVED = (
     f" && ((has({_CLAIM}.metadata.labels) && {_CLAIM}.metadata.labels.exists(k, {_RESERVED_LABEL}))"
     f" || (has({_CLAIM}.metadata.annotations) && {_CLAIM}.metadata.annotations.exists(k, {_RESERVED_ANNOTATION})))"
 )
-# CEL: the name of the first variable of the container `trainer` that is the operator's to set.
-_FIRST_VARIABLE = f"self.filter(c, c.name == '{CONTAINER}' && has(c.env))[0].env.filter(e, {_IS_RESERVED})[0].name"
 # CEL: the container `trainer` of the template (c) repeats a field that stands beside the template.
 _TWICE = " || ".join(f"(has(self.{name}) && has(c.{name}))" for name in SHORTCUTS)
 
@@ -276,7 +277,6 @@ POD_RULES = (
             sentence=_OPERATORS_VARIABLE,
             check=lambda spec, path=path: _reserved_variable(_env_of(role_of(spec, path))),  # type: ignore[misc]
             cel=f"!self.exists(e, {_IS_RESERVED})",
-            values={"name": f"self.filter(e, {_IS_RESERVED})[0].name"},
         )
         for role, path in _SPECS.items()
     ),
@@ -337,6 +337,5 @@ POD_RULES = (
         _OPERATORS_VARIABLE,
         _operator_variable,
         f"self.all(c, c.name != '{CONTAINER}' || !has(c.env) || !c.env.exists(e, {_IS_RESERVED}))",
-        {"name": _FIRST_VARIABLE},
     ),
 )

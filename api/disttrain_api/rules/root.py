@@ -96,7 +96,7 @@ def _unchanged(path: str) -> str:
     # Optional values (`.?`) would read better; the API server takes them for endless when it estimates a rule's cost.
     here, before = f"self.{path}", f"oldSelf.{path}"
     if _is_always_there(path):
-        return f"{here} == {before}"
+        return f"({here} == {before})"
     return f"(has({here}) == has({before}) && (!has({here}) || {here} == {before}))"
 
 
