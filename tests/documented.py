@@ -24,3 +24,13 @@ def console_commands(page: Path) -> list[str]:
 def notes_commands() -> list[str]:
     """Return the commands that `helm install` prints at its end: the indented lines."""
     return [line.strip() for line in NOTES.read_text().splitlines() if line.startswith("  ")]
+
+
+def documented_jobs() -> list[tuple[str, str]]:
+    """The manifests of whole jobs on the pages, each with the name of its page."""
+    blocks = [
+        (page.name, block)
+        for page in pages()
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    return [(name, block) for name, block in blocks if "kind: DistTrainingJob" in block]

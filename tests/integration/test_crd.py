@@ -20,6 +20,7 @@ from tests.cluster.api import wait_for
 from tests.cluster.build import path_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.paths import REPOSITORY
+from tests.documented import documented_jobs
 from tests.refusals import ACCEPTED, NAME_REFUSALS, REFUSALS, Refusal
 from tests.waiting import GENEROUS
 
@@ -171,6 +172,13 @@ def as_stored(job: DistTrainingJob) -> Raw:
         if role in spec:
             spec[role]["template"] = with_defaults(spec[role]["template"], pod_template_schema())
     return spec
+
+
+@pytest.mark.parametrize(("page", "text"), documented_jobs())
+def test_every_job_of_the_documentation_is_accepted(jobs: Jobs, page: str, text: str) -> None:
+    applied = jobs.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
+    assert applied.returncode == 0, f"{page}: {applied.stderr}"
+    assert manifest.parse(text).kind == "DistTrainingJob"
 
 
 @pytest.mark.parametrize("path", [EVERY_FIELD, *EXAMPLES], ids=lambda path: path.stem)

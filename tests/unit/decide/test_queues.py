@@ -227,7 +227,7 @@ def test_a_finished_job_of_another_controller_is_not_deleted_by_us() -> None:
             }
         ],
     }
-    world = a_world(runPolicy={"managedBy": "example.com/other", "ttlSecondsAfterFinished": 0})
+    world = a_world(managedBy="example.com/other", runPolicy={"ttlSecondsAfterFinished": 0})
     world.raw_job["status"] = status
     assert world.decide().actions == ()
 
