@@ -6,6 +6,7 @@
 templates the CustomResourceDefinition would be too large for a client-side `kubectl apply`.
 """
 
+import copy
 import json
 import sys
 from functools import cache
@@ -66,10 +67,13 @@ def trainer_schema() -> dict[str, Schema]:
     return fields
 
 
+@cache
 def claim_template_schema() -> Schema:
     """The structural schema of `storage.volumeClaimTemplate`. Not to be changed by the caller."""
     volume = pod_template_schema()["properties"]["spec"]["properties"]["volumes"]["items"]["properties"]
-    schema: Schema = volume["ephemeral"]["properties"]["volumeClaimTemplate"]
+    schema: Schema = copy.deepcopy(volume["ephemeral"]["properties"]["volumeClaimTemplate"])
+    modes = schema["properties"]["spec"]["properties"]["accessModes"]
+    modes |= {"maxItems": 8, "items": {"type": "string", "maxLength": 32}}
     return schema
 
 
@@ -131,10 +135,6 @@ def _default_keys(array: Schema, items: Schema) -> None:
 
 
 def _bound(pod: Schema) -> None:
-    volumes = pod["properties"]["volumes"]["items"]["properties"]
-    claim = volumes["ephemeral"]["properties"]["volumeClaimTemplate"]["properties"]["spec"]["properties"]
-    claim["accessModes"]["maxItems"] = 8
-    claim["accessModes"]["items"]["maxLength"] = 32
     for key in ("containers", "initContainers", "volumes"):
         _bound_list(pod["properties"], key)
     for key in ("containers", "initContainers"):
