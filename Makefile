@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A Python that has torch with CUDA, pydantic, pytest and scikit-learn, for `make gpu`; absent: .venv's.
 GPU_PYTHON ?=
+# Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
+REQUIRE_HASHES ?=
 # What `make test` runs; for example TESTS="tests/unit -k rules".
 TESTS ?= tests
 
@@ -33,8 +35,14 @@ setup: $(VENV)/.stamp ## Make .venv with everything in it; does nothing when not
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@# One that works is kept, whichever Python made it: two in one folder do not.
 	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+ifneq ($(REQUIRE_HASHES),)
+	$(BIN)/python -m pip install --quiet --require-hashes -r trainer_image/requirements-pip.txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet -c constraints.txt pip # an older one may take half as long again
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+endif
 	@touch $@
 
 .PHONY: run
@@ -72,6 +80,10 @@ generate: setup ## Write the CRD, its copy in the chart and docs/reference.md fr
 .PHONY: verify
 verify: generate ## Fail if a generated file is not what `make generate` writes
 	git diff --exit-code -- $(GENERATED)
+
+.PHONY: lock
+lock: ## Write the hashed requirements of images and CI from pyproject.toml and constraints.txt (needs uv)
+	$(PYTHON) -m release.lock
 
 .PHONY: generate-pod-template
 generate-pod-template: setup ## Take the schema of pod templates from the API server of KUBECONFIG, then generate

@@ -60,3 +60,10 @@ def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:
 def test_no_script_is_put_together_from_expressions(file: Path) -> None:
     """Names of tags and branches are anybody's words: a script gets them as variables of its environment."""
     assert [step["run"] for step in steps(file) if "${{" in step.get("run", "")] == []
+
+
+def test_what_is_installed_has_a_known_hash(file: Path) -> None:
+    scripts = [step["run"] for step in steps(file) if "run" in step]
+    assert [script for script in scripts if re.search(r"\bpip3? install|\bcurl\b|\bwget\b", script)] == []
+    if any(re.search(r"\bmake (lint|test|e2e|setup)", script) for script in scripts):
+        assert read(file)["env"]["REQUIRE_HASHES"] == "1"
