@@ -10,8 +10,11 @@ import yaml
 from tests.cluster.paths import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.y*ml"))
-EVENTS = {"push", "pull_request"}
+EVENTS = {"push", "pull_request", "workflow_call"}
 """Not `pull_request_target` or `workflow_run`: they run with rights of ours what strangers send."""
+
+RELEASE_RIGHTS = {"contents": "read", "packages": "write", "id-token": "write"}
+"""What pushing and signing take."""
 
 pytestmark = pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 
@@ -25,11 +28,12 @@ def jobs(file: Path) -> list[dict[str, Any]]:
 
 
 def steps(file: Path) -> list[dict[str, Any]]:
-    return [step for job in jobs(file) for step in job["steps"]]
+    return [step for job in jobs(file) for step in job.get("steps", [])]
 
 
 def test_every_action_is_named_by_its_commit_and_says_its_release(file: Path) -> None:
     lines = [line.strip() for line in file.read_text().splitlines() if re.search(r"\buses:", line)]
+    lines = [line for line in lines if not line.startswith("uses: ./")]  # of the same commit
     assert lines
     pinned = re.compile(r"- uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
     assert [line for line in lines if not pinned.fullmatch(line)] == []
@@ -46,9 +50,28 @@ def test_what_strangers_send_runs_without_rights(file: Path) -> None:
     events = set(workflow[True])  # YAML 1.1 reads the key `on` so
     assert events <= EVENTS
     assert workflow["permissions"] == {"contents": "read"}
+    rights = [job["permissions"] for job in jobs(file) if "permissions" in job]
     if "pull_request" in events:
-        assert [job for job in jobs(file) if "permissions" in job] == []
-        assert "secrets." not in file.read_text()
+        assert rights == []
+        assert not re.search(r"secrets\.|github\.token", file.read_text())
+    if rights:
+        assert workflow[True] == {"push": {"tags": ["v*"]}}
+        assert all(right == RELEASE_RIGHTS for right in rights)
+
+
+def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Path) -> None:
+    builds = [step["with"] for step in steps(file) if step.get("uses", "").startswith("docker/build-push-action@")]
+    if not builds:
+        return
+    assert {build["file"] for build in builds} == {"operator/Dockerfile", "trainer_image/Dockerfile"}
+    for build in builds:
+        assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
+        assert build["build-args"].startswith("BASE_IMAGE=")
+    by_name = read(file)["jobs"]
+    assert by_name["test"]["uses"] == "./.github/workflows/ci.yaml"
+    assert (by_name["images"]["needs"], by_name["chart"]["needs"]) == ("test", "images")
+    for name in ("images", "chart"):
+        assert any("cosign sign --yes" in step.get("run", "") for step in by_name[name]["steps"])
 
 
 def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:
