@@ -168,7 +168,7 @@ def main(environment: Mapping[str, str]) -> int:
     push, cluster, tag, options = (environment.get(name, "") for name in ("PUSH", "CLUSTER", "TAG", "BUILD_OPTIONS"))
     context = current_context()
     try:
-        if context == TEST_CLUSTER and not (push or cluster):
+        if context == TEST_CLUSTER and not (push or cluster or tag or options):
             return subprocess.run(["make", "cluster-images"], check=False, cwd=REPOSITORY).returncode
         wanted = request(push, cluster, tag or version(), options, context)
         builder = find_builder()
