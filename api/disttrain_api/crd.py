@@ -29,7 +29,7 @@ _COLUMNS = (
     ("READY", "string", ".status.ready", "Worker pods that run / wanted."),
     ("STEP", "integer", ".status.progress.step", "Optimizer steps done."),
     ("LOSS", "number", ".status.progress.loss", "Training loss of the last logged step."),
-    ("RESTARTS", "integer", ".status.restarts", "Gang restarts so far."),
+    ("RESTARTS", "integer", ".status.restarts", "Restarts so far, of the gang or of single pods."),
     ("AGE", "date", ".metadata.creationTimestamp", "Since the job was made."),
 )
 
@@ -102,7 +102,7 @@ def to_helm(definition: dict[str, Any]) -> str:
 
 
 class _Compact(dict[str, Any]):
-    """Written in one line: a field without fields, and the schema of pod templates, which is nobody's reading."""
+    """Written in one line: a field without fields, a rule, and the schema of pod templates, which is nobody's reading."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -150,13 +150,12 @@ def openapi_schema() -> Schema:
             "status": _without_defaults(model_schema(JobStatus, "status")),
         },
         "x-kubernetes-validations": [
-            *(rule.validation() for rule in NAME_RULES),
-            *(rule.validation() for rule in FREEZE_RULES),
+            *(_Compact(rule.validation()) for rule in (*NAME_RULES, *FREEZE_RULES)),
         ],
     }
     for rule in RULES:
         if rule.cel is not None:
-            _at(schema, rule.scope).setdefault("x-kubernetes-validations", []).append(rule.validation())
+            _at(schema, rule.scope).setdefault("x-kubernetes-validations", []).append(_Compact(rule.validation()))
     return schema
 
 
@@ -213,10 +212,10 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         }
         return {"properties": lines}
     if "items" in node:
-        inner: Schema = {"items": _convert(node["items"], definitions, path)}
-        if path in _LIST_KEYS:
-            inner |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [_LIST_KEYS[path]]}
-        return inner
+        keys = {"x-kubernetes-list-map-keys": [_LIST_KEYS[path]]} if path in _LIST_KEYS else {}
+        # Lists without a key are replaced as a whole.
+        kind = "map" if keys else "atomic"
+        return {"items": _convert(node["items"], definitions, path), "x-kubernetes-list-type": kind, **keys}
     if node.get("type") == "object":
         # The arguments of a model or a data set: its reader checks them.
         return {

@@ -220,6 +220,4 @@ class Reason(StrEnum):
     SERVERS_SUCCEEDED = "ServersSucceeded"
     ALL_IGNORED = "AllIgnored"
     NOT_FINISHED = "NotFinished"
-    STORAGE = "StorageGiven"
-    NO_STORAGE = "NoStorage"
     TTL_EXPIRED = "TTLExpired"

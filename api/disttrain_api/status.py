@@ -26,7 +26,6 @@ class ConditionType(StrEnum):
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     RESTARTING = "Restarting"
-    CHECKPOINTS_DURABLE = "CheckpointsDurable"
     COMPLETE = "Complete"
     FAILED = "Failed"
     FINISHED = "Finished"
@@ -49,7 +48,7 @@ class Condition(StatusModel):
     """A Kubernetes condition."""
 
     type: str
-    """Running, Suspended, Restarting, CheckpointsDurable, Complete, Failed or Finished."""
+    """Running, Suspended, Restarting, Complete, Failed or Finished."""
     status: Annotated[str, Field(json_schema_extra={"pattern": "^(True|False|Unknown)$"})]
     """True, False or Unknown."""
     reason: str

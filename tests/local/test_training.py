@@ -52,7 +52,6 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
         "Running": "False",
         "Suspended": "False",
         "Restarting": "False",
-        "CheckpointsDurable": "False",
         "Complete": "True",
         "Failed": "False",
         "Finished": "True",

@@ -70,7 +70,6 @@ def settle_counts(status: JobStatus) -> JobStatus:
 def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
     state = move.state
     word, sentence = move.reason, move.message
-    durable = job.spec is not None and job.spec.storage is not None
     not_finished = (Reason.NOT_FINISHED, "the job has not finished")
     answers = {
         ConditionType.RUNNING: (state is State.RUNNING, word, sentence),
@@ -83,14 +82,6 @@ def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
             ),
         ),
         ConditionType.RESTARTING: (state is State.RESTARTING, *_restarting(move)),
-        ConditionType.CHECKPOINTS_DURABLE: (
-            durable,
-            *(
-                (Reason.STORAGE, "checkpoints outlive the pods")
-                if durable
-                else (Reason.NO_STORAGE, "spec.storage is absent: a restart begins at step 0")
-            ),
-        ),
         ConditionType.COMPLETE: (
             state is State.COMPLETE,
             *((word, sentence) if state is State.COMPLETE else not_finished),

@@ -156,3 +156,12 @@ def test_layouts_that_do_not_fit_raise_with_their_numbers() -> None:
         resolve_batch(spec.training, 2)
     with pytest.raises(LayoutError, match="world size 8 must equal the product of the degrees, which is 6"):
         Mesh.of(spec.parallelism.model_copy(update={"data_parallel_replicate_degree": 6}), 8)
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_every_list_says_how_it_is_merged(part: str) -> None:
+    lists = {
+        path: field for path, field in fields(openapi_schema()["properties"][part]) if field.get("type") == "array"
+    }
+    assert len(lists) > 5
+    assert [path for path, field in lists.items() if "x-kubernetes-list-type" not in field] == []

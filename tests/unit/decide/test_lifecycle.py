@@ -46,16 +46,10 @@ def test_all_conditions_are_set_at_the_first_write() -> None:
         "Running",
         "Suspended",
         "Restarting",
-        "CheckpointsDurable",
         "Complete",
         "Failed",
         "Finished",
     }
-    assert world.condition("CheckpointsDurable") == (
-        "False",
-        "NoStorage",
-        "spec.storage is absent: a restart begins at step 0",
-    )
 
 
 def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_reported() -> None:
