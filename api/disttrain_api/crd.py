@@ -102,7 +102,7 @@ def to_helm(definition: dict[str, Any]) -> str:
 
 
 class _Compact(dict[str, Any]):
-    """Written in one line: a field without fields, a rule, and the schema of pod templates, which is nobody's reading."""
+    """Written in one line: a field without fields, a rule, and the schema of pod templates, which nobody reads."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -201,14 +201,11 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     if name == "template":
         # Rules are added to it.
         fields = copy.deepcopy(pod_template_schema()["properties"])
-        pod = fields["spec"]
-        pod["properties"] = {key: _Compact(value) for key, value in pod["properties"].items()}
-        return {"type": "object", "properties": fields}
+        return {"type": "object", "properties": {key: _Compact(field) for key, field in fields.items()}}
     if "properties" in node:
         fields = {key: _convert(value, definitions, f"{path}.{key}") for key, value in node["properties"].items()}
         lines = {
-            key: _Compact(field) if key in _COPIED or not field.keys() & {"properties", "items"} else field
-            for key, field in fields.items()
+            key: _Compact(field) if key in _COPIED or not _has_fields(field) else field for key, field in fields.items()
         }
         return {"properties": lines}
     if "items" in node:
@@ -223,6 +220,10 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
             "additionalProperties": _Compact(_free_form(CONFIG.depth - 1, bounded=True)),
         }
     return {}
+
+
+def _has_fields(schema: Schema) -> bool:
+    return "properties" in schema or "properties" in schema.get("items", {})
 
 
 def _free_form(levels: int, *, bounded: bool = False) -> Schema:
