@@ -3,7 +3,7 @@
 from disttrain_api.names import ExitCode, Reason
 from disttrain_api.program_log import last_exception
 from disttrain_api.report import RankFailure
-from disttrain_api.run_policy import RunPolicy
+from disttrain_api.run_policy import PodSecurity, RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling
@@ -15,6 +15,9 @@ _NO_EXCEPTION = (
     "the end of the log that Kubernetes keeps does not reach back to its exception: look at the pod's log, or decorate "
     "its main function with torch.distributed.elastic.multiprocessing.errors.record, which brings it here"
 )
+
+_DENIED = ("Permission denied", "PermissionError", "Operation not permitted")
+_ROOT_NEEDED = " (pods do not run as root: an image that must needs `runPolicy.podSecurity: Template`)"
 
 _DISRUPTED = {
     Reason.PREEMPTED: "was preempted by pods of a higher priority",
@@ -34,7 +37,7 @@ def verdict_of(cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
         return _of_replaced(cause, cause.follows, ruling, rank)
     return Verdict(
         reason=cause.reason,
-        message=_sentence(cause, rank),
+        message=_sentence(cause, rank) + _about_root(cause, policy),
         class_=cause.class_,
         action=ruling.action,
         rule=ruling.rule,
@@ -75,6 +78,14 @@ def _sentence(cause: Cause, rank: int | None) -> str:
     where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
     detail = _detail(cause)
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
+
+
+def _about_root(cause: Cause, policy: RunPolicy) -> str:
+    """Return what to do where a program of the user's own may have failed since it is not root."""
+    if policy.pod_security is not PodSecurity.RESTRICTED or cause.class_ is not FailureClass.PROGRAM:
+        return ""
+    said = _detail(cause) + (cause.pod.exit.message if cause.pod.exit is not None else "")
+    return _ROOT_NEEDED if any(words in said for words in _DENIED) else ""
 
 
 def _ending(cause: Cause) -> str:

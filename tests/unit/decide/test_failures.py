@@ -333,6 +333,23 @@ def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
     assert (found.class_, found.exit_code, found.node) == ("Program", 3, "node1")
 
 
+@pytest.mark.parametrize(
+    ("policy", "last_line", "hinted"),
+    [
+        ({}, "PermissionError: [Errno 13] Permission denied: '/root/.cache'", True),
+        ({}, "mkdir: cannot create directory '/data': Permission denied", True),
+        ({"podSecurity": "Template"}, "PermissionError: [Errno 13] Permission denied: '/root/.cache'", False),
+        ({}, "ValueError: no", False),
+    ],
+)
+def test_a_program_that_was_denied_something_is_told_the_switch_for_root(
+    policy: dict[str, Any], last_line: str, hinted: bool
+) -> None:
+    found = verdict(own_world(**policy).end(1, 1, message=f"{last_line}\n").pass_time(3).settle())
+    assert last_line in found.message
+    assert ("`runPolicy.podSecurity: Template`" in found.message) == hinted
+
+
 def test_a_pod_without_a_reason_is_said_to_have_none_when_the_deadline_comes() -> None:
     from tests.unit.decide.world import a_world
 
