@@ -62,6 +62,20 @@ def test_the_verdict_names_the_rank_that_made_torchrun_fail(
     assert words in run.stderr
 
 
+def test_a_program_may_stand_beside_the_template(workplace: Workplace) -> None:
+    program = script(workplace, "import os, sys; print(sys.argv[1], os.environ['RANK'], os.environ['MINE'])")
+    workers = {
+        "replicas": 2,
+        "image": "registry.example.com/me/train:1",
+        "command": ["python", program],
+        "args": ["rank"],
+        "env": [{"name": "MINE", "value": "of $(DISTTRAIN_JOB_NAME)"}],
+    }
+    run = workplace.run(workplace.write("beside", training=None, workers=workers))
+    assert run.exit_code == 0, run.stderr
+    assert [run.log(index, 1).strip() for index in range(2)] == ["rank 0 of beside", "rank 1 of beside"]
+
+
 def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(workplace: Workplace) -> None:
     run = workplace.run(own(workplace, "python", script(workplace, TORCHRUN_SCRIPT), replicas=2))
     logs = run.log(0, 1) + run.log(1, 1)
