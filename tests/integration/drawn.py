@@ -192,6 +192,15 @@ def draw_parallelism(draw: Draw, themes: Themes) -> Raw:
 
 # --- pods ---
 
+environments = st.lists(
+    st.fixed_dictionaries({"name": one_of("RANK", "DISTTRAIN_LATER", "MINE", "YOURS")}),
+    max_size=3,
+    unique_by=lambda entry: entry["name"],
+)
+resources = some(
+    limits=st.dictionaries(one_of("nvidia.com/gpu", "amd.com/gpu", "cpu"), st.just(1)),
+    requests=st.dictionaries(one_of("nvidia.com/gpu", "cpu"), st.just("500m")),
+)
 containers = st.lists(
     st.builds(
         lambda name, more: {"name": name, **more},
@@ -201,15 +210,8 @@ containers = st.lists(
             image=one_of("an/image:1", ""),
             command=one_of([], ["run"]),
             args=one_of([], ["now"]),
-            env=st.lists(
-                st.fixed_dictionaries({"name": one_of("RANK", "DISTTRAIN_CONFIG", "MINE", "YOURS")}),
-                max_size=3,
-                unique_by=lambda entry: entry["name"],
-            ),
-            resources=some(
-                limits=st.dictionaries(one_of("nvidia.com/gpu", "amd.com/gpu", "cpu"), st.just(1)),
-                requests=st.dictionaries(one_of("nvidia.com/gpu", "cpu"), st.just("500m")),
-            ),
+            env=environments,
+            resources=resources,
         ),
     ),
     max_size=2,
@@ -246,6 +248,14 @@ templates = some(
         ),
     ),
 )
+beside: dict[str, st.SearchStrategy[Any]] = {
+    "image": st.just("an/image:1"),
+    "command": st.just(["run"]),
+    "args": st.just(["now"]),
+    "env": environments,
+    "resources": resources,
+}
+draw_beside = fields_of(Theme.PODS, 8, **beside)
 draw_pods = fields_of(
     Theme.PODS,
     2,
@@ -262,7 +272,7 @@ def draw_workers(draw: Draw, themes: Themes, product: int) -> Raw:
     ranks = draw(small) if chance(draw, 10) else product * draw(one_of(2, 1, 4))
     processes = draw(st.sampled_from([size for size in (1, 2, 3, 4, ranks) if ranks % size == 0]))
     found: Raw = {"replicas": ranks // processes} | ({"processesPerPod": processes} if processes > 1 else {})
-    return found | draw_pods(draw, themes)
+    return found | draw_pods(draw, themes) | draw_beside(draw, themes)
 
 
 # --- training ---
@@ -328,10 +338,7 @@ storages = st.builds(
         {},
         {"claimName": "a", "url": "s3://a"},
     ),
-    some(
-        4,
-        retentionPolicy=one_of("Retain", "Delete"),
-    ),
+    some(4, retentionPolicy=one_of("Retain", "Delete")),
 )
 draw_storage = fields_of(Theme.STORAGE, storage=storages)
 failure_rules = st.lists(
@@ -383,7 +390,7 @@ def specs(draw: Draw) -> Raw:
         found["workers"] |= own_program
     with_servers = parallelism.get("dataParallel", {}).get("mode") == "ParameterServer" if trains else chance(draw, 2)
     if with_servers != chance(draw, 8 if Theme.PODS in themes else RARELY):
-        found["parameterServers"] = {"replicas": draw(small)} | draw_template(draw, themes)
+        found["parameterServers"] = {"replicas": draw(small)} | draw_template(draw, themes) | draw_beside(draw, themes)
         if not trains and not chance(draw, 4):
             found["parameterServers"] |= own_program
     if "checkpoint" in found.get("training", {}) and not chance(draw, 10):
