@@ -77,9 +77,16 @@ def bind(plane: ControlPlane) -> None:
 
 
 def define(plane: ControlPlane, definition: Raw) -> None:
-    stored = plane.api.get(CRD_PATH)
-    body = {**stored, "spec": {**stored["spec"], "versions": definition["spec"]["versions"]}}
-    assert plane.api.ask("PUT", CRD_PATH, body).status == 200
+    """Write the definition; again where the API server's controllers have written its status meanwhile."""
+
+    def is_written() -> bool:
+        stored = plane.api.get(CRD_PATH)
+        body = {**stored, "spec": {**stored["spec"], "versions": definition["spec"]["versions"]}}
+        answer = plane.api.ask("PUT", CRD_PATH, body)
+        assert answer.status in (200, 409), answer
+        return answer.status == 200
+
+    eventually(is_written)
 
 
 def deep_job(name: str, levels: int) -> bytes:
