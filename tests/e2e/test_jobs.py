@@ -146,7 +146,7 @@ def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) 
 def test_an_image_that_does_not_exist_ends_with_its_reason(kubectl: Kubectl) -> None:
     container = {"name": "trainer", "image": "localhost/no/such:image"}
     workers = {"template": {"spec": {"containers": [container]}}}
-    kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startingDeadlineSeconds": 20}))
+    kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startingDeadlineSeconds": 60}))
     told = kubectl.until(
         lambda: kubectl.condition("noimage", "Running").get("reason") == "ImagePullBackOff", "the reason"
     )
