@@ -18,7 +18,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PYTHON = "3.11"
-"""The oldest Python that the requirements are for; newer ones, and other platforms, are told apart by markers."""
+"""The oldest Python that the requirements are for. Markers distinguish newer ones and other platforms."""
 
 _OF_TORCH = re.compile(r"(torch|triton|nvidia-|cuda-)")
 

@@ -205,11 +205,15 @@ REFUSALS = (
         Refusal(
             "ClaimMetadata",
             "spec.storage.volumeClaimTemplate.metadata",
-            "labels and annotations that begin with 'disttrain.io/', and 'app.kubernetes.io/managed-by', are the"
-            " operator's to set: remove them",
+            "labels and annotations that begin with 'disttrain.io/', and the label 'app.kubernetes.io/managed-by', are"
+            " the operator's to set: remove them",
             {"storage": merge(a_claim_template(), {"volumeClaimTemplate": {"metadata": {kind: {key: "x"}}}})},
         )
-        for kind, key in (("labels", "disttrain.io/job-uid"), ("annotations", "disttrain.io/job-uid"))
+        for kind, key in (
+            ("labels", "disttrain.io/job-uid"),
+            ("labels", "app.kubernetes.io/managed-by"),
+            ("annotations", "disttrain.io/job-uid"),
+        )
     ),
     Refusal(
         "MaxRestartsNeedsGang",

@@ -1,7 +1,7 @@
 """Fields that an earlier version had, and where they went.
 
-Who writes one is told its successor instead of a guess. The API server knows no such table: `kubectl` names the unknown
-field, and `disttrain validate` has the sentence.
+`disttrain validate` names the new field for an old one. The API server does not use this table: `kubectl` names the
+unknown field only.
 """
 
 from dataclasses import replace
@@ -24,6 +24,6 @@ MOVED = {
 
 
 def with_successor(violation: Violation) -> Violation:
-    """Return the violation, with where the field went for a hint if it is one of an earlier version."""
+    """Return the violation; of a field of an earlier version, with its successor as the hint."""
     successor = MOVED.get(violation.path) if violation.message == UNKNOWN_FIELD else None
     return violation if successor is None else replace(violation, hint=successor, meant=None)

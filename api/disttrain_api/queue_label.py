@@ -21,7 +21,8 @@ def with_queue_of_label(job: DistTrainingJob) -> tuple[DistTrainingJob, list[Vio
     """Return the job as if the label stood in `schedulingPolicy`, and the problem where that says something else."""
     queue = job.metadata.labels.get(QUEUE_NAME_LABEL)
     policy = job.spec.run_policy.scheduling_policy
-    if queue is None or (policy.gang_scheduler is GangScheduler.KUEUE and policy.queue_name == queue):
+    # An empty label names no queue, to Kueue as well.
+    if not queue or (policy.gang_scheduler is GangScheduler.KUEUE and policy.queue_name == queue):
         return job, []
     if policy.gang_scheduler is not GangScheduler.NONE or policy.queue_name is not None:
         name = f", queueName {policy.queue_name}" if policy.queue_name else ""

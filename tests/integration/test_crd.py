@@ -246,6 +246,7 @@ FREE = (
     {"runPolicy": {"terminationTimeoutSeconds": 5}},
     {"runPolicy": {"ttlSecondsAfterFinished": 60}},
     {"runPolicy": {"failureLogInStatus": True}},
+    {"runPolicy": {"podSecurity": "Template"}},
 )
 FROZEN: dict[str, Raw] = {
     "spec.workers": {"workers": {"replicas": 3}},
@@ -263,7 +264,6 @@ FROZEN: dict[str, Raw] = {
     "spec.runPolicy.schedulingPolicy": {"runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}}},
     "spec.managedBy": {"managedBy": "example.com/other"},
     "spec.runPolicy.cleanPodPolicy": {"runPolicy": {"cleanPodPolicy": "All"}},
-    "spec.runPolicy.podSecurity": {"runPolicy": {"podSecurity": "Template"}},
 }
 
 

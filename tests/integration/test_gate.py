@@ -285,7 +285,7 @@ def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
         operator.start()
         team.wait_for("Running")
         again = of(team, "job")
-        assert [node_of(pod) for pod in again] == ["fake-3", "fake-0"]
+        assert [node_of(pod) for pod in again] == ["fake-3", "fake-0"], (team.status(), again)
         assert again[0]["metadata"]["uid"] == first["metadata"]["uid"]
         assert again[1]["metadata"]["uid"] != second["metadata"]["uid"]
         assert team.status()["attempt"] == 1

@@ -202,7 +202,7 @@ class Checkpoints:
         if any(no_room(cause) for cause, _ in error.failures.values()):
             raise StorageFull(
                 f"no room for {partial.name.split('.')[0]} in {partial.parent} after {size} bytes; earlier checkpoints "
-                "are untouched; ask for a larger volume, or lower `training.checkpoint.keepLatest` from "
+                "are untouched; ask for a larger volume in `storage`, or lower `training.checkpoint.keepLatest` from "
                 f"{self._settings.keep_latest}"
             )
 

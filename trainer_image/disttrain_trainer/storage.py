@@ -200,7 +200,9 @@ def full_is_an_error(folder: Place) -> Iterator[None]:
     except OSError as error:
         if not no_room(error):
             raise
-        raise StorageFull(f"no room in {folder}, not even for a small file; ask for a larger volume") from error
+        raise StorageFull(
+            f"no room in {folder}, not even for a small file; ask for a larger volume in `storage`"
+        ) from error
 
 
 def _appears(path: Place, within: float) -> bool:

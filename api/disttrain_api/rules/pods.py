@@ -5,6 +5,13 @@ from typing import Any
 
 from disttrain_api.names import CONTAINER, RESERVED_PREFIX, Env, Label
 from disttrain_api.role import SHORTCUTS, RolePods
+from disttrain_api.rules.reserved import (
+    RESERVED_ANNOTATION,
+    RESERVED_LABEL,
+    has_reserved_annotation,
+    has_reserved_label,
+    metadata_is_reserved,
+)
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
@@ -110,18 +117,10 @@ def _first(names: Iterable[Any]) -> Values | None:
     return None
 
 
-def _reserved_label(metadata: dict[str, Any]) -> bool:
-    return any(key.startswith(RESERVED_PREFIX) or key == Label.MANAGED_BY for key in _object(metadata, "labels"))
-
-
-def _reserved_annotation(metadata: dict[str, Any]) -> bool:
-    return any(key.startswith(RESERVED_PREFIX) for key in _object(metadata, "annotations"))
-
-
 def _reserved_in_claim(template: dict[str, Any]) -> Values | None:
     for volume in _objects(_object(template, "spec"), "volumes"):
         metadata = _object(_object(_object(volume, "ephemeral"), "volumeClaimTemplate"), "metadata")
-        if _reserved_label(metadata) or _reserved_annotation(metadata):
+        if has_reserved_label(metadata) or has_reserved_annotation(metadata):
             return {"name": str(volume.get("name", ""))}
     return None
 
@@ -184,14 +183,10 @@ def _gpu_cel(containers: str) -> str:
     return f"(!has({pods}.{containers}) || {pods}.{containers}.all(c, {_no_gpus_cel('c')}))"
 
 
-_RESERVED_ANNOTATION = f"k.startsWith('{RESERVED_PREFIX}')"
-_RESERVED_LABEL = f"{_RESERVED_ANNOTATION} || k == '{Label.MANAGED_BY}'"
 _CLAIM = "v.ephemeral.volumeClaimTemplate"
 # CEL: the template of the volume's (v) claim has a reserved label or annotation.
 _CLAIM_IS_RESERVED = (
-    f"has(v.ephemeral) && has({_CLAIM}) && has({_CLAIM}.metadata)"
-    f" && ((has({_CLAIM}.metadata.labels) && {_CLAIM}.metadata.labels.exists(k, {_RESERVED_LABEL}))"
-    f" || (has({_CLAIM}.metadata.annotations) && {_CLAIM}.metadata.annotations.exists(k, {_RESERVED_ANNOTATION})))"
+    f"has(v.ephemeral) && has({_CLAIM}) && has({_CLAIM}.metadata) && {metadata_is_reserved(f'{_CLAIM}.metadata')}"
 )
 # CEL: the container `trainer` of the template (c) repeats a field that stands beside the template.
 _TWICE = " || ".join(f"(has(self.{name}) && has(c.{name}))" for name in SHORTCUTS)
@@ -304,15 +299,15 @@ POD_RULES = (
         "metadata.labels",
         # A message that names the key would count as too expensive: nothing bounds the length of keys.
         f"labels that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are the operator's to set: remove them",
-        lambda template: when(_reserved_label(_object(template, "metadata"))),
-        f"!self.exists(k, {_RESERVED_LABEL})",
+        lambda template: when(has_reserved_label(_object(template, "metadata"))),
+        f"!self.exists(k, {RESERVED_LABEL})",
     ),
     *_per_role(
         "Annotations",
         "metadata.annotations",
         f"annotations that begin with '{RESERVED_PREFIX}' are the operator's to set: remove them",
-        lambda template: when(_reserved_annotation(_object(template, "metadata"))),
-        f"!self.exists(k, {_RESERVED_ANNOTATION})",
+        lambda template: when(has_reserved_annotation(_object(template, "metadata"))),
+        f"!self.exists(k, {RESERVED_ANNOTATION})",
     ),
     *_per_role(
         "Claims",

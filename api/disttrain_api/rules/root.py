@@ -101,7 +101,7 @@ def _unchanged(path: str) -> str:
 
 
 FREEZE_RULES = (
-    # Everything but `suspend`, the deadlines, the time-outs and the time to live of `runPolicy`.
+    # Everything but `suspend`, and what of `runPolicy` the next look or the next pod may take into account.
     FreezeRule(
         (
             "spec.workers",
@@ -116,7 +116,6 @@ FREEZE_RULES = (
             "spec.runPolicy.successPolicy",
             "spec.runPolicy.nodeSuspicion",
             "spec.runPolicy.cleanPodPolicy",
-            "spec.runPolicy.podSecurity",
             "spec.runPolicy.disruptionBudget",
             "spec.runPolicy.schedulingPolicy",
         ),

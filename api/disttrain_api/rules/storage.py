@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from disttrain_api.names import RESERVED_PREFIX, Label
+from disttrain_api.rules.reserved import has_reserved_annotation, has_reserved_label, metadata_is_reserved
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
 
@@ -34,15 +35,11 @@ def _claim_of_one_pod(spec: JobSpec) -> Values | None:
 def _reserved(spec: JobSpec) -> Values | None:
     template = (spec.storage.volume_claim_template if spec.storage else None) or {}
     metadata = template.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    entries = (metadata.get("labels"), metadata.get("annotations"))
-    keys = [key for part in entries if isinstance(part, Mapping) for key in part]
-    return when(any(key.startswith(RESERVED_PREFIX) or key == Label.MANAGED_BY for key in keys))
+    return when(isinstance(metadata, Mapping) and (has_reserved_label(metadata) or has_reserved_annotation(metadata)))
 
 
 _CLAIM = "self.storage.volumeClaimTemplate.spec"
 _SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
-_KEY_IS_RESERVED = f"k.startsWith('{RESERVED_PREFIX}') || k == '{Label.MANAGED_BY}'"
 
 STORAGE_RULES = (
     Rule(
@@ -95,10 +92,9 @@ STORAGE_RULES = (
         id="ClaimMetadata",
         path=f"{_TEMPLATE}.metadata",
         scope=f"{_TEMPLATE}.metadata",
-        sentence=f"labels and annotations that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are the"
-        " operator's to set: remove them",
+        sentence=f"labels and annotations that begin with '{RESERVED_PREFIX}', and the label '{Label.MANAGED_BY}', are"
+        " the operator's to set: remove them",
         check=_reserved,
-        cel=f"(!has(self.labels) || !self.labels.exists(k, {_KEY_IS_RESERVED}))"
-        f" && (!has(self.annotations) || !self.annotations.exists(k, {_KEY_IS_RESERVED}))",
+        cel=f"!{metadata_is_reserved('self')}",
     ),
 )

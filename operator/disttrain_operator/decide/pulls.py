@@ -53,7 +53,7 @@ def why_not_pulled(waiting: Waiting, spec: JobSpec) -> str:
     """The sentence on an image that a pod waits for, and what to do."""
     said = waiting.message.replace(waiting.image, "").lower()  # an image may be called anything
     cause, advice = next(((cause, advice) for words, cause, advice in _CAUSES if _any(words, said)), ("", _UNKNOWN))
-    if waiting.image and waiting.image not in set(_images(spec.model_dump(exclude={"training"}))):
+    if waiting.image and waiting.image not in _images(spec):
         advice = _OF_THE_OPERATOR
     return f'image "{waiting.image}" cannot be pulled' + (f": {cause}" if cause else "") + f"; {advice}"
 
@@ -62,14 +62,14 @@ def _any(words: tuple[str, ...], text: str) -> bool:
     return any(word in text for word in words)
 
 
-def _images(given: Any) -> Iterator[str]:
-    """All that a spec names as image of a container, wherever it does."""
-    if isinstance(given, dict):
-        for key, value in given.items():
-            if key == "image" and isinstance(value, str):
-                yield value
-            else:
-                yield from _images(value)
-    elif isinstance(given, list | tuple):
-        for value in given:
-            yield from _images(value)
+def _images(spec: JobSpec) -> set[str]:
+    """Return the images that the job names, of all containers and image volumes of its pods."""
+    roles = (spec.workers, spec.parameter_servers)
+    return {image for role in roles if role is not None for image in _below(role.pod_template.get("spec"))}
+
+
+def _below(given: Any) -> Iterator[str]:
+    pod = given if isinstance(given, dict) else {}
+    for part in ("initContainers", "containers"):
+        yield from (container.get("image", "") for container in pod.get(part) or ())
+    yield from ((volume.get("image") or {}).get("reference", "") for volume in pod.get("volumes") or ())

@@ -84,7 +84,7 @@ class Cache:
         return len(self._objects)
 
     def progress(self, within: str | None = None) -> int:
-        """Return the resourceVersion up to which the list and watch of this namespace (None: of all) have told all."""
+        """Return the resourceVersion up to which all events of this namespace (None: of all) have been received."""
         return self._progress.get(within, 0)
 
     def synced(self, within: str | None = None) -> bool:
@@ -224,7 +224,7 @@ class Cache:
         self._remove(self._trim(raw), max(version_of(raw), self._progress_at(raw)))
 
     def _progress_at(self, raw: Raw) -> int:
-        """Of the list that holds this object."""
+        """Return the progress of the list that this object belongs to."""
         own = self._progress.get(raw["metadata"].get("namespace"))
         return self.progress() if own is None else own
 

@@ -51,7 +51,7 @@ def test_rules_see_the_queue_that_the_label_names() -> None:
     assert "RestartPod does not go with `gangScheduler` Kueue" in problem.message
 
 
-@pytest.mark.parametrize("labels", [None, [], "x", {QUEUE: 7}, {QUEUE: None}, {"other": "research"}])
+@pytest.mark.parametrize("labels", [None, [], "x", {QUEUE: 7}, {QUEUE: None}, {QUEUE: ""}, {"other": "research"}])
 def test_labels_of_any_shape_that_name_no_queue_change_nothing(labels: object) -> None:
     spec, found = read_spec(a_manifest()["spec"], labels)
     assert found == []

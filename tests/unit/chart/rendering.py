@@ -18,7 +18,7 @@ def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def render(helm: Path, *settings: str, namespace: str = "system") -> list[dict[str, Any]]:
     """All objects of the chart but the CRD, which is slow to read; `settings` are values like `crds.enabled=true`."""
     flags = [flag for setting in ("crds.enabled=false", *settings) for flag in ("--set", setting)]
-    # A helm built from its module believes in an old Kubernetes unless told.
+    # Without this a helm that is built from its Go module assumes an old version of Kubernetes.
     done = run(helm, "template", "disttrain", str(CHART), "-n", namespace, "--kube-version", "1.34.0", *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]

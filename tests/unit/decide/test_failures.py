@@ -342,7 +342,7 @@ def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
         ({}, "ValueError: no", False),
     ],
 )
-def test_a_program_that_was_denied_something_is_told_the_switch_for_root(
+def test_the_verdict_on_a_denied_permission_names_the_switch_for_root(
     policy: dict[str, Any], last_line: str, hinted: bool
 ) -> None:
     found = verdict(own_world(**policy).end(1, 1, message=f"{last_line}\n").pass_time(3).settle())

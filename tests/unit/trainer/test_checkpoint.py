@@ -115,7 +115,7 @@ class TestFullStorage:
         try:
             full = run(tmp_path / "first", self.TRAINING, storage, ranks=2)
             assert [rank.code for rank in full] == [ExitCode.STORAGE_FULL] * 2, full[0].err
-            assert "a larger volume" in full[0].report.error.message
+            assert "a larger volume in `storage`" in full[0].report.error.message
             # Each checkpoint has 13 MB.
             assert StepFolders(storage / "test").complete() == [1, 2]
             assert not list((storage / "test").glob("*.partial-*"))
