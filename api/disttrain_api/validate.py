@@ -117,8 +117,11 @@ def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
         # Strictly, and by way of JSON: "2" is no number and 1 is not true, as for the API server.
         return DistTrainingJob.model_validate_json(json.dumps(raw), strict=True, by_alias=True, by_name=False), beyond
     except ValidationError as error:
+        wrong = [with_successor(violation) for violation in sentences.violations(error, DistTrainingJob)]
+        # A field that does not exist is not asked for a value; one that exists is asked for no other type besides.
+        unknown = {violation.location for violation in wrong if violation.message == structural.UNKNOWN_FIELD}
+        beyond = [violation for violation in beyond if violation.location not in unknown]
         said = {violation.location for violation in beyond}
-        wrong = map(with_successor, sentences.violations(error, DistTrainingJob))
         return None, beyond + [violation for violation in wrong if violation.location not in said]
 
 

@@ -339,6 +339,17 @@ def test_a_field_of_an_earlier_version_is_refused_with_where_it_went(written: st
     assert problem.endswith(said)
 
 
+@given(st.sampled_from(sorted(MOVED)), anything)
+def test_whatever_an_old_field_holds_its_successor_is_named(path: str, value: Any) -> None:
+    *above, name = path.split(".")
+    parent = manifest = a_manifest(storage={"claimName": "mine"})
+    for part in above:
+        parent = parent.setdefault(part, {})
+    parent[name] = value
+    _, found = read_job(manifest)
+    assert (path, MOVED[path]) in {(problem.path, problem.hint) for problem in found}
+
+
 def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
     """Yield the paths of all fields of a schema."""
     yield path
