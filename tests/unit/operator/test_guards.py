@@ -40,7 +40,7 @@ def test_a_job_that_nests_too_deeply_fails_with_its_field(levels: int) -> None:
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), ValueError("x" * 10_000), MemoryError()])
 def test_a_spec_that_breaks_its_reader_is_an_invalid_one(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def breaks(raw: Any) -> Any:
+    def breaks(raw: Any, labels: Any) -> Any:
         raise error
 
     monkeypatch.setattr("disttrain_operator.decide.observed.read_spec", breaks)
