@@ -11,14 +11,22 @@ _COMMENT = re.compile(r" {2,}# .*")
 
 
 def pages() -> list[Path]:
-    """Return README and every page of docs/."""
-    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+    """Return the two READMEs and every page of docs/."""
+    readmes = [REPOSITORY / "README.md", REPOSITORY / "helm" / "disttrain" / "README.md"]
+    return [*readmes, *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
 def console_commands(page: Path) -> list[str]:
     """Return the commands of a page's console blocks in order: what follows `$ `, without a comment."""
     lines = [line for block in _BLOCK.findall(page.read_text()) for line in block.splitlines()]
     return [_COMMENT.sub("", line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
+
+
+def commands_on_a_cluster() -> list[str]:
+    """Return the commands of docs/installing.md, and before it removes everything again those of docs/operating.md."""
+    installing, operating = (console_commands(REPOSITORY / "docs" / page) for page in ("installing.md", "operating.md"))
+    end = next(at for at, command in enumerate(installing) if command.startswith("helm uninstall"))
+    return [*installing[:end], *operating, *installing[end:]]
 
 
 def notes_commands() -> list[str]:

@@ -1,6 +1,6 @@
 """The operator's process: `disttrain-operator`, or `python -m disttrain_operator`.
 
-kopf, informers ──► caches ──► queue of jobs ──► workers: snapshot, decide, execute ──► API server
+informers ──► caches ──► queue of jobs ──► workers: snapshot, decide, execute ──► API server
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import gc
 import hashlib
 import hmac
 import logging
-import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from disttrain_api.names import Label
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
-from disttrain_operator.handlers import KopfThread
 from disttrain_operator.health import Health
+from disttrain_operator.host import Host
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import Client
@@ -45,8 +44,6 @@ from disttrain_operator.unreadable import UnreadableReports
 logger = logging.getLogger("disttrain_operator")
 
 SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
-STOP_SECONDS = 2.0
-SWITCH_SECONDS = 0.0002
 SHARES = 4
 
 
@@ -88,11 +85,11 @@ class Operator:
                 informer(core_collection("nodes", None), gatekeeper.nodes),
                 informer(core_collection("pods", None), gatekeeper.pods),
             ]
-        self._kopf: KopfThread | None = None
         self._election = election
         informers = [*self._jobs, *self._children]
         self._leadership = Leadership(election, informers, self._begin_to_act)
         self._lag = LoopLag()
+        self._measuring: asyncio.Task[None] | None = None
         self._metrics = Metrics(self._gauges, self._counters)
         client.on_answer = self._metrics.answered
         self.health = Health(informers, self._lag, self._metrics, self._leadership.describe)
@@ -108,27 +105,30 @@ class Operator:
         self._world.pods.on_change = self._pod_changed
         self._world.services.on_change = self._child_changed
 
-    async def run(self) -> None:
-        """Works until cancelled."""
+    async def prepare(self) -> None:
+        """Returns when the API server serves jobs. Health is answered from the begin."""
+        # Health takes a loop that is not measured for one that hangs.
+        self._measuring = asyncio.create_task(self._lag.run())
         await self.health.serve(self._settings.health_address, self._settings.health_port)
         logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
-        # From the begin: health takes a loop that is not measured for one that hangs.
-        measuring = asyncio.create_task(self._lag.run())
+        if self._token_key is None:
+            assert self._settings.token_key_secret is not None
+            self._token_key = await key_of_secret(self._client, self._settings.token_key_secret)
+        await wait_for_jobs(self._client, self._namespaces[0])
+        leases = [(namespace, self._settings.lease_name) for namespace in self._settings.lease_namespaces]
+        missing = await missing_rights(
+            self._client,
+            self._namespaces,
+            leases if self._election is not None else [],
+            gate=self._settings.gang_gate,
+            network_policies=self._settings.network_policies,
+        )
+        say_missing(missing)
+        self._client.may_write = lambda: self._leadership.acts
+
+    async def work(self) -> None:
+        """Works until cancelled."""
         try:
-            if self._token_key is None:
-                assert self._settings.token_key_secret is not None
-                self._token_key = await key_of_secret(self._client, self._settings.token_key_secret)
-            await wait_for_jobs(self._client, self._namespaces[0])
-            leases = [(namespace, self._settings.lease_name) for namespace in self._settings.lease_namespaces]
-            missing = await missing_rights(
-                self._client,
-                self._namespaces,
-                leases if self._election is not None else [],
-                gate=self._settings.gang_gate,
-                network_policies=self._settings.network_policies,
-            )
-            say_missing(missing)
-            self._client.may_write = lambda: self._leadership.acts
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
                 tasks.create_task(self._unreadable.run())
@@ -141,21 +141,20 @@ class Operator:
                 logger.info("pods of jobs that name no image get %s", self._site.trainer_image)
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
-                self._kopf = KopfThread(self._client.access, self._settings.namespaces, self._job_event)
                 tasks.create_task(self._leadership.run())
                 if self._election is not None:
                     tasks.create_task(self._election.run())
         finally:
-            measuring.cancel()
             if self._gatekeeper is not None:
                 await self._gatekeeper.close()
             if self._election is not None:
                 await self._election.release()
-            if self._kopf is not None:
-                self._kopf.stop()
-            await self.health.close()
-            if self._kopf is not None:
-                self._kopf.join(STOP_SECONDS)
+
+    async def close(self) -> None:
+        """Health is answered no more; a second call does nothing."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+        await self.health.close()
 
     def _site_of(self, job: Job) -> Site:
         assert self._token_key is not None
@@ -185,19 +184,7 @@ class Operator:
     def _counters(self) -> dict[str, float]:
         return {
             "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._children)),
-            "kopf_restarts": self._kopf.restarts if self._kopf is not None else 0,
         }
-
-    def _job_event(self, kind: str | None, raw: Raw) -> None:
-        """What kopf saw."""
-        try:
-            if kind == "DELETED":
-                self._world.jobs.observe_deleted(raw)
-            else:
-                self._world.jobs.observe(raw)
-        except Exception as error:
-            # The informer meets the same, and marks the object.
-            logger.debug("what kopf saw was not taken in: %s", error)
 
     def _job_changed(self, uid: str, raw: Raw) -> None:
         self._metrics.saw_job(uid, raw["phase"], gone=self._world.jobs.get(uid) is None)
@@ -222,24 +209,14 @@ class Operator:
 async def serve(settings: Settings) -> None:
     """The whole life of the process: until SIGTERM or SIGINT."""
     key = file_or_random_key(settings)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     access = find_access(settings.kubeconfig, settings.context)
     client = Client(access, max_in_flight=settings.max_in_flight, timeout=settings.request_timeout_seconds)
     # Renewals do not queue behind the work that they are the permission for.
     lease_client = Client(access, max_in_flight=1, retry_delays=(0.0,))
     election = _election(settings, lease_client) if settings.leader_elect else None
-    working = asyncio.create_task(Operator(settings, client, election, key).run())
-    stopped = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            logger.info("stopping")
-            working.cancel()
-        await asyncio.gather(working, return_exceptions=not working.done())
+        await Host(Operator(settings, client, election, key), access).run()
     finally:
-        stopped.cancel()
         await client.close()
         await lease_client.close()
 
@@ -258,8 +235,6 @@ def main() -> None:
     """Console script."""
     settings = read_settings(sys.argv[1:])
     set_up_logging(settings.log_level, json_lines=settings.json_logs)
-    # After each request our loop needs the interpreter back from kopf's thread, which by default may keep it for 5 ms.
-    sys.setswitchinterval(SWITCH_SECONDS)
     # What is loaded by now stays: looking through it for garbage stops everything for 0.1 s, now and then.
     gc.freeze()
     try:

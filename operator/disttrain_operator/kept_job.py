@@ -68,8 +68,7 @@ def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
         data = _json(spec)
         refused = _size_problems(spec) if len(data) > _MEASURED else ()
     except TypeError:
-        # It nests more than 250 levels deep; or a parser other than orjson has made an integer of more than 64 bits,
-        # and then another watch has to bring this version.
+        # It nests more than 250 levels deep.
         refused = _size_problems(spec)
         if not refused:
             raise

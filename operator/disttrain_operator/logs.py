@@ -23,15 +23,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, *, json_lines: bool) -> None:
-    """To stderr. kopf is heard at DEBUG only.
-
-    It reports every failed request as an error and every end of its own with a traceback; both are usual while an API
-    server restarts, cost nothing, and are told in one line by the informers and by the thread that runs it.
-    """
+    """To stderr. kopf is heard at DEBUG only: it tells of each end with tracebacks, the operator in one line."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if json_lines else text)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("kopf").setLevel(logging.WARNING if level == "DEBUG" else logging.CRITICAL)
-    # It warns that it runs outside the main thread; the signals are ours.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR if level == "DEBUG" else logging.CRITICAL)
+    logging.getLogger("kopf").setLevel(logging.DEBUG if level == "DEBUG" else logging.CRITICAL)

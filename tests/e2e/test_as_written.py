@@ -1,4 +1,4 @@
-"""What docs/installing.md tells people to type, as it stands, on a cluster that has nothing of disttrain's."""
+"""What two pages of docs/ tell people to type, as it stands, on a cluster that has nothing of disttrain's."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.paths import REPOSITORY
-from tests.documented import console_commands, notes_commands
+from tests.documented import commands_on_a_cluster, notes_commands
 
 pytestmark = pytest.mark.bare_cluster
 SECONDS = 2400
@@ -65,9 +65,9 @@ def shell(kubeconfig: Path, programs: dict[str, Path]) -> Iterator[Shell]:
         shell.run(command)
 
 
-def test_the_installing_page_works_as_it_stands(shell: Shell, programs: dict[str, Path], kubeconfig: Path) -> None:
+def test_the_pages_work_as_they_stand(shell: Shell, programs: dict[str, Path], kubeconfig: Path) -> None:
     assert "disttrain" not in shell("kubectl get crd -o name"), "the cluster is to have nothing"
-    said = {command: shell(command) for command in console_commands(REPOSITORY / "docs" / "installing.md")}
+    said = {command: shell(command) for command in commands_on_a_cluster()}
     shown = said["kubectl get dtj ddp"].splitlines()
     assert shown[0].split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "RESTARTS", "AGE"]
     assert shown[1].split()[:3] == ["ddp", "Succeeded", "dp2"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders import merge
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, job, long_job, program
@@ -79,6 +80,28 @@ def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, w
     # Knowing nothing costs 5.5 nats per byte, knowing how often each byte occurs about 3.3.
     assert metrics["loss"] < 3.3
     assert f"preflight: data are right between {world} ranks" in logs(kubectl, name)
+
+
+def test_two_jobs_on_the_nodes_own_network_do_not_meet(kubectl: Kubectl) -> None:
+    """Both are made before either has begun, and each has ports of its own on the same two nodes."""
+    template = merge(ONE_THREAD, {"spec": {"hostNetwork": True}})
+    names = ("host-a", "host-b")
+    for name in names:
+        manifest = example("collectives", workers={"template": template})
+        manifest["metadata"]["name"] = name
+        kubectl.apply(manifest)
+    ports = set()
+    for name in names:
+        kubectl.wait("Finished", name)
+        assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+        assert "36 checks, all right" in logs(kubectl, name)
+        pods = kubectl.pods(name)
+        assert {(pod["spec"]["hostNetwork"], pod["spec"]["dnsPolicy"]) for pod in pods} == {
+            (True, "ClusterFirstWithHostNet")
+        }
+        assert all(pod["status"]["podIP"] == pod["status"]["hostIP"] for pod in pods)
+        ports.add(frozenset(port["hostPort"] for pod in pods for port in pod["spec"]["containers"][0]["ports"]))
+    assert len(ports) == 2
 
 
 def test_collectives_are_right_between_two_pods(kubectl: Kubectl) -> None:

@@ -89,7 +89,7 @@ def test_watches_of_jobs_last_for_many_changes(team: Team, control_plane: Contro
         eventually(lambda name=name: team.status(name).get("attempt") == 1)
         team.patch(name, suspend=True)
         team.wait_for("Suspended", name=name)
-    # The operator's informer and kopf have one each; now and then one has had its time.
+    # Now and then the informer's has had its time.
     assert ended_watches_of_jobs(control_plane) - before < 10
 
 

@@ -39,8 +39,8 @@ def operator(
 
 @pytest.fixture
 def served(faults: HttpFaults, operator: OperatorProcess) -> OperatorProcess:
-    """An operator that reaches the API server through `faults`, and hears all that it watches: kopf, and informers."""
-    eventually(lambda: len(faults.streams()) >= 4, lambda: [faults.streams(), operator.log()[-2000:]])
+    """An operator that reaches the API server through `faults`, and hears all that it watches."""
+    eventually(lambda: len(faults.streams()) >= 3, lambda: [faults.streams(), operator.log()[-2000:]])
     return operator
 
 

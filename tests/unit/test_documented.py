@@ -1,4 +1,4 @@
-"""Every documented command is run by a test: those of a cluster by tests/e2e, in the order of docs/installing.md."""
+"""Every documented command is run by a test: those of a cluster by tests/e2e/test_as_written.py."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.paths import REPOSITORY
-from tests.documented import console_commands, notes_commands, pages
+from tests.documented import commands_on_a_cluster, console_commands, notes_commands, pages
 
 RUN_BY_OTHERS = {
     "make run": "tests/local/test_examples.py trains the same file",
@@ -22,9 +22,9 @@ def test_a_command_is_what_a_shell_would_run(tmp_path: Path) -> None:
     assert console_commands(page) == ["a 'b # c'", "d --e='{.f}'"]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_console_command_is_run_by_a_test(page: Path) -> None:
-    known = {*console_commands(INSTALLING), *RUN_BY_OTHERS}
+    known = {*commands_on_a_cluster(), *RUN_BY_OTHERS}
     assert [command for command in console_commands(page) if command not in known] == []
 
 

@@ -85,19 +85,6 @@ def test_a_job_takes_no_more_memory_than_its_text(changes: Raw) -> None:
     assert read(kept).problems == job_facts(raw).problems
 
 
-def test_a_job_that_cannot_be_kept_as_it_is_leaves_the_place_to_a_reader_that_can() -> None:
-    """kopf's parser makes an integer of what ours reads as a float: its version of the job must not be kept."""
-    world, model = World(), {"entrypoint": "a.b:c", "config": {"seed": 10**20}}
-    by_kopf = a_raw_job(training={"model": model})
-    with pytest.raises(TypeError):
-        world.jobs.observe(by_kopf)
-    by_informer = a_raw_job(training={"model": {**model, "config": {"seed": 1e20}}})
-    world.jobs.apply("ADDED", by_informer)
-    job = world.job(UID)
-    assert job is not None
-    assert job.spec is not None
-
-
 def test_another_label_that_names_the_queue_is_another_spec() -> None:
     one, other, same = a_raw_job(), a_raw_job(), a_raw_job()
     other["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}

@@ -59,7 +59,7 @@ def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
 
 
 def page(clock: Callable[[], float]) -> tuple[Metrics, Callable[[], str]]:
-    metrics = Metrics(lambda: {"leader": 1.0}, lambda: {"kopf_restarts": 2}, clock)
+    metrics = Metrics(lambda: {"leader": 1.0}, lambda: {"informer_lists": 2}, clock)
     return metrics, lambda: metrics.text().decode()
 
 
@@ -83,7 +83,7 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
         "disttrain_job_to_pods_seconds_count 1.0",
         "disttrain_leader 1.0",
-        "disttrain_kopf_restarts_total 2.0",
+        "disttrain_informer_lists_total 2.0",
         "process_resident_memory_bytes",
     ):
         assert line in told, told

@@ -90,7 +90,7 @@ async def test_an_operator_that_waits_for_its_crd_measures_its_loop(
     """Else /healthz would take the loop for hung, and the kubelet would start the operator again and again."""
     api.refusals.append(lambda method, *_: refusal(404, "") if method == "GET" else None)
     operator = Operator(Settings(health_address="127.0.0.1", health_port=0), client, None, b"key")
-    task = asyncio.create_task(operator.run())
+    task = asyncio.create_task(operator.prepare())
     try:
         await eventually(lambda: "is not installed" in caplog.text)
         before = operator._lag.ticked_at
@@ -99,6 +99,7 @@ async def test_an_operator_that_waits_for_its_crd_measures_its_loop(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await operator.close()
 
 
 async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: FakeApi, client: Client) -> None:
