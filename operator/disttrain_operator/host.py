@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import aiohttp
 import kopf
 
 from disttrain_operator.kube.auth import Access
@@ -48,6 +49,7 @@ class Host:
         self._stop = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._refusal: Exception | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
         """Returns after SIGTERM or SIGINT; raises what ended the engine before.
@@ -95,16 +97,16 @@ class Host:
             self._stop.set()
             await asyncio.Event().wait()
 
-    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        access = self._access
-        return kopf.ConnectionInfo(
-            server=access.server,
-            token=access.token(),
-            ca_data=access.ca,
-            certificate_data=access.certificate,
-            private_key_data=access.key,
-            insecure=access.insecure,
-        )
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        # A session, since kopf reads certificates more narrowly than the ssl module; the same one again, by which kopf
+        # knows that what was refused cannot be mended.
+        if self._session is None:
+            tls, token = self._access.ssl_context(), self._access.token()
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls if tls is not None else False),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+            )
+        return kopf.AiohttpSession(server=self._access.server, aiohttp_session=self._session)
 
     async def _end(self, **_: Any) -> None:
         logger.info("stopping")
