@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders import merge
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, job, long_job, program
@@ -84,11 +83,11 @@ def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, w
 
 def test_two_jobs_on_the_nodes_own_network_do_not_meet(kubectl: Kubectl) -> None:
     """Both are made before either has begun, and each has ports of its own on the same two nodes."""
-    template = merge(ONE_THREAD, {"spec": {"hostNetwork": True}})
     names = ("host-a", "host-b")
     for name in names:
-        manifest = example("collectives", workers={"template": template})
+        manifest = example("collectives")
         manifest["metadata"]["name"] = name
+        manifest["spec"]["workers"]["template"]["spec"]["hostNetwork"] = True
         kubectl.apply(manifest)
     ports: list[int] = []
     for name in names:
