@@ -1,11 +1,14 @@
 """kopf is the host of the process: signals, start-up, login, clean-up. It watches nothing.
 
-Two things of kopf's watch are why the jobs are read by an informer, as pods are: an object that it cannot parse, or an
-ERROR event other than 410, ends `kopf.operator()`; and it tells of no deletion that happened while it listed again.
-What kopf asks for itself is which kinds the API server has, once; the engine does not wait for it.
+Jobs are read by an informer, as pods are, for two reasons. kopf's watch ends, and `kopf.operator()` with it, at an
+object that its parser cannot read and at an ERROR event other than 410. And when kopf lists again after a gap, it does
+not report the objects that were deleted in the gap.
+
+kopf itself asks the API server once which kinds it has. The engine does not wait for the answer.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -14,7 +17,6 @@ import aiohttp
 import kopf
 
 from disttrain_operator.kube.auth import Access
-from disttrain_operator.kube.errors import AccessError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class Engine(Protocol):
 
 
 class EndlessBackoffs:
-    """For ever, and iterable again for each request: an outage or a refusal of any length is survived."""
+    """Pauses between tries, in seconds, without an end: kopf survives an outage or a refusal of any length."""
 
     def __iter__(self) -> Iterator[float]:
         yield from (0.1, 0.5, 1.0, 5.0)
@@ -49,7 +51,7 @@ class Host:
         self._stop = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._refusal: Exception | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._login_pauses = itertools.chain([0.0], EndlessBackoffs())
 
     async def run(self) -> None:
         """Returns after SIGTERM or SIGINT; raises what ended the engine before.
@@ -59,8 +61,6 @@ class Host:
         try:
             # Nothing is watched, so the namespaces of the engine are none of kopf's business.
             await kopf.operator(registry=self._registry(), standalone=True, clusterwide=True, stop_flag=self._stop)
-        except kopf.LoginError as error:
-            raise AccessError(f"the API server at {self._access.server} refuses my credentials: {error}") from error
         finally:
             await self._engine.close()
         if self._refusal is not None:
@@ -98,15 +98,15 @@ class Host:
             await asyncio.Event().wait()
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        # A session, since kopf reads certificates more narrowly than the ssl module; the same one again, by which kopf
-        # knows that what was refused cannot be mended.
-        if self._session is None:
-            tls, token = self._access.ssl_context(), self._access.token()
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=tls if tls is not None else False),
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-            )
-        return kopf.AiohttpSession(server=self._access.server, aiohttp_session=self._session)
+        """Return a new session; kopf ends where it is given the one that was refused. The first comes at once."""
+        await asyncio.sleep(next(self._login_pauses))
+        # A session, since kopf reads certificates more narrowly than the ssl module.
+        tls, token = self._access.ssl_context(), self._access.token()
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls if tls is not None else False),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+        return kopf.AiohttpSession(server=self._access.server, aiohttp_session=session)
 
     async def _end(self, **_: Any) -> None:
         logger.info("stopping")

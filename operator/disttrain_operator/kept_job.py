@@ -68,10 +68,8 @@ def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
         data = _json(spec)
         refused = _size_problems(spec) if len(data) > _MEASURED else ()
     except TypeError:
-        # It nests more than 250 levels deep.
-        refused = _size_problems(spec)
-        if not refused:
-            raise
+        # It nests more than 250 levels deep, which exceeds the bound of a manifest.
+        data, refused = b"", _size_problems(spec)
     if refused:
         manager = _at(spec, "managedBy")
         data = _json({"managedBy": manager} if isinstance(manager, str) else {})

@@ -23,7 +23,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, *, json_lines: bool) -> None:
-    """To stderr. kopf is heard at DEBUG only: it tells of each end with tracebacks, the operator in one line."""
+    """Log to stderr. kopf logs at level DEBUG alone: the operator says the same in one line, without tracebacks."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if json_lines else text)
