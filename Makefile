@@ -9,6 +9,8 @@ GPU_PYTHON ?=
 REQUIRE_HASHES ?=
 # What `make test` runs; for example TESTS="tests/unit -k rules".
 TESTS ?= tests
+# What `make fast` runs. A contract in pyproject.toml keeps torch out of them.
+FAST := tests/unit/api tests/unit/decide tests/unit/gate tests/unit/operator tests/unit/plan
 
 CRD := crds/disttrain.io_disttrainingjobs.yaml
 CHART_CRD := helm/disttrain/templates/crd.yaml
@@ -53,12 +55,21 @@ run: setup ## Train examples/ddp.yaml on this machine
 test: setup lint ## Everything: linters, then all tests, up to a real cluster (TESTS=… for fewer)
 	$(BIN)/python -m tests.run $(TESTS)
 
+.PHONY: fast
+fast: $(if $(wildcard $(VENV)/.stamp),,$(VENV)/.operator-stamp) ## Tests of the API and the operator alone: no torch, no cluster, under a minute
+	$(BIN)/python -m pytest -q $(FAST)
+
+$(VENV)/.operator-stamp: pyproject.toml constraints.txt
+	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[operator-dev]'
+	@touch $@
+
 .PHONY: lint
 lint: setup ## Style, types, and who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks helm release
+	$(BIN)/mypy tests benchmarks helm release tools
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 
@@ -66,6 +77,14 @@ lint: setup ## Style, types, and who may import whom
 format: setup ## Put the code in shape
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+.PHONY: docs
+docs: setup ## Build the documentation site into build/site; a link or an anchor that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.PHONY: figures
+figures: setup ## Draw the figures of docs/figures
+	$(BIN)/python -m tools.figures
 
 ##@ Generated files
 

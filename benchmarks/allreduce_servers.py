@@ -15,7 +15,6 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.json_collectives import all_gather
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
@@ -23,6 +22,7 @@ from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.runtime.json_collectives import all_gather
 from tests.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks import bare_experts
 from disttrain_api.jobconfig import JobConfig
-from disttrain_trainer.recipe import build_model, load_data
+from disttrain_trainer.tasks.supervised import build_model, load_data
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_trainer.device import find_device
-from disttrain_trainer.recipe import build_model, load_data
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.tasks.supervised import build_model, load_data
 
 
 def main() -> None:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.bare_loop import BareLoop
-from disttrain_trainer.config import read_config
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import join_world
-from disttrain_trainer.recipe import build_state
-from disttrain_trainer.report import Reporter
+from disttrain_trainer.build import build_state
+from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.runtime.config import read_config
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import join_world
+from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_metrics
-from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import Upcoming, run_step
+from disttrain_trainer.strategies.base import Surroundings
+from disttrain_trainer.strategies.synchronous import Synchronous
 
 STEPS = 10
 
@@ -38,14 +39,18 @@ def main() -> None:
     torch.set_num_threads(1)
     state = build_state(config, world)
     checkpoints = open_checkpoints(config, world, state, reporter)
-    metrics = start_metrics(config, world, state, reporter)
-    bare = BareLoop(config.job).step
 
-    upcoming: Upcoming | None = None
+    def updated() -> None:
+        if checkpoints is not None:
+            checkpoints.collect()
+
+    strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, updated))
+    metrics = start_metrics(config, world, state, reporter, strategy)
+    bare = BareLoop(config.job).step
+    results = strategy.run(sys.maxsize)
 
     def ours() -> None:
-        nonlocal upcoming
-        upcoming = run_step(config, world, state, metrics, checkpoints, reporter, stop, upcoming)
+        metrics.record(next(results))
 
     # Both come first in turn.
     for block in range(int(sys.argv[1]) + 1):

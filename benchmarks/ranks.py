@@ -62,6 +62,6 @@ def train(described: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(described))
-        run(folder, "disttrain_trainer.train", ranks)
+        run(folder, "disttrain_trainer", ranks)
         lines = [json.loads(line) for line in (folder / "benchmark" / "metrics.jsonl").read_text().splitlines()]
         return [line for line in lines if "lr" in line]

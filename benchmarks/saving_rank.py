@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import torch
 
-from disttrain_trainer.checkpoint import Checkpoints
-from disttrain_trainer.config import read_config
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import World, join_world
-from disttrain_trainer.recipe import build_state
+from disttrain_trainer.build import build_state
+from disttrain_trainer.checkpoint.checkpoints import Checkpoints
+from disttrain_trainer.runtime.config import read_config
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import World, join_world
 from disttrain_trainer.state import State
 from disttrain_trainer.step import accumulate_gradients, load_step, update_parameters
 

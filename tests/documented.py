@@ -11,9 +11,9 @@ _COMMENT = re.compile(r" {2,}# .*")
 
 
 def pages() -> list[Path]:
-    """Return the two READMEs and every page of docs/."""
+    """Return the two READMEs and every page of docs/ and its folders."""
     readmes = [REPOSITORY / "README.md", REPOSITORY / "helm" / "disttrain" / "README.md"]
-    return [*readmes, *sorted((REPOSITORY / "docs").glob("*.md"))]
+    return [*readmes, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def console_commands(page: Path) -> list[str]:

@@ -15,6 +15,7 @@ from tests.refusals_of_programs import PROGRAM_REFUSALS, PROGRAMS_ACCEPTED
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
+from tests.refusals_of_tasks import BETWEEN_STEPS_REFUSALS, TASK_REFUSALS, TASKS_ACCEPTED
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -36,6 +37,8 @@ REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
     *MODEL_REFUSALS,
+    *TASK_REFUSALS,
+    *BETWEEN_STEPS_REFUSALS,
     *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *SERVER_REFUSALS,
@@ -106,13 +109,13 @@ REFUSALS = (
     Refusal(
         "ModelNameOrEntrypoint",
         "spec.training.model",
-        "exactly one of `name` and `entrypoint` must be given",
+        "exactly one of `name` and `entrypoint` must be given, none with a task",
         {"training": {"model": {"entrypoint": "mine:build"}}},
     ),
     Refusal(
         "DataNameOrEntrypoint",
         "spec.training.data",
-        "exactly one of `name` and `entrypoint` must be given",
+        "exactly one of `name` and `entrypoint` must be given, none with a task",
         {"training": {"data": {"name": None}}},
     ),
     *(
@@ -239,6 +242,12 @@ REFUSALS = (
         {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
     ),
     Refusal(
+        "ProgressNeedsTraining",
+        "spec.runPolicy.progressDeadlineSeconds",
+        "the steps of a program of your own are not asked for: remove `progressDeadlineSeconds`, or use `training`",
+        untrained(own_program(), runPolicy={"progressDeadlineSeconds": 600}),
+    ),
+    Refusal(
         "SuccessOfServersNeedsServers",
         "spec.runPolicy.successPolicy",
         "`successPolicy.role` is ps and the job has no `parameterServers`: add them, or use role worker",
@@ -327,6 +336,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
     **MODELS_ACCEPTED,
+    **TASKS_ACCEPTED,
     **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
     **SERVERS_ACCEPTED,

@@ -40,7 +40,7 @@ COMBINATION_REFUSALS = (
         Refusal(
             f"{field[0].upper()}{field[1:]}NeedsTokens",
             f"{PARALLELISM}.{field}",
-            f"`{field}` is for models of tokens, not for 'mlp': remove it, or train gpt or an entry point",
+            f"`{field}` is for models of tokens, not for 'mlp': remove it, or train another one",
             {"parallelism": {field: True, "tensorParallelDegree": 2}},
         )
         for field in ("sequenceParallel", "vocabularyParallel")

@@ -30,6 +30,19 @@ def with_other(setting: str, changes: Mapping[str, Any]) -> Refusal:
 SERVER_REFUSALS = (
     *(
         Refusal(
+            "GroupsWithServers",
+            "spec.training.optimizer",
+            "`groups` and `weightDecayOn` go by names and shapes of parameters, which servers do not know: remove them,"
+            " or the mode ParameterServer",
+            on_servers() | {"training": {"optimizer": optimizer}},
+        )
+        for optimizer in (
+            {"weightDecayOn": "Matrices"},
+            {"groups": [{"pattern": "head.*", "learningRateFactor": 2}]},
+        )
+    ),
+    *(
+        Refusal(
             "ModeNeedsServers",
             f"{DATA_PARALLEL}.mode",
             "`mode` ParameterServer needs `spec.training` and `spec.parameterServers`, whose `replicas` says how many"

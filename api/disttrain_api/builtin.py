@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError
 
 from disttrain_api import sentences
 from disttrain_api.base import ApiModel
+from disttrain_api.corpus import CorpusConfig, corpus_problems
 from disttrain_api.training import Data, DataName, Fraction, Model, ModelName, Training
+from disttrain_api.transformers_config import Problem, Size, TransformersConfig, size_of, transformers_problems
 
-Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 HeldOutFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
@@ -22,9 +23,6 @@ BYTE_VALUES = 256
 DIGITS_SHAPE = (1, 8, 8)
 DIGITS_CLASSES = 10
 EXPERTS_PER_TOKEN = 2
-
-Problem = tuple[str, str]
-"""(field path below `spec`, sentence)."""
 
 
 class MlpConfig(ApiModel):
@@ -149,18 +147,21 @@ class SyntheticConfig(ApiModel):
     """Tokens only. Absent: 256."""
 
 
-ModelConfig = MlpConfig | ResnetConfig | GptConfig
-DataConfig = DigitsConfig | TextConfig | SyntheticConfig
+ModelConfig = MlpConfig | ResnetConfig | GptConfig | TransformersConfig
+OfTokens = GptConfig | TransformersConfig
+DataConfig = DigitsConfig | TextConfig | SyntheticConfig | CorpusConfig
 
-MODEL_CONFIGS: dict[ModelName, type[MlpConfig] | type[ResnetConfig] | type[GptConfig]] = {
+MODEL_CONFIGS: dict[ModelName, type[ModelConfig]] = {
     ModelName.MLP: MlpConfig,
     ModelName.RESNET: ResnetConfig,
     ModelName.GPT: GptConfig,
+    ModelName.TRANSFORMERS: TransformersConfig,
 }
-DATA_CONFIGS: dict[DataName, type[DigitsConfig] | type[TextConfig] | type[SyntheticConfig]] = {
+DATA_CONFIGS: dict[DataName, type[DigitsConfig] | type[TextConfig] | type[SyntheticConfig] | type[CorpusConfig]] = {
     DataName.DIGITS: DigitsConfig,
     DataName.TEXT: TextConfig,
     DataName.SYNTHETIC: SyntheticConfig,
+    DataName.CORPUS: CorpusConfig,
 }
 
 _IMAGE_DEFAULTS = {"channels": 1, "height": 8, "width": 8, "classes": 10}
@@ -186,7 +187,8 @@ class Tokens:
     """What a sample of a built-in data set is: `length` tokens below `vocabulary`, and each one's successor."""
 
     length: int
-    vocabulary: int
+    vocabulary: int | None
+    """None where only the corpus itself knows: the trainer compares it with the model's."""
 
 
 def data_config(data: Data) -> DataConfig:
@@ -218,6 +220,8 @@ def samples_of(config: DataConfig) -> Images | Tokens:
         return Images(DIGITS_SHAPE, DIGITS_CLASSES)
     if isinstance(config, TextConfig):
         return Tokens(config.sequence_length, BYTE_VALUES)
+    if isinstance(config, CorpusConfig):
+        return Tokens(config.sequence_length, None)
     if config.kind is SyntheticKind.IMAGES:
         shape = (config.channels or 1, config.height or 8, config.width or 8)
         return Images(shape, config.classes or 10)
@@ -236,7 +240,7 @@ def _own_config(model: Model) -> ModelConfig:
 
 
 def _sizes_from(config: ModelConfig, samples: Images | Tokens) -> dict[str, int]:
-    if isinstance(config, GptConfig):
+    if isinstance(config, OfTokens):
         return {"sequence_length": samples.length} if isinstance(samples, Tokens) else {}
     if isinstance(samples, Tokens):
         return {}
@@ -263,8 +267,8 @@ def _schema_problems(training: Training) -> Iterator[Problem]:
 def _choice_problems(training: Training) -> Iterator[Problem]:
     for part in ("model", "data"):
         chosen = getattr(training, part)
-        if (chosen.name is None) == (chosen.entrypoint is None):
-            yield f"training.{part}", "exactly one of `name` and `entrypoint` must be given"
+        if (chosen.name is not None) + (chosen.entrypoint is not None) != (training.task is None):
+            yield f"training.{part}", "exactly one of `name` and `entrypoint` must be given, none with a task"
 
 
 def _fit_problems(training: Training) -> Iterator[Problem]:
@@ -272,6 +276,8 @@ def _fit_problems(training: Training) -> Iterator[Problem]:
         data = data_config(training.data)
         if isinstance(data, SyntheticConfig):
             yield from _foreign_fields(data)
+        if isinstance(data, CorpusConfig):
+            yield from corpus_problems(data)
     if training.model.name is None:
         return
     config = _own_config(training.model)
@@ -282,6 +288,8 @@ def _fit_problems(training: Training) -> Iterator[Problem]:
         )
     if isinstance(config, GptConfig):
         yield from _expert_problems(config)
+    if isinstance(config, TransformersConfig):
+        yield from transformers_problems(config)
     if training.data.name is None:
         yield from _missing_sizes(config)
     else:
@@ -312,6 +320,7 @@ def _missing_sizes(config: ModelConfig) -> Iterator[Problem]:
         MlpConfig: ("input_size", "output_size"),
         ResnetConfig: ("input_channels", "output_size"),
         GptConfig: ("sequence_length",),
+        TransformersConfig: ("sequence_length",),
     }[type(config)]
     for name in needed:
         if getattr(config, name) is None:
@@ -321,24 +330,33 @@ def _missing_sizes(config: ModelConfig) -> Iterator[Problem]:
 
 def _pair_problems(training: Training, config: ModelConfig, samples: Images | Tokens) -> Iterator[Problem]:
     model, data = training.model.name, training.data.name
-    if isinstance(config, GptConfig) != isinstance(samples, Tokens):
-        takes, gives = ("tokens", "images") if isinstance(config, GptConfig) else ("images", "tokens")
-        fitting = "text, or synthetic of kind Tokens" if takes == "tokens" else "digits, or synthetic of kind Images"
+    if isinstance(config, OfTokens) != isinstance(samples, Tokens):
+        takes, gives = ("tokens", "images") if isinstance(config, OfTokens) else ("images", "tokens")
+        fitting = (
+            "text, corpus, or synthetic of kind Tokens" if takes == "tokens" else "digits, or synthetic of kind Images"
+        )
         yield "training.data.name", f"model '{model}' takes {takes}, data '{data}' has {gives}; choose {fitting}"
         return
-    if isinstance(config, GptConfig) and isinstance(samples, Tokens):
-        bounds = {"sequence_length": samples.length, "vocabulary_size": samples.vocabulary}
-        for name, least in bounds.items():
-            found = getattr(config, name)
-            if found is not None and found < least:
+    if isinstance(config, OfTokens) and isinstance(samples, Tokens):
+        for name, found, least in _token_bounds(config, samples):
+            if found is not None and least is not None and found < least:
                 message = f"{found} must be greater than or equal to that of data '{data}', which is {least}"
-                yield f"training.model.config.{_camel(config, name)}", message
+                yield f"training.model.config.{name}", message
         return
     for name, expected in _sizes_from(config, samples).items():
         found = getattr(config, name)
         if found is not None and found != expected:
             message = f"{found} must be {expected} with data '{data}'; leave it out"
             yield f"training.model.config.{_camel(config, name)}", message
+
+
+def _token_bounds(config: OfTokens, samples: Tokens) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield the name of each size, what the model has and what the data need; None: not known here."""
+    yield "sequenceLength", config.sequence_length, samples.length
+    if isinstance(config, GptConfig):
+        yield "vocabularySize", config.vocabulary_size, samples.vocabulary
+    else:
+        yield "config.vocab_size", size_of(config, "vocab_size"), samples.vocabulary
 
 
 def _camel(config: ApiModel, name: str) -> str:

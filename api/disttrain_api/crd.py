@@ -15,7 +15,7 @@ import yaml
 from disttrain_api.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
-from disttrain_api.size import CONFIG
+from disttrain_api.size import CONFIG, TASK_CONFIG
 from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.status import JobStatus
 
@@ -29,6 +29,7 @@ _COLUMNS = (
     ("READY", "string", ".status.ready", "Worker pods that run / wanted."),
     ("STEP", "integer", ".status.progress.step", "Optimizer steps done."),
     ("LOSS", "number", ".status.progress.loss", "Training loss of the last logged step."),
+    ("ETA", "string", ".status.progress.remaining", "Time to the last step."),
     ("RESTARTS", "integer", ".status.restarts", "Restarts so far, of the gang or of single pods."),
     ("AGE", "date", ".metadata.creationTimestamp", "Since the job was made."),
 )
@@ -214,10 +215,11 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         kind = "map" if keys else "atomic"
         return {"items": _convert(node["items"], definitions, path), "x-kubernetes-list-type": kind, **keys}
     if node.get("type") == "object":
-        # The arguments of a model or a data set: its reader checks them.
+        # The arguments of a model, a data set, a task or a callback: its reader checks them.
+        limits = TASK_CONFIG if path.endswith((".task.config", ".callbacks.config")) else CONFIG
         return {
-            "maxProperties": CONFIG.values,
-            "additionalProperties": _Compact(_free_form(CONFIG.depth - 1, bounded=True)),
+            "maxProperties": limits.values,
+            "additionalProperties": _Compact(_free_form(limits.depth - 1, bounded=True)),
         }
     return {}
 

@@ -6,10 +6,18 @@ CEL cannot see them: the config of a model has no schema.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from disttrain_api.builtin import GptConfig, MlpConfig, Problem, ResnetConfig, config_problems, model_config
+from disttrain_api.builtin import (
+    GptConfig,
+    MlpConfig,
+    ModelConfig,
+    ResnetConfig,
+    config_problems,
+    model_config,
+)
 from disttrain_api.parallelism import DataParallelMode, DeviceMode, Parallelism
 from disttrain_api.pipeline import V_SCHEDULES, is_flushless, schedule_of, stages_of
 from disttrain_api.training import Training
+from disttrain_api.transformers_config import Problem, TransformersConfig, adapter_problems, layers_of, size_of
 
 TIED_WITHOUT_FLUSH = "stages of PipeDream and PipeDream2BW update at different times, so they cannot share a parameter"
 TIED_IN_SHARDS = "two stages of one rank share the tied weights, which sharded ones cannot"
@@ -26,11 +34,20 @@ def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Probl
     yield from _expert_problems(training, parallelism)
     yield from _layer_problems(training, parallelism)
     config = model_config(training)
-    if is_flushless(parallelism) and isinstance(config, GptConfig) and config.tie_weights:
-        yield "training.model.config.tieWeights", f"{TIED_WITHOUT_FLUSH}: set it to false"
-    if _sharded_v(training, parallelism) and isinstance(config, GptConfig) and config.tie_weights:
+    tied = _tied_by(config)
+    if tied and is_flushless(parallelism):
+        yield f"training.model.config.{tied}", f"{TIED_WITHOUT_FLUSH}: set it to false"
+    if tied and _sharded_v(training, parallelism):
         reason = f"{TIED_IN_SHARDS} with schedule '{schedule_of(parallelism)}'"
-        yield "training.model.config.tieWeights", f"{reason}: set it to false, or use InterleavedZeroBubble"
+        yield f"training.model.config.{tied}", f"{reason}: set it to false, or use InterleavedZeroBubble"
+
+
+def _tied_by(config: ModelConfig) -> str | None:
+    """The setting that makes the head the embeddings; None where they are apart, or only the trainer knows."""
+    if isinstance(config, GptConfig) and config.tie_weights:
+        return "tieWeights"
+    written = config.config if isinstance(config, TransformersConfig) else None
+    return "config.tie_word_embeddings" if (written or {}).get("tie_word_embeddings") is True else None
 
 
 def _sharded_v(training: Training, parallelism: Parallelism) -> bool:
@@ -50,8 +67,12 @@ class _Layers(NamedTuple):
     total: int
 
 
-def _layers_of(training: Training) -> _Layers:
+def _layers_of(training: Training) -> _Layers | None:
+    """None where only the trainer knows."""
     config = model_config(training)
+    if isinstance(config, TransformersConfig):
+        found = layers_of(config)
+        return None if found is None else _Layers("config.num_hidden_layers", *found)
     if isinstance(config, GptConfig):
         # The embeddings stand before the blocks, the head behind them.
         return _Layers("layers", config.layers + 2, config.layers + 2)
@@ -66,6 +87,8 @@ def _layers_of(training: Training) -> _Layers:
 
 def _layer_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
     layers, stages = _layers_of(training), stages_of(parallelism)
+    if layers is None:
+        return
     path, advice = f"training.model.config.{layers.setting}", "use fewer, or more layers"
     if stages > layers.to_split:
         yield path, f"makes {layers.to_split} layers that can be split, there are {stages} stages: {advice}"
@@ -82,6 +105,9 @@ def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[P
     degree = parallelism.tensor_parallel_degree or 1
     if degree == 1:
         return
+    config = model_config(training)
+    if isinstance(config, TransformersConfig):
+        yield from adapter_problems(config)
     for name, size in _cut_sizes(training, parallelism):
         if size % degree:
             message = f"{size} must be a multiple of `tensorParallelDegree`, which is {degree}"
@@ -112,6 +138,12 @@ def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[s
         # The width is a multiple of the heads, the feed-forward layer of the width.
         yield "heads", config.heads
         yield "vocabularySize", config.vocabulary_size
+        if parallelism.sequence_parallel:
+            yield "sequenceLength", config.sequence_length or 0
+    elif isinstance(config, TransformersConfig):
+        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+            if (size := size_of(config, name)) is not None:
+                yield f"config.{name}", size
         if parallelism.sequence_parallel:
             yield "sequenceLength", config.sequence_length or 0
     elif isinstance(config, MlpConfig):

@@ -7,10 +7,11 @@ these numbers does not fit.
 from dataclasses import dataclass
 from itertools import pairwise
 
-from disttrain_api.builtin import GptConfig, MlpConfig, ModelConfig, ResnetConfig, model_config
+from disttrain_api.builtin import GptConfig, MlpConfig, ResnetConfig, model_config
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import Optimizer, OptimizerName, Training
+from disttrain_api.transformers_config import TransformersConfig
 
 BYTES_PER_PARAMETER = 4
 """Bytes that a built-in model keeps per parameter; `precision` changes what is computed with, not what is kept."""
@@ -55,10 +56,11 @@ class LeastMemory:
 
 
 def builtin_size(training: Training) -> ModelSize | None:
-    """The size of a built-in model; None for one from an entry point."""
+    """The size of a built-in model; None for one from an entry point or of transformers, which only its code knows."""
     if training.model.name is None:
         return None
-    return ModelSize.of(parameters_of(model_config(training)))
+    config = model_config(training)
+    return None if isinstance(config, TransformersConfig) else ModelSize.of(parameters_of(config))
 
 
 def least_memory(size: ModelSize, training: Training, mesh: Mesh, mode: DataParallelMode) -> LeastMemory:
@@ -72,7 +74,7 @@ def least_memory(size: ModelSize, training: Training, mesh: Mesh, mode: DataPara
     return LeastMemory(whole, (size.bytes + size.trained_bytes + state) // share, 0)
 
 
-def parameters_of(config: ModelConfig) -> int:
+def parameters_of(config: MlpConfig | ResnetConfig | GptConfig) -> int:
     """The number of parameters of a built-in model whose sizes are all given or filled in."""
     if isinstance(config, MlpConfig):
         return _mlp(config)

@@ -26,8 +26,15 @@ QUEUE_NAME_LABEL = "kueue.x-k8s.io/queue-name"
 """Kueue's label that names a LocalQueue."""
 MASTER_PORT = 29500
 PS_PORT = 29600
+AGENT_PORT = 29700
 HOST_PORTS = range(20_000, 29_000)
 """Ports of pods on the network of their node, below those of Services (30000 and up) and of outgoing connections."""
+HOST_AGENT_PORTS = range(15_500, 20_000)
+"""Ports of the agents of such pods; as many as HOST_PORTS has pairs."""
+TOKEN_HEADER = "X-Disttrain-Token"
+"""Header with the token of the job's agents. Not Authorization, which the API server's proxy keeps for itself."""
+STACKS_SIGNAL = 40
+"""Real-time signal on which a rank of the trainer writes the stacks of its threads. Linux only."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_GRACE_SECONDS = 60
 
@@ -100,11 +107,13 @@ class Env:
     CONFIG = "DISTTRAIN_CONFIG"  # path of job.json; absent where the template has a command of its own
     STORAGE = "DISTTRAIN_STORAGE"  # folder or URL that outlives the pod; absent without `storage`
     SCRATCH = "DISTTRAIN_SCRATCH"  # folder that dies with the pod
+    PARALLELISM = "DISTTRAIN_PARALLELISM"  # `parallelism` as JSON; where a job without `training` has one
     PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`
+    AGENT_PORT = "DISTTRAIN_AGENT_PORT"  # P; where the agent answers; absent with a command of its own
     REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
 
 
@@ -215,6 +224,7 @@ class Reason(StrEnum):
     OOM_KILLED = "OOMKilled"
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
     WORKERS_SUCCEEDED = "WorkersSucceeded"
     SERVERS_SUCCEEDED = "ServersSucceeded"

@@ -47,7 +47,9 @@ _QUANTITY_SCHEMA: Schema = {
 }
 
 # Kinds of volumes that no supported version of Kubernetes can mount any more.
-_GONE_VOLUMES = ("flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
+_GONE_VOLUMES = (
+    "cephfs", "flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "rbd", "scaleIO", "storageos",
+)  # fmt: skip
 # Bounds that no pod comes near to; without them the API server takes every CEL rule over these lists for too expensive.
 _MAX_ITEMS = {"containers": 16, "initContainers": 16, "env": 256, "volumes": 128}
 _MAX_NAME_LENGTH = {"containers": 63, "initContainers": 63, "env": 256, "volumes": 63}

@@ -61,7 +61,10 @@ def _object(schema: Schema, path: str, level: int) -> Iterator[str]:
         inner = field.get("items", field)
         if "properties" in inner and name != "template":
             heading = {"description": field.get("description", "")} | inner
-            yield from _object(heading, f"{path}.{name}{'[]' if 'items' in field else ''}", 3)
+            below = f".{name}{'[]' if 'items' in field else ''}"
+            # That of a built-in model is followed by its name: `spec.training.model.config` for `name: gpt`.
+            first, quote, rest = path.partition("`")
+            yield from _object(heading, f"{first}{below}{quote}{rest}", 3)
 
 
 def _type(name: str, field: Schema) -> str:

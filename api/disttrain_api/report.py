@@ -1,11 +1,12 @@
-"""What ranks tell their agent, and what the agent tells the operator in the pod's termination message.
+"""What ranks tell their agent, and what the agent tells the operator: when it is asked, and in the termination message.
 
-Every program of a pod can write any termination message. So a report holds only what a status can hold: finite numbers,
-integers of 64 bits, times, short texts. A value that is none of these is left out; a report that cannot do without it
-is left out as a whole. A field of another version is passed by.
+Every program of a pod can answer anything and write any termination message. So a report holds only what a status can
+hold: finite numbers, integers of 64 bits, times, short texts. A value that is none of these is left out; a report that
+cannot do without it is left out as a whole. A field of another version is passed by.
 """
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
@@ -20,6 +21,11 @@ MAX_METRICS = 64
 MAX_ERROR_NAME = 120
 MAX_PLACE = 200
 MAX_SENTENCE = 500
+MAX_RANKS_PER_POD = 256
+MAX_STACKS_ANSWER_BYTES = 4 * 1024 * 1024
+MAX_AGENT_ANSWER_BYTES = 1024 * 1024
+"""The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
+_MAX_UID = 128
 _MAX_METRIC_NAME = 128
 _MAX_LOG = _MAX_PATH = 4096
 
@@ -66,6 +72,7 @@ _Rank = Annotated[int, Field(ge=0, le=2**31)]
 _Steps = Annotated[int, Field(ge=0, le=2**53)]
 _Number = Annotated[float | None, Field(allow_inf_nan=False), _OrNone]
 _Code = Annotated[int, Field(ge=-(2**31), le=2**31)]
+_Seconds = Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
 _Word = Annotated[str, _cut(MAX_REASON_LENGTH)]
 _Message = Annotated[str, _cut(MAX_MESSAGE_BYTES)]
 # Its end holds the cause.
@@ -118,14 +125,27 @@ class RankError(_Report):
     signature: Annotated[FailureSignature | None, _OrNone] = None
 
 
+class RankPhase(StrEnum):
+    """What a rank does now."""
+
+    STARTING = "Starting"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    SAVING = "Saving"
+
+
 class RankReport(_Report):
     """A rank rewrites this file atomically at every logged step, evaluation and checkpoint, and when it ends."""
 
     rank: _Rank
+    phase: Annotated[_Word | None, _OrNone] = None
+    """A RankPhase. None: of a version that does not say."""
     step: _Steps = 0
     total_steps: _Steps = 0
     loss: _Number = None
     samples_per_second: _Number = None
+    remaining_seconds: Annotated[_Seconds | None, _OrNone] = None
+    """Until the last step, at the pace since training began or resumed."""
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
     evaluation_failure: Annotated[Annotated[str, _cut(MAX_SENTENCE)] | None, _OrNone] = None
     """Why the last evaluation that was due has no figures."""
@@ -152,6 +172,52 @@ class PodReport(_Report):
 
     progress: Annotated[RankReport | None, _OrNone] = None
     failure: Annotated[RankFailure | None, _OrNone] = None
+
+
+class RankStatus(_Report):
+    """A rank as its agent sees it now."""
+
+    rank: _Rank
+    pid: Annotated[Annotated[int, Field(ge=0, le=2**31)] | None, _OrNone] = None
+    exit_code: Annotated[_Code | None, _OrNone] = None
+    """None: it runs. Negative: the signal that ended it."""
+    seconds_since_step: Annotated[_Seconds | None, _OrNone] = None
+    """Since the agent saw a report with another step, or with another phase after it. None: it has seen none."""
+    report: Annotated[RankReport | None, _OrNone] = None
+
+
+class AgentStatus(_Report):
+    """What an agent answers to `/v1/status`. It is of one attempt of one job: what an older life says is dropped."""
+
+    job_uid: Annotated[str, Field(max_length=_MAX_UID)]
+    attempt: Annotated[int, Field(ge=0, le=2**31)]
+    ranks: Annotated[list[RankStatus], Field(max_length=MAX_RANKS_PER_POD)] = []
+    refused: Annotated[dict[str, int], Field(max_length=16)] = {}
+    """Requests and connections that were refused, by the reason."""
+
+
+def decode_agent_status(data: bytes) -> AgentStatus | None:
+    """Return the status in an agent's answer, None where something else gave it."""
+    if len(data) > MAX_AGENT_ANSWER_BYTES:
+        return None
+    try:
+        return AgentStatus.model_validate_json(data)
+    except ValueError:
+        return None
+
+
+class _Stacks(_Report):
+    stacks: Annotated[dict[str, str], Field(max_length=MAX_RANKS_PER_POD)]
+
+
+def decode_stacks(data: bytes, rank: int) -> str | None:
+    """Return the stacks of a rank in an agent's answer to `/v1/stacks`, None where there are none."""
+    if len(data) > MAX_STACKS_ANSWER_BYTES:
+        return None
+    try:
+        return _Stacks.model_validate_json(data).stacks.get(str(rank))
+    except ValueError:
+        return None
 
 
 def encode_pod_report(report: PodReport) -> str:
@@ -192,3 +258,12 @@ def decode_pod_report(text: str) -> PodReport | None:
 
 def _dump(report: PodReport) -> str:
     return report.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def left(step: int | None, steps: int, code: int, why: str) -> str:
+    """Return the sentence on a rank that ended before its work was done.
+
+    step: the last one that was done, of `steps`; None or 0 steps: unknown.
+    """
+    where = f"at step {step} of {steps}" if steps and step is not None else "before its first step"
+    return f"left {where} with exit code {code} before its work was done; {why}"

@@ -27,20 +27,26 @@ class Limits:
 
 CONFIG = Limits(depth=6, values=4096, bytes=128 * 1024)
 """Limits on `config` of a model or a data set."""
+TASK_CONFIG = Limits(depth=2, values=4096, bytes=128 * 1024)
+"""Limits on `config` of a task: each level doubles what the definition of jobs needs to bound it."""
+CALLBACKS = Limits(depth=2 + TASK_CONFIG.depth, values=4096, bytes=128 * 1024)
+"""Limits on all callbacks together: a list of objects, whose `config` may be as deep as a task's."""
 MANIFEST = Limits(depth=64, values=50_000, bytes=1024 * 1024)
 """Limits on a whole job. Its pod templates nest 14 levels deep."""
 
-_FREE_FORM: tuple[Location, ...] = (
-    ("spec", "training", "model", "config"),
-    ("spec", "training", "data", "config"),
-)
+_FREE_FORM: dict[Location, Limits] = {
+    ("spec", "training", "model", "config"): CONFIG,
+    ("spec", "training", "data", "config"): CONFIG,
+    ("spec", "training", "task", "config"): TASK_CONFIG,
+    ("spec", "training", "callbacks"): CALLBACKS,
+}
 # Of anything but a string. Roughly: nobody needs to know exactly.
 _OTHER_BYTES = 8
 
 
 def size_problems(raw: Any) -> list[Violation]:
     """Return what is too large in a manifest: at most one violation for each part that has a bound of its own."""
-    parts = ((location, excess(_value(raw, location), CONFIG)) for location in _FREE_FORM)
+    parts = ((location, excess(_value(raw, location), limits)) for location, limits in _FREE_FORM.items())
     found = [Violation(location, too_much) for location, too_much in parts if too_much is not None]
     if found:
         return found

@@ -100,6 +100,12 @@ class Progress(StatusModel):
     """Figures of the last evaluation on held-out data."""
     evaluation_failure: str | None = None
     """Why the last evaluation that was due has no figures. Absent: it has some, or none was due."""
+    phase: str | None = None
+    """Starting, Training, Evaluating or Saving, while the job runs."""
+    remaining_seconds: int | None = None
+    """Time to the last step at the pace so far, while the job runs."""
+    remaining: str | None = None
+    """The same for people, for example 1h30m."""
     update_time: Time
     """When the operator learned it."""
 
@@ -127,6 +133,7 @@ class FailureClass(StrEnum):
     POD_LOST = "PodLost"
     STOPPED = "Stopped"
     PEER_LOST = "PeerLost"
+    HANG = "Hang"
 
 
 class Signature(StatusModel):
@@ -151,7 +158,7 @@ class Verdict(StatusModel):
     """A sentence for people."""
     class_: Annotated[str | None, Field(alias="class")] = None
     """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, Killed, Disruption
-    (preempted, evicted, drained), NodeLost, PodLost, Stopped or PeerLost. Absent: nothing failed."""
+    (preempted, evicted, drained), NodeLost, PodLost, Stopped, PeerLost or Hang. Absent: nothing failed."""
     action: str | None = None
     """What followed from it by the failure policy, one of its actions. Absent: nothing failed."""
     rule: str | None = None
@@ -214,6 +221,53 @@ class Attempt(StatusModel):
     """Pods that were made again alone; the last fifty."""
 
 
+class GoodputState(StrEnum):
+    """What a second of a job's time is spent on."""
+
+    QUEUED = "Queued"
+    """A queue, the gate, the scheduler or a quota held the pods back."""
+    SUSPENDED = "Suspended"
+    """`suspend` held the job back, or its pods were stopping for it."""
+    STARTING = "Starting"
+    """Pods were made and came up, or ranks prepared the training."""
+    TRAINING = "Training"
+    """On steps that had not been done before, as far as is known."""
+    EVALUATING = "Evaluating"
+    SAVING = "Saving"
+    """The ranks waited for a checkpoint."""
+    REDOING = "Redoing"
+    """On steps that an earlier attempt had done and lost."""
+    RESTARTING = "Restarting"
+    """From a failure until all pods ran again, but for the time in a queue."""
+
+
+class StateSeconds(StatusModel):
+    """Time that was spent in a state."""
+
+    state: str
+    """Training, for example."""
+    seconds: int
+    """Whole seconds."""
+
+
+class Goodput(StatusModel):
+    """Where the job's time went. `spent` adds up to the time from `since` to `updateTime`."""
+
+    since: Time
+    """When the job was made, or when an operator that counts first saw it."""
+    update_time: Time
+    """Until when is counted. Since then the job is in `state`."""
+    state: str | None = None
+    """Queued, Suspended, Starting, Training, Evaluating, Saving, Redoing (lost steps) or Restarting. Absent: it has
+    finished."""
+    spent: list[StateSeconds] = []
+    """Time by state."""
+    percent: int | None = None
+    """How much of the time was Training. Absent before the first second."""
+    furthest_step: int = 0
+    """The furthest step that was reported; those before it are redone."""
+
+
 class JobStatus(StatusModel):
     """What the operator observed and decided."""
 
@@ -245,5 +299,7 @@ class JobStatus(StatusModel):
     """The last progress that the ranks reported."""
     checkpoint: CheckpointStatus | None = None
     """The last complete checkpoint."""
+    goodput: Goodput | None = None
+    """Where its time went."""
     attempts: list[Attempt] = []
     """The last ten attempts."""

@@ -12,6 +12,7 @@ Schema = dict[str, Any]
 UNKNOWN_FIELD = "unknown field"
 # Nobody misspells a field like this; and a search costs time in proportion to the length.
 _MAX_GUESSED = 64
+_MAX_LISTED = 24
 NO_VALUE = "has no value: give it one, or remove the key"
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -105,7 +106,7 @@ def unknown_field(location: Location, known: Iterable[str], found: Any = None) -
     known = sorted(known)
     guess = did_you_mean(str(location[-1]), known)
     hint = f"did you mean `{guess}`?" if guess else None
-    if hint is None and 0 < len(known) <= 20:
+    if hint is None and 0 < len(known) <= _MAX_LISTED:
         hint = f"known here: {', '.join(f'`{name}`' for name in known)}"
     return Violation(location, UNKNOWN_FIELD, found, hint, meant=guess)
 

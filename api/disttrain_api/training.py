@@ -23,6 +23,7 @@ class ModelName(StrEnum):
     MLP = "mlp"
     RESNET = "resnet"
     GPT = "gpt"
+    TRANSFORMERS = "transformers"
 
 
 class DataName(StrEnum):
@@ -31,6 +32,7 @@ class DataName(StrEnum):
     DIGITS = "digits"
     TEXT = "text"
     SYNTHETIC = "synthetic"
+    CORPUS = "corpus"
 
 
 class OptimizerName(StrEnum):
@@ -98,11 +100,11 @@ class Model(ApiModel):
     entrypoint: Entrypoint | None = None
     """`package.module:function`; called with the config as keyword arguments, returns a torch.nn.Module."""
     config: dict[str, Any] = {}
-    """Arguments of the model. Those of the built-in ones are checked; docs/reference.md lists them. At most 6 levels
-    deep, 4096 values and 128 KiB."""
+    """Arguments of the model, at most 6 levels deep, 4096 values and 128 KiB; docs/reference.md has those of built-in
+    ones."""
     meta_device: bool = False
     """Build it without memory, and give values to each rank's part, layer by layer. Needs a method `initialise_layer`,
-    which gpt has."""
+    which gpt and transformers have."""
 
 
 class Data(ApiModel):
@@ -111,11 +113,44 @@ class Data(ApiModel):
     name: DataName | None = None
     """A built-in data set."""
     entrypoint: Entrypoint | None = None
-    """`package.module:function`; called with the config as keyword arguments, returns two map-style datasets: training,
+    """`package.module:function`; called with the config as keyword arguments, returns two datasets: training,
     held-out."""
     config: dict[str, Any] = {}
-    """Arguments of the data set. Those of the built-in ones are checked; docs/reference.md lists them. At most 6 levels
-    deep, 4096 values and 128 KiB."""
+    """Arguments of the data set, bounded likewise; docs/reference.md has the built-in ones'."""
+
+
+class WeightDecayOn(StrEnum):
+    """All parameters, or matrices alone: neither biases nor the vectors of norms."""
+
+    ALL = "All"
+    MATRICES = "Matrices"
+
+
+class ParameterGroup(ApiModel):
+    """Parameters with a learning rate of their own."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=253)]
+    """Shell pattern of parameter names, for example `head.*`."""
+    learning_rate_factor: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+    """Their learning rate / that of the others."""
+
+
+class OwnTask(ApiModel):
+    """A task of your own: model, data, loss and figures."""
+
+    entrypoint: Entrypoint
+    """`package.module:Class`; called with the config as keyword arguments."""
+    config: dict[str, Any] = {}
+    """Arguments of the task, at most 2 levels deep."""
+
+
+class Callback(ApiModel):
+    """Code that is called between steps."""
+
+    entrypoint: Entrypoint
+    """As that of a task."""
+    config: dict[str, Any] = {}
+    """As that of a task."""
 
 
 class Optimizer(ApiModel):
@@ -127,6 +162,10 @@ class Optimizer(ApiModel):
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Decoupled for AdamW, added to the gradient for the others."""
+    weight_decay_on: WeightDecayOn = WeightDecayOn.ALL
+    """All, or Matrices: neither biases nor norms."""
+    groups: Annotated[list[ParameterGroup], Field(max_length=16)] = []
+    """The first whose pattern matches counts."""
     momentum: Fraction | None = None
     """SGD only. Absent: 0."""
     nesterov: bool | None = None
@@ -171,13 +210,13 @@ class Checkpoint(ApiModel):
     best_metric: BestMetric | None = None
     """Loss (the least) or Accuracy (the highest) on held-out data. Absent: Loss."""
     initial_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Weights to begin with while the job has no checkpoint of its own: a .safetensors file or a checkpoint's folder;
-    a relative path counts from the storage. Absent: the model's own initialisation."""
+    """Weights to begin with while the job has no checkpoint: a .safetensors file or a checkpoint's folder, relative to
+    the storage. Absent: the model's own."""
     asynchronous: bool = True
     """Train on while a copy in the host's memory is written. False: no such copy, and training waits."""
     folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None
-    """Folder below the storage. Absent: one of this job's own, so that a job made again under the same name starts at
-    step 0. Name the folder of another job to continue from its latest checkpoint."""
+    """Folder below the storage. Absent: one of this job's own, new for each job. Name the folder of another job to
+    continue from its latest checkpoint."""
 
 
 class OnFailure(StrEnum):
@@ -195,9 +234,8 @@ class Evaluation(ApiModel):
     batch_size: Count | None = None
     """Samples per rank and forward pass. Absent: microBatchSize."""
     on_failure: OnFailure = OnFailure.WARN
-    """What follows an evaluation that raises. The checkpoint of its step is written before, either way.
-
-    Warn: the figures are missing, the job goes on, and status and log say what failed. Fail: the job fails."""
+    """What follows an evaluation that raises; the checkpoint of its step is written before. Warn: the job goes on, and
+    status and log say what failed. Fail: the job fails."""
 
 
 class SinkName(StrEnum):
@@ -213,11 +251,10 @@ class Logging(ApiModel):
     interval: Count = 10
     """Steps between two lines."""
     tensor_board: bool | None = None
-    """Event files for TensorBoard beside metrics.jsonl, so on a cluster only with a volume in `storage`. Absent: where
-    the package `tensorboard` is installed."""
+    """Event files beside metrics.jsonl, on a cluster with a volume in `storage`. Absent: where the package
+    `tensorboard` is installed."""
     sinks: Annotated[list[SinkName], Field(max_length=2)] = []
-    """Services that get the figures, too: MLflow (address: MLFLOW_TRACKING_URI), WandB (key: WANDB_API_KEY). Their
-    packages must be in the image."""
+    """Services that get the figures, too: MLflow (MLFLOW_TRACKING_URI), WandB (WANDB_API_KEY); both are packages."""
 
 
 class Profiling(ApiModel):
@@ -240,9 +277,13 @@ class Training(ApiModel):
     globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree; one of them may be absent.
     """
 
-    model: Model
+    task: OwnTask | None = None
+    """Takes the place of `model`, `data` and `loss`."""
+    callbacks: Annotated[list[Callback], Field(max_length=8)] = []
+    """Called between steps, in this order."""
+    model: Model = Model()
     """The model."""
-    data: Data
+    data: Data = Data()
     """The data."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
@@ -261,16 +302,15 @@ class Training(ApiModel):
     max_gradient_norm: PositiveNumber | None = None
     """Gradients are scaled down to this norm. Absent: no clipping."""
     precision: Precision = Precision.FP32
-    """FP32; TF32 lets GPUs round the factors of matrix products; BF16 and FP16 run the forward pass under autocast
-    (shards: gather parameters in that format), FP16 with a loss scaler. Losses are computed in FP32."""
+    """FP32; TF32 rounds the factors of matrix products on GPUs; BF16 and FP16 run the forward pass under autocast
+    (shards gather parameters so), FP16 with a loss scaler. Losses are FP32."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
-    """None keeps all activations. Selective keeps the results of matrix products and attention. Full keeps the inputs
-    of each layer only. The model's last layer keeps all: its backward pass follows at once."""
+    """None keeps all activations; Selective the results of matrix products and attention; Full each layer's inputs.
+    The last layer keeps all: its backward pass follows at once."""
     offload: Offload = Offload()
     """What lies in the host's memory."""
     compile: bool = False
-    """Compile each layer with torch.compile, except its experts; needs a C++ compiler, on GPUs a C compiler, which the
-    image has if it was built with one."""
+    """Compile each layer with torch.compile, except its experts; needs a C++ compiler, on GPUs a C compiler."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initialisation, data order and dropout."""
     checkpoint: Checkpoint | None = None
@@ -282,5 +322,5 @@ class Training(ApiModel):
     profiling: Profiling | None = None
     """On a cluster it needs a volume in `storage`. Absent: nothing is profiled."""
     preflight: bool = False
-    """Before the model is built, the ranks check and time their network. Wrong data end the attempt, slow nodes are
-    logged. Not with ParameterServer."""
+    """First the ranks check and time their network: wrong data end the attempt, slow nodes are logged. Not with
+    ParameterServer."""

@@ -1,116 +1,133 @@
-"""A small Python client for jobs on a cluster.
+"""The Python client of jobs on a cluster.
 
-from disttrain.client import Client
-
-client = Client(namespace="team-a")
-job = client.submit("job.yaml")                 # or a dict, or a DistTrainingJob
-status = client.wait(job.name).status           # returns when the job has finished
-client.delete(job.name)
+>>> from disttrain import Client
+>>> client = Client(namespace="team-a")  # doctest: +SKIP
+>>> job = client.submit("job.yaml")  # a path, a dict or a DistTrainingJob  # doctest: +SKIP
+>>> client.wait(job.name, timeout=3600).phase  # doctest: +SKIP
+'Succeeded'
 """
 
-import contextlib
-import json
 import math
-import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
+from urllib.parse import quote
 
-import urllib3
-from kubernetes import client as kubernetes_client
-from kubernetes import config as kubernetes_config
-from kubernetes import watch
-from kubernetes.client.exceptions import ApiException
-from kubernetes.config.config_exception import ConfigException
-
-from disttrain.errors import CommandError
+from disttrain.cluster.api import Api, ApiError, NoAnswer, Raw
+from disttrain.cluster.connect import find_access
+from disttrain.cluster.remote import RemoteJob
+from disttrain.errors import USAGE, CommandError
 from disttrain_api import manifest
-from disttrain_api.names import GROUP, PLURAL, VERSION
+from disttrain_api.names import GROUP, PLURAL, VERSION, Label
 from disttrain_api.spec import DistTrainingJob
-from disttrain_api.status import Condition, ConditionType, JobStatus
 
-Raw = dict[str, Any]
+__all__ = ["Client", "RemoteJob", "body_of"]
 
 # A watch is asked again after this time, and the wait's own limit is looked at.
 _WATCH_SECONDS = 30
 _RETRY_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class RemoteJob:
-    """A job as the API server holds it."""
-
-    raw: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.raw["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.raw["metadata"]["namespace"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.raw["metadata"]["uid"])
-
-    @property
-    def status(self) -> JobStatus:
-        return JobStatus.model_validate(self.raw.get("status") or {}, extra="ignore")
-
-    def condition(self, type_: ConditionType) -> Condition | None:
-        return next((entry for entry in self.status.conditions if entry.type == type_), None)
-
-    def holds(self, type_: ConditionType) -> bool:
-        found = self.condition(type_)
-        return found is not None and found.status == "True"
-
-    @property
-    def finished(self) -> bool:
-        return self.holds(ConditionType.FINISHED)
+_Jobs: TypeAlias = list[RemoteJob]
+_Objects: TypeAlias = list[Raw]
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 class Client:
-    """Jobs of one namespace. All methods raise CommandError with a sentence for people."""
+    """Jobs of one namespace. All methods raise CommandError with a sentence for people.
+
+    namespace: absent, that of the kubeconfig's context. context: absent, the kubeconfig's current one. Without a
+    kubeconfig the service account of the pod is used that this runs in.
+    """
 
     def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
-        api_client, own_namespace = _connect(context)
-        self.namespace = namespace or own_namespace
+        access = find_access(context)
+        self.namespace = namespace or access.namespace
         self._given_namespace = namespace
-        self._api = kubernetes_client.CustomObjectsApi(api_client)
+        self.api = Api(access)
 
     def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:
         """Create a job from a file, a dict or a model. A namespace given to the client wins over the manifest's."""
-        if isinstance(job, DistTrainingJob):
-            body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-            body |= {"apiVersion": job.api_version, "kind": job.kind}
-        elif isinstance(job, dict):
-            body = job
-        else:
-            body = manifest.load(job).model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        body = body_of(job)
         namespace = self._given_namespace or body["metadata"].get("namespace") or self.namespace
         body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
-        with _explained(f"cannot create {namespace}/{body['metadata'].get('name')}"):
-            return _job(self._api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, body))
+        what = f"cannot create {namespace}/{body['metadata'].get('name')}"
+        return RemoteJob(self.api.create(_jobs(namespace), body, what=what))
 
     def get(self, name: str, *, namespace: str | None = None) -> RemoteJob:
-        """The job as it is now."""
+        """Return the job as it is now."""
         namespace = namespace or self.namespace
-        with _explained(f"cannot read {namespace}/{name}"):
-            return _job(self._api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name))
+        return RemoteJob(self.api.get(_job(namespace, name), what=f"cannot read {namespace}/{name}"))
+
+    def list(self, *, all_namespaces: bool = False, selector: str | None = None) -> _Jobs:
+        """Return the jobs of the namespace, or of all. selector: a label selector such as `team=vision`."""
+        namespace = None if all_namespaces else self.namespace
+        where = "all namespaces" if namespace is None else f"namespace {namespace}"
+        query = {"labelSelector": selector} if selector else {}
+        return [RemoteJob(raw) for raw in self.api.items(_jobs(namespace), query, what=f"cannot list jobs of {where}")]
 
     def delete(self, name: str, *, namespace: str | None = None) -> None:
         """Delete the job; its pods go with it."""
         namespace = namespace or self.namespace
-        with _explained(f"cannot delete {namespace}/{name}"):
-            self._api.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+        self.api.delete(_job(namespace, name), what=f"cannot delete {namespace}/{name}")
+
+    def suspend(self, name: str, *, namespace: str | None = None) -> RemoteJob:
+        """Ask the job's pods to write a checkpoint and stop; return the job as it is then stored."""
+        return self._set_suspend(name, True, namespace)
+
+    def resume(self, name: str, *, namespace: str | None = None) -> RemoteJob:
+        """Let a suspended job go on from its last checkpoint; return the job as it is then stored."""
+        return self._set_suspend(name, False, namespace)
+
+    def _set_suspend(self, name: str, value: bool, namespace: str | None) -> RemoteJob:
+        namespace = namespace or self.namespace
+        what = f"cannot {'suspend' if value else 'resume'} {namespace}/{name}"
+        return RemoteJob(self.api.patch(_job(namespace, name), {"spec": {"suspend": value}}, what=what))
+
+    def pods(self, job: RemoteJob) -> _Objects:
+        """Return the job's pods, of all attempts, as the API server holds them."""
+        query = {"labelSelector": f"{Label.JOB_UID}={job.uid}"}
+        what = f"cannot list the pods of {job.namespace}/{job.name}"
+        return self.api.items(f"/api/v1/namespaces/{job.namespace}/pods", query, what=what)
+
+    def events(self, job: RemoteJob) -> _Objects:
+        """Return the Events on the job, oldest first."""
+        return self.events_of(job.namespace, job.uid)
+
+    def events_of(self, namespace: str, uid: str) -> _Objects:
+        """Return the Events on an object, for example one of the job's pods, oldest first."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}"}
+        what = f"cannot list events of namespace {namespace}"
+        found = self.api.items(f"/api/v1/namespaces/{namespace}/events", query, what=what)
+        return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+    def logs(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        ranks: "set[int] | None" = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        """Yield the log lines of the job's ranks in the order of time, each with its rank before it.
+
+        ranks: absent, all. attempt: absent, the current one. tail: the last lines of each pod alone. follow: go on,
+        through pods that are pending and restarts, until the job has finished.
+        """
+        from disttrain.logs.follow import follow_lines, lines_now
+        from disttrain.logs.pick import Pick
+
+        pick = Pick(ranks=None if ranks is None else frozenset(ranks), attempt=attempt)
+        job = self.get(name, namespace=namespace)
+        lines = follow_lines(self, job, pick, tail=tail) if follow else lines_now(self, job, pick, tail=tail)
+        return (line.text for line in lines)
 
     def follow(
         self, name: str, *, namespace: str | None = None, look_again_at: float | None = None
     ) -> Iterator[RemoteJob]:
-        """The job now and after every change, until it has finished. A lost connection is made again.
+        """Yield the job now and after every change, until it has finished. A lost connection is made again.
 
         At `look_again_at`, a time of `time.monotonic`, it is given again even if nothing has changed.
         """
@@ -121,20 +138,35 @@ class Client:
         while not job.finished:
             try:
                 for event in self._watch(namespace, name, job.raw["metadata"]["resourceVersion"], look_again_at):
-                    if event["type"] == "ERROR":
-                        break
                     job = RemoteJob(event["object"])
                     if event["type"] == "DELETED" or job.uid != uid:
                         raise CommandError(f"{namespace}/{name} was deleted")
                     yield job
                     if job.finished:
                         return
-            except (ApiException, urllib3.exceptions.HTTPError):
+            except NoAnswer:
                 time.sleep(_RETRY_SECONDS)
-            job = self.get(name, namespace=namespace)
+            except ApiError as error:
+                if error.status in (401, 403):
+                    raise
+                time.sleep(_RETRY_SECONDS)
+            job = self._again(name, namespace, look_again_at)
             if job.uid != uid:
                 raise CommandError(f"{namespace}/{name} was deleted and made again")
             yield job
+
+    def _again(self, name: str, namespace: str, until: float | None) -> RemoteJob:
+        """Return the job, however long the API server is away; not beyond `until`."""
+        while True:
+            try:
+                return self.get(name, namespace=namespace)
+            except (NoAnswer, ApiError) as error:
+                status = error.status if isinstance(error, ApiError) else 503
+                if status == 404:
+                    raise CommandError(f"{namespace}/{name} was deleted") from error
+                if (status < 500 and status != 429) or (until is not None and time.monotonic() >= until):
+                    raise
+                time.sleep(_RETRY_SECONDS)
 
     def wait(
         self,
@@ -144,7 +176,7 @@ class Client:
         timeout: float | None = None,
         on_change: Callable[[RemoteJob], object] = lambda job: None,
     ) -> RemoteJob:
-        """The job once it has finished. Raises TimeoutError when it has not within `timeout` seconds."""
+        """Return the job once it has finished. Raises TimeoutError when it has not within `timeout` seconds."""
         began = time.monotonic()
         job: RemoteJob | None = None
         limit = began + timeout if timeout is not None else None
@@ -157,63 +189,26 @@ class Client:
 
     def _watch(self, namespace: str, name: str, version: str, until: float | None) -> Iterator[Raw]:
         left = _WATCH_SECONDS if until is None else math.ceil(until - time.monotonic())
-        yield from watch.Watch().stream(  # type: ignore[no-untyped-call]
-            self._api.list_namespaced_custom_object,
-            GROUP,
-            VERSION,
-            namespace,
-            PLURAL,
-            field_selector=f"metadata.name={name}",
-            resource_version=version,
-            timeout_seconds=min(max(left, 1), _WATCH_SECONDS),
-        )
+        query = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
+        seconds = min(max(left, 1), _WATCH_SECONDS)
+        return self.api.watch(_jobs(namespace), query, seconds=seconds, what=f"cannot watch {namespace}/{name}")
 
 
-def _job(answer: object) -> RemoteJob:
-    assert isinstance(answer, dict)
-    return RemoteJob(answer)
+def body_of(job: "str | Path | Raw | DistTrainingJob") -> Raw:
+    """Return the object that is sent for a file, a dict or a model. Raises ManifestError for a file."""
+    if isinstance(job, dict):
+        return job
+    model = job if isinstance(job, DistTrainingJob) else manifest.load(job)
+    body = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    return {**body, "apiVersion": model.api_version, "kind": model.kind}
 
 
-def _connect(context: str | None) -> tuple[Any, str]:
-    """An API client and the namespace that goes with it: from the kubeconfig, else from the pod that this runs in."""
-    # Read now: the library would take what KUBECONFIG was when it was imported.
-    file = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    try:
-        api_client = kubernetes_config.new_client_from_config(file, context)  # type: ignore[no-untyped-call]
-        contexts, active = kubernetes_config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
-        chosen = next((entry for entry in contexts if entry["name"] == context), active)
-        return api_client, chosen["context"].get("namespace") or "default"
-    except (ConfigException, OSError) as error:
-        if context is None:
-            with contextlib.suppress(ConfigException, OSError):
-                kubernetes_config.load_incluster_config()  # type: ignore[no-untyped-call]
-                folder = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-                return kubernetes_client.ApiClient(), (folder / "namespace").read_text().strip()
-        raise CommandError(
-            f"no cluster to talk to: {error}; set KUBECONFIG or --context, or use `disttrain run` without a cluster"
-        ) from error
+def _jobs(namespace: str | None) -> str:
+    inside = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    return f"/apis/{GROUP}/{VERSION}{inside}/{PLURAL}"
 
 
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ApiException as error:
-        raise CommandError(f"{what}: {_sentence(error)}") from error
-    except urllib3.exceptions.HTTPError as error:
-        raise CommandError(f"{what}: the cluster does not answer ({_root(error)})") from error
-
-
-def _sentence(error: ApiException) -> str:
-    """What the API server says, without its wrapping."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(error.body or "")["message"])
-    if error.status == 404:
-        # A path that the API server does not know is answered in plain text, a missing object in JSON.
-        return "the cluster does not know DistTrainingJobs; install the chart first"
-    return f"{error.status} {error.reason}"
-
-
-def _root(error: BaseException) -> str:
-    reason = getattr(error, "reason", None)
-    return str(reason if reason is not None else error)
+def _job(namespace: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise CommandError(f"'{name}' is no name of a job: expected lower case letters, digits and dashes", USAGE)
+    return f"{_jobs(namespace)}/{name}"

@@ -16,11 +16,11 @@ from disttrain_api.names import API_VERSION, CONTAINER, KIND, MAX_REPLICAS
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.conditions import condition
-from disttrain_trainer.collectives_check.figures import from_json, tables, to_json, verdict
-from disttrain_trainer.collectives_check.plan import Plan, arguments_of, group_ranks
+from disttrain_trainer.checks.collectives.figures import from_json, tables, to_json, verdict
+from disttrain_trainer.checks.collectives.plan import Plan, arguments_of, group_ranks
 
 _NAME = "collectives"
-_MODULES = ("disttrain_trainer.collectives_check.check",)
+_MODULES = ("disttrain_trainer.checks.collectives.check",)
 _LOG_LINES = 15
 
 
@@ -69,7 +69,7 @@ def _refuse_nonsense(plan: Plan, ranks: int) -> None:
 
 
 def _job(plan: Plan, ranks: int, gpus: bool, results: Path) -> DistTrainingJob:
-    command = ["python", "-m", "disttrain_trainer.collectives_check", *arguments_of(plan), f"--json={results}"]
+    command = ["python", "-m", "disttrain_trainer.checks.collectives", *arguments_of(plan), f"--json={results}"]
     return DistTrainingJob.model_validate(
         {
             "apiVersion": API_VERSION,

@@ -1,25 +1,78 @@
-"""`disttrain export CHECKPOINT OUT.safetensors`: a trained model as one file that everybody can read."""
+"""`disttrain export CHECKPOINT TARGET`: a trained model as files that everybody can read."""
 
 from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
 from disttrain.output import show, tell
-from disttrain_trainer.errors import TrainerError
-from disttrain_trainer.object_path import ObjectPath
-from disttrain_trainer.weights import SUFFIX, export_weights
+from disttrain_api.builtin import model_config
+from disttrain_api.errors import ManifestError
+from disttrain_api.manifest import load
+from disttrain_api.training import ModelName
+from disttrain_api.transformers_config import TransformersConfig
+from disttrain_trainer.checkpoint.export import StoredModel, export_weights
+from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
+from disttrain_trainer.runtime.errors import TrainerError
+from disttrain_trainer.runtime.object_path import ObjectPath
 
 
-def export(checkpoint: Path | ObjectPath, target: Path) -> int:
-    """Write the file and say so. Raises CommandError."""
-    if target.suffix != SUFFIX:
-        raise CommandError(f"{target} must end with {SUFFIX}", USAGE)
+def export(
+    checkpoint: Path | ObjectPath,
+    target: Path,
+    model: Path | None = None,
+    tokenizer: Path | None = None,
+    *,
+    adapter: bool = False,
+    averaged: bool = False,
+) -> int:
+    """Write one file, or with `model` a folder for transformers, and say so. Raises CommandError.
+
+    adapter: the LoRA adapter alone, as peft reads it. averaged: with the averages of the parameters in their place.
+    """
     if checkpoint.suffix == SUFFIX:
         raise CommandError(f"{checkpoint} is a {SUFFIX} file already; name a checkpoint", USAGE)
+    if model is None and target.suffix != SUFFIX:
+        raise CommandError(
+            f"{target} must end with {SUFFIX}; for a folder that transformers reads, give --model",
+            USAGE,
+        )
     try:
-        left_out = export_weights(checkpoint, target)
+        if model is None:
+            left_out = export_weights(checkpoint, target, averaged=averaged)
+        else:
+            left_out = _export_folder(StoredModel(checkpoint, averaged=averaged), target, model, tokenizer, adapter)
     except (TrainerError, OSError) as error:
         raise CommandError(str(error)) from error
     if left_out:
         tell(f"left out, since they are no tensors: {', '.join(left_out)}")
-    show(f"{target}: {target.stat().st_size} bytes")
+    files = [target] if target.is_file() else list(target.iterdir())
+    show(f"{target}: {sum(file.stat().st_size for file in files)} bytes")
     return 0
+
+
+def _export_folder(stored: StoredModel, target: Path, model: Path, tokenizer: Path | None, adapter: bool) -> list[str]:
+    from disttrain_trainer.transformers_export import export_adapter, export_model, tokenizer_files
+
+    config = _config_of(model)
+    if adapter:
+        export_adapter(stored, config, target)
+    else:
+        found = tokenizer_files(tokenizer or model)
+        if tokenizer is not None and not found:
+            raise CommandError(f"{tokenizer} has no files of a tokenizer, expected tokenizer.json or the like")
+        export_model(stored, config, target, found)
+    return stored.others
+
+
+def _config_of(model: Path) -> TransformersConfig:
+    """What a folder with a `config.json` or a manifest says of the model. Raises CommandError."""
+    if model.is_dir():
+        return TransformersConfig(path=str(model))
+    try:
+        training = load(model).spec.training
+    except ManifestError as error:
+        raise CommandError(str(error)) from error
+    if training is None or training.model.name is not ModelName.TRANSFORMERS:
+        raise CommandError(f"{model}: `training.model.name` must be transformers to export a folder for it")
+    config = model_config(training)
+    assert isinstance(config, TransformersConfig)
+    return config

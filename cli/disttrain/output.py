@@ -100,6 +100,16 @@ def ask(question: str) -> bool | None:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def prompt(question: str) -> str | None:
+    """Ask for a line on the terminal; None where there is nobody to ask, or the answer ends there."""
+    if not (person().isatty() and _reads_terminal()):
+        return None
+    person().write(f"{question} ")
+    drain()
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
 def _reads_terminal() -> bool:
     """Whether standard input is a terminal, and this process in its foreground, where reading does not stop it."""
     try:

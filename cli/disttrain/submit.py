@@ -5,6 +5,7 @@ import signal
 
 from disttrain.client import Client, RemoteJob
 from disttrain.output import show, tell
+from disttrain.terminal import plain, plain_lines
 from disttrain.validate import validate
 from disttrain_api import manifest
 from disttrain_api.errors import ManifestError
@@ -22,7 +23,7 @@ def submit(path: str, *, namespace: str | None, context: str | None, wait: bool)
     job = client.submit(path)
     show(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}")
     if not wait:
-        show(f"follow it with: kubectl get {SHORT_NAME} {job.name} -n {job.namespace} -w")
+        show(f"follow it with: disttrain logs -f {job.name} -n {job.namespace}")
         return 0
     # There is nothing to clean up, and the library swallows a KeyboardInterrupt that comes at the wrong moment.
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
@@ -50,7 +51,7 @@ def _line(job: RemoteJob) -> str:
         if status.progress.loss is not None:
             parts.append(f"loss {status.progress.loss:.4g}")
         parts += [f"{metric.name} {metric.value:.4g}" for metric in status.progress.metrics]
-    return "  ".join(parts)
+    return plain("  ".join(parts))
 
 
 def _exit_code(job: RemoteJob) -> int:
@@ -59,7 +60,7 @@ def _exit_code(job: RemoteJob) -> int:
         return 0
     failed = job.condition(ConditionType.FAILED)
     if failed is not None:
-        tell(f"Failed: {failed.reason}\n  {failed.message}")
+        tell(f"Failed: {plain(failed.reason)}\n  {plain_lines(failed.message)}")
     verdict = job.status.attempts[-1].verdict if job.status.attempts else None
     if verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT:
         return verdict.exit_code

@@ -15,14 +15,15 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
+from disttrain_api.agent_token import agent_token
 from disttrain_api.names import Label
+from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.health import Health
 from disttrain_operator.host import Host
 from disttrain_operator.kube.auth import find_access
-from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import AnyElection, Elections
 from disttrain_operator.kube.errors import AccessError
@@ -32,7 +33,7 @@ from disttrain_operator.lag import LoopLag
 from disttrain_operator.leadership import Leadership
 from disttrain_operator.logs import set_up_logging
 from disttrain_operator.metrics import Metrics
-from disttrain_operator.plan.site import Site
+from disttrain_operator.plan.site import OperatorPods, Site
 from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
@@ -40,6 +41,7 @@ from disttrain_operator.settings import Settings, read_settings
 from disttrain_operator.snapshot import Key, World, core_collection, job_collection
 from disttrain_operator.token_key import file_or_random_key, key_of_secret
 from disttrain_operator.unreadable import UnreadableReports
+from disttrain_operator.wakeups import Wakeups, wake
 
 logger = logging.getLogger("disttrain_operator")
 
@@ -60,6 +62,7 @@ class Operator:
             token="",
             defaults=settings.pods,
             network_policies=settings.network_policies,
+            operator=_own_pods(settings.release),
         )
         self._world = World()
         # One namespace never has all workers, whatever its jobs wait for.
@@ -78,7 +81,7 @@ class Operator:
         if settings.gang_gate:
             hold = timedelta(seconds=settings.gate_hold_seconds)
             gatekeeper = self._gatekeeper = Gatekeeper(
-                self._world, self._wake, lambda: self._leadership.acts, longest_hold=hold
+                self._world, partial(wake, self._world, self._queue), lambda: self._leadership.acts, longest_hold=hold
             )
             self._world.admission_of = gatekeeper.admission
             self._children += [
@@ -97,13 +100,23 @@ class Operator:
         self._reconciler = Reconciler(
             client, self._world, self._executor, self._queue, active=lambda: self._leadership.acts, told=self._metrics
         )
+        self._agents = Agents(
+            self._world,
+            lambda uid: agent_token(self._token_of(uid)),
+            partial(wake, self._world, self._queue),
+            lambda: self._leadership.acts,
+            interval=settings.progress_interval_seconds,
+            per_second=settings.progress_per_second,
+        )
+        self._world.live_of = self._agents.live
         self._unreadable = UnreadableReports(client, lambda: self._leadership.acts)
         self._metrics.unreadable = self._unreadable.counts
         for seen in informers:
             self._unreadable.add(seen.path.rpartition("/")[2], seen.cache)
-        self._world.jobs.on_change = self._job_changed
-        self._world.pods.on_change = self._pod_changed
-        self._world.services.on_change = self._child_changed
+        wakeups = Wakeups(self._world, self._queue, self._reconciler.refused, self._metrics)
+        self._world.jobs.on_change = wakeups.job_changed
+        self._world.pods.on_change = wakeups.pod_changed
+        self._world.services.on_change = wakeups.child_changed
 
     async def prepare(self) -> None:
         """Returns when the API server serves jobs. Health is answered from the begin."""
@@ -142,6 +155,8 @@ class Operator:
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
                 tasks.create_task(self._leadership.run())
+                if self._settings.progress_interval_seconds:
+                    tasks.create_task(self._agents.run())
                 if self._election is not None:
                     tasks.create_task(self._election.run())
         finally:
@@ -157,9 +172,11 @@ class Operator:
         await self.health.close()
 
     def _site_of(self, job: Job) -> Site:
+        return replace(self._site, token=self._token_of(job.uid))
+
+    def _token_of(self, job_uid: str) -> str:
         assert self._token_key is not None
-        token = hmac.new(self._token_key, job.uid.encode(), hashlib.sha256).hexdigest()
-        return replace(self._site, token=token)
+        return hmac.new(self._token_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
     def _begin_to_act(self) -> None:
         """This replica acts from now on. What it knew of its own requests is of another time."""
@@ -184,26 +201,14 @@ class Operator:
     def _counters(self) -> dict[str, float]:
         return {
             "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._children)),
+            **self._agents.counts,
         }
 
-    def _job_changed(self, uid: str, raw: Raw) -> None:
-        self._metrics.saw_job(uid, raw["phase"], gone=self._world.jobs.get(uid) is None)
-        self._queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
 
-    def _wake(self, uid: str) -> None:
-        key = self._world.key_of(uid)
-        if key is not None:
-            self._queue.add(key)
-
-    def _child_changed(self, group: str, raw: Raw) -> None:
-        owner = self._world.owner(group)
-        if owner is not None:
-            self._queue.add(owner)
-
-    def _pod_changed(self, group: str, raw: Raw) -> None:
-        self._child_changed(group, raw)
-        if self._world.pods.get(raw["metadata"]["uid"]) is None:
-            self._reconciler.refused.freed(raw["metadata"]["namespace"])
+def _own_pods(release: str) -> OperatorPods | None:
+    """The pods of a release "namespace/name", by the chart's label; None without a release."""
+    namespace, _, name = release.partition("/")
+    return OperatorPods(namespace, {"app.kubernetes.io/instance": name}) if namespace and name else None
 
 
 async def serve(settings: Settings) -> None:
@@ -238,7 +243,7 @@ def main() -> None:
     # What is loaded by now stays: looking through it for garbage stops everything for 0.1 s, now and then.
     gc.freeze()
     try:
-        # Not uvloop: see docs/architecture.md, decisions.
+        # Not uvloop: see docs/decisions/0003-asyncio-loop-not-uvloop.md.
         asyncio.run(serve(settings))
     except (AccessError, OSError) as error:
         logger.error("cannot start: %s", error)

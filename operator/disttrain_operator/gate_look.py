@@ -166,7 +166,7 @@ class _Look:
         granted = self._still_granted(uid, gang)
         if granted is None:
             return gang.waiting(self._waiting[uid])
-        for pod in gang.held:
+        for pod in gang.gated:
             self._usage.count(granted[pod.uid], pod.requests, lasting=False)
         self._found.admissions[uid] = Admission(tuple(granted.items()))
         return None
@@ -182,9 +182,9 @@ class _Look:
     def _still_granted(self, uid: str, gang: "_Gang") -> dict[str, str] | None:
         """What was granted and is not visible in the pods yet; None where the gang has to be judged."""
         granted = self._scene.granted.get(uid, {})
-        if not all(self._suits(pod, granted.get(pod.uid, "")) for pod in gang.held):
+        if not all(self._suits(pod, granted.get(pod.uid, "")) for pod in gang.gated):
             return None
-        return {pod.uid: granted[pod.uid] for pod in gang.held}
+        return {pod.uid: granted[pod.uid] for pod in gang.gated}
 
     def _first_of_each_namespace(self, candidates: Iterable[WaitingGang]) -> list[WaitingGang]:
         """Those that are looked at; the others wait behind their own."""
@@ -255,27 +255,27 @@ class _Gang:
         self._complete = len(self.members) == len(wanted)
 
     @cached_property
-    def held(self) -> list[ClusterPod]:
+    def gated(self) -> list[ClusterPod]:
         """Members that the gate holds."""
-        return [pod for pod in self.members if pod.held]
+        return [pod for pod in self.members if pod.gated]
 
     @cached_property
     def sent(self) -> list[ClusterPod]:
         """Members that were let go and have no node yet."""
-        return [pod for pod in self.members if not pod.held and pod.node is None and pod.reserved is not None]
+        return [pod for pod in self.members if not pod.gated and pod.node is None and pod.reserved is not None]
 
     @property
     def waits(self) -> bool:
         """Whether it is complete and not all of it has been let go."""
-        return self._complete and bool(self.held)
+        return self._complete and bool(self.gated)
 
     def waiting(self, waiting: WaitingJob) -> WaitingGang:
         """The gang as the gate's arithmetic sees it."""
         attempts = waiting.job.status.attempts
-        standing = [(pod, pod.node or pod.reserved) for pod in self.members if not pod.held]
+        standing = [(pod, pod.node or pod.reserved) for pod in self.members if not pod.gated]
         return WaitingGang(
             uid=waiting.job.uid,
-            members=tuple(Member(pod.uid, pod.needs, pod.group) for pod in self.held if pod.needs is not None),
+            members=tuple(Member(pod.uid, pod.needs, pod.group) for pod in self.gated if pod.needs is not None),
             created=waiting.created,
             priority=max(pod.priority for pod in self.members),
             together=_together(self._spec.run_policy.scheduling_policy.topology),

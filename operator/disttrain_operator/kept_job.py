@@ -40,6 +40,7 @@ def keep(raw: Raw) -> Raw:
         "refused": refused,
         "status": _pack(status),
         "phase": _at(status, "phase"),
+        "state": _at(status, "goodput", "state"),
         "gang": _at(spec, "runPolicy", "schedulingPolicy", "gangScheduler"),
         "begun": _begun(status),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),

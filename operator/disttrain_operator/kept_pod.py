@@ -7,7 +7,7 @@ status, may have any length.
 from collections.abc import Mapping
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Annotation
+from disttrain_api.names import CONTAINER, Annotation, Env
 from disttrain_api.ownership import controller
 from disttrain_operator.kube.cache import Raw
 
@@ -33,6 +33,8 @@ def keep_pod(raw: Raw) -> Raw:
     """Return what decisions read of a pod, and what its release has to repeat."""
     spec, annotations = raw.get("spec") or {}, raw["metadata"].get("annotations") or {}
     kept: Raw = {"nodeName": spec.get("nodeName")}
+    if (port := _agent_port(spec)) is not None:
+        kept["agentPort"] = port
     if spec.get("schedulingGates"):
         kept |= {"schedulingGates": spec["schedulingGates"], "affinity": spec.get("affinity")}
     metadata = _metadata(raw)
@@ -46,6 +48,18 @@ def keep_service(raw: Raw) -> Raw:
     return {"metadata": _metadata(raw)}
 
 
+def _agent_port(spec: Raw) -> int | None:
+    """The port on which the pod's agent answers; None: it has none. What is kept once is kept again."""
+    if "agentPort" in spec:
+        kept: int = spec["agentPort"]
+        return kept
+    containers: list[Raw] = spec.get("containers") or []
+    trainer: Raw = next((entry for entry in containers if entry.get("name") == CONTAINER), {})
+    texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
+    text = texts[0] if texts else None
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 5 else None
+
+
 def _metadata(raw: Raw) -> Raw:
     metadata = raw["metadata"]
     kept = {key: metadata[key] for key in _NAMES if key in metadata}
@@ -56,7 +70,7 @@ def _metadata(raw: Raw) -> Raw:
 
 
 def _status(status: Raw) -> Raw:
-    kept: Raw = {key: _short(status[key]) for key in ("phase", "reason", "message") if key in status}
+    kept: Raw = {key: _short(status[key]) for key in ("phase", "reason", "message", "podIP") if key in status}
     if status.get("conditions"):
         kept["conditions"] = [_flat(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
     own = [entry for entry in status.get("containerStatuses") or [] if entry.get("name") == CONTAINER]

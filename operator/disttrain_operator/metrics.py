@@ -7,16 +7,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from disttrain_api.status import FailureClass, JobStatus, Phase
+from disttrain_api.goodput import UNKNOWN
+from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
 from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, happenings
 
-# The phases in which a job waits, works, or recovers: what goodput is made of.
+# The phases in which a job waits, works, or recovers.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
 _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
 
-UNKNOWN = "Unknown"
-"""A word of another version of the operator."""
 _PHASES = frozenset(Phase)
+_STATES = frozenset(GoodputState)
 _CLASSES = frozenset((*FailureClass, SINGLE_POD))
 
 Gauges = Callable[[], Mapping[str, float]]
@@ -32,7 +32,7 @@ class Metrics:
         self.unreadable: Gauges = dict
         """How many objects cannot be read, by the plural of their kind."""
         self._gauges, self._counters, self._clock = gauges, counters, clock
-        self._phases = PhaseClock()
+        self._phases, self._states = PhaseClock(), PhaseClock()
         self._first_seen: dict[str, float] = {}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -50,9 +50,10 @@ class Metrics:
         self._requests.labels(method, str(code)).inc()
         self._request_seconds.labels(method).observe(seconds)
 
-    def saw_job(self, uid: str, phase: str | None, *, gone: bool) -> None:
-        """A job is, or is no longer, in the cache."""
+    def saw_job(self, uid: str, phase: str | None, state: str | None, *, gone: bool) -> None:
+        """A job is, or is no longer, in the cache. state: of its goodput."""
         now = self._clock()
+        self._states.see(uid, _known(state, _STATES) if state and not gone else None, now)
         if gone:
             self._first_seen.pop(uid, None)
             self._phases.see(uid, None, now)
@@ -83,18 +84,23 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What is counted when it is asked for."""
-        counts, seconds = self._phases.counts(), self._phases.seconds(self._clock())
+        now = self._clock()
+        counts, seconds, goodput = self._phases.counts(), self._phases.seconds(now), self._states.seconds(now)
         jobs = GaugeMetricFamily("disttrain_jobs", "Jobs by phase", labels=["phase"])
         spent = CounterMetricFamily("disttrain_job_seconds", "Time that jobs spent in each phase", labels=["phase"])
         for phase in (*Phase, UNKNOWN):
             jobs.add_metric([phase], counts.get(phase, 0))
         for phase in _UNFINISHED:
             spent.add_metric([phase], seconds.get(phase, 0.0))
+        states = CounterMetricFamily("disttrain_job_state_seconds", "What jobs spent their time on", labels=["state"])
+        for state in (*GoodputState, UNKNOWN):
+            states.add_metric([state], goodput.get(state, 0.0))
         unreadable = GaugeMetricFamily("disttrain_unreadable_objects", "Objects that cannot be read", labels=["kind"])
         for kind, count in self.unreadable().items():
             unreadable.add_metric([kind], count)
         yield jobs
         yield spent
+        yield states
         yield unreadable
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)

@@ -236,11 +236,11 @@ def status_body(job: Job, status: JobStatus) -> dict[str, Any]:
 
 
 def same_meaning(new: JobStatus, old: JobStatus) -> bool:
-    """Whether two statuses differ in book-keeping times at most."""
+    """Whether two statuses differ in book-keeping times at most, and in the count of time that goes with each write."""
     return new == old or _meaning(new) == _meaning(old)
 
 
 def _meaning(status: JobStatus) -> JobStatus:
     conditions = [entry.model_copy(update={"last_transition_time": ""}) for entry in status.conditions]
     progress = status.progress.model_copy(update={"update_time": ""}) if status.progress is not None else None
-    return status.model_copy(update={"conditions": conditions, "progress": progress})
+    return status.model_copy(update={"conditions": conditions, "progress": progress, "goodput": None})

@@ -50,6 +50,10 @@ class Settings:
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""
     gate_hold_seconds: int = 4 * 3600
     """For how long gangs that wait at the gate keep nodes from others at a stretch, at most."""
+    progress_interval_seconds: float = 10.0
+    """How often the agent of a job that runs is asked at most; 0: never."""
+    progress_per_second: float = 50.0
+    """How many agents are asked in a second at most."""
     log_level: str = "INFO"
     json_logs: bool = False
 
@@ -109,6 +113,18 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         defaults.gate_hold_seconds,
         int,
     )
+    flag(
+        "progress-interval-seconds",
+        "how often a job that runs is asked for its progress at most; 0: never",
+        defaults.progress_interval_seconds,
+        float,
+    )
+    flag(
+        "progress-per-second",
+        "jobs that are asked for their progress in a second at most",
+        defaults.progress_per_second,
+        float,
+    )
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", defaults.log_level)
     for name, help_ in (
         ("json-logs", "one JSON object per line"),
@@ -133,7 +149,9 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     for name in ("max_in_flight", "workers", "gate_hold_seconds"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    for name in ("request_timeout_seconds", "watch_silence_seconds"):
+    if not given.progress_interval_seconds >= 0:
+        parser.error("--progress-interval-seconds must be at least 0")
+    for name in ("request_timeout_seconds", "watch_silence_seconds", "progress_per_second"):
         if not getattr(given, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
     return Settings(
@@ -165,6 +183,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         gang_gate=given.gang_gate,
         network_policies=given.network_policies,
         gate_hold_seconds=given.gate_hold_seconds,
+        progress_interval_seconds=given.progress_interval_seconds,
+        progress_per_second=given.progress_per_second,
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )

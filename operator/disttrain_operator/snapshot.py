@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
-from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodFacts, in_words
+from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Live, Observed, PodFacts, in_words
 from disttrain_operator.decide.reading import pod_facts
 from disttrain_operator.kept_job import is_long, keep, same_spec
 from disttrain_operator.kept_job import read as read_job
@@ -86,6 +86,8 @@ class World:
     """By the job's uid."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
+    live_of: Callable[[str], Live | None] = lambda uid: None
+    """The last answer of a job's agent, by the job's uid."""
     _facts: dict[str, tuple[Raw, Job]] = field(default_factory=dict)
     """By the job's uid, with what they were read from. Of jobs that rest only of the last few that were looked at."""
     _resting: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -127,6 +129,7 @@ class World:
             problems=tuple(problems[child] for child in sorted(problems)),
             services=frozenset(self._services(job)),
             admission=self.admission_of(job),
+            live=self.live_of(job.uid),
         )
 
     def job(self, uid: str) -> Job | None:

@@ -56,7 +56,7 @@ def _seconds(begin: str, end: datetime) -> float:
 
 
 class PhaseClock:
-    """How many seconds all jobs have spent in each phase. Exact between looks, whatever their rhythm."""
+    """How many seconds all jobs have spent in each phase, or state. Exact between looks, whatever their rhythm."""
 
     def __init__(self) -> None:
         self._now: dict[str, tuple[str, float]] = {}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from disttrain_trainer.collectives_check.figures import from_json
-from disttrain_trainer.collectives_check.plan import Operation
+from disttrain_trainer.checks.collectives.figures import from_json
+from disttrain_trainer.checks.collectives.plan import Operation
 from tests.unit.trainer import test_meta_device as meta
 from tests.unit.trainer import test_sync_batch_norm as norm
 from tests.unit.trainer.collectives_rank import PLAN

@@ -64,6 +64,10 @@ CHOICES: dict[str, list[Any]] = {
     "metrics.serviceMonitor.labels": [{}, {"release": "prometheus", "helm.sh/chart": "mine"}],
     "metrics.serviceMonitor.interval": ["", "1m30s"],
     "metrics.serviceMonitor.scrapeTimeout": ["", "10s"],
+    "metrics.prometheusRule.enabled": [False, True],
+    "metrics.prometheusRule.labels": [{}, {"release": "prometheus"}],
+    "metrics.grafanaDashboard.enabled": [False, True],
+    "metrics.grafanaDashboard.labels": [{"grafana_dashboard": "1"}, {}],
     "podDisruptionBudget.enabled": [True, False],
     "podDisruptionBudget.maxUnavailable": [1, 0, "50%"],
     "extraArgs": [[], ["--workers=128", "--replica-name=a: b # c"]],
@@ -83,7 +87,8 @@ CHOICES: dict[str, list[Any]] = {
     "priorityClassName": ["", "system-cluster-critical"],
 }
 PLURALS = {"NetworkPolicy": "networkpolicies"}
-MONITORS = "servicemonitors.monitoring.coreos.com"
+MONITORING = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+"""Kinds of the Prometheus operator with their plurals."""
 
 
 def allowed(row: Row) -> bool:
@@ -129,22 +134,24 @@ def path_of(thing: dict[str, Any]) -> str:
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
-def install_monitors(api: ApiClient) -> None:
+def install_monitoring(api: ApiClient, kind: str) -> None:
     """The kind alone, without its schema: the Prometheus operator's is not here."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"plural": "servicemonitors", "singular": "servicemonitor", "kind": "ServiceMonitor"}
+    plural = MONITORING[kind]
+    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
     spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
-    definition = {"metadata": {"name": MONITORS}, "spec": spec}
+    definition = {"metadata": {"name": f"{plural}.monitoring.coreos.com"}, "spec": spec}
     api.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    eventually(lambda: api.ask("GET", "/apis/monitoring.coreos.com/v1/servicemonitors").status == 200)
+    eventually(lambda: api.ask("GET", f"/apis/monitoring.coreos.com/v1/{plural}").status == 200)
 
 
 def test_the_api_server_takes_what_any_two_values_render_together(api_server: ControlPlane, tmp_path: Path) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(leaves(schema)) == {*CHOICES, "global"}, "each value has its choices"
     api = api_server.api
-    install_monitors(api)
+    for kind in MONITORING:
+        install_monitoring(api, kind)
     for namespace in (NAMESPACE, "team-a", "team-b"):
         api.ensure("/api/v1/namespaces", {"metadata": {"name": namespace}})
     seen, refused = set[str](), list[str]()
@@ -159,5 +166,7 @@ def test_the_api_server_takes_what_any_two_values_render_together(api_server: Co
             answer = api.ask("POST", f"{path_of(thing)}?dryRun=All&fieldValidation=Strict", thing)
             if answer.status != 201:
                 refused.append(f"{thing['kind']}: {answer.body.decode()[:400]}\n{text}")
-    api.ask("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{MONITORS}")
+    for plural in MONITORING.values():
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        api.ask("DELETE", f"{path}/{plural}.monitoring.coreos.com")
     assert refused == []

@@ -197,7 +197,8 @@ def test_defaults_are_visible_in_the_stored_job(jobs: Jobs) -> None:
     exchange = {"mode": "AllReduce", "allReduce": "Backend", "syncBatchNorm": False, "staticGraph": False}
     assert spec["parallelism"] == {"dataParallel": exchange}
     assert spec["runPolicy"]["maxRestarts"] == 3
-    assert spec["training"]["optimizer"] == {"name": "AdamW", "learningRate": 0.001, "weightDecay": 0}
+    decay = {"weightDecay": 0, "weightDecayOn": "All", "groups": []}
+    assert spec["training"]["optimizer"] == {"name": "AdamW", "learningRate": 0.001, **decay}
 
 
 @pytest.mark.parametrize("number", ["3e-4", "1.5e-7", "0.0003", "3.0e-4"])
@@ -242,6 +243,7 @@ def as_yaml(job: Raw, word: str) -> str:
 FREE = (
     {"suspend": True},
     {"runPolicy": {"activeDeadlineSeconds": 60}},
+    {"runPolicy": {"progressDeadlineSeconds": 600}},
     {"runPolicy": {"startingDeadlineSeconds": 60}},
     {"runPolicy": {"terminationTimeoutSeconds": 5}},
     {"runPolicy": {"ttlSecondsAfterFinished": 60}},
@@ -363,7 +365,7 @@ def test_the_columns_say_how_a_job_goes(jobs: Jobs) -> None:
     }
     assert "status" in jobs.patch(name, {"status": status}, "/status")
     header, row = jobs.output("get", "dtj", name).splitlines()
-    assert header.split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "RESTARTS", "AGE"]
+    assert header.split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "ETA", "RESTARTS", "AGE"]
     assert row.split()[:-1] == [name, "Running", "dp2", "2/2", "40", "0.25", "1"]
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from disttrain.client import Client
 from disttrain.errors import CommandError
+from disttrain.main import main
 from tests.builders import NOW, a_manifest
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, eventually, install_crd
@@ -83,7 +84,7 @@ def test_a_manifest_is_sent_as_it_was_written(cluster: ControlPlane, namespace: 
     code, out, err = ended(submit(path, "--namespace", namespace))
     assert (code, err) == (0, "")
     assert out == (
-        f"dtj/digits created in namespace {namespace}\nfollow it with: kubectl get dtj digits -n {namespace} -w\n"
+        f"dtj/digits created in namespace {namespace}\nfollow it with: disttrain logs -f digits -n {namespace}\n"
     )
     stored = cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
     assert stored["spec"]["workers"]["replicas"] == 2
@@ -214,3 +215,28 @@ def test_the_client_waits_no_longer_than_it_was_told(namespace: str) -> None:
     client.submit(a_manifest())
     with pytest.raises(TimeoutError, match="digits has not finished within 1 s"):
         client.wait("digits", timeout=1)
+
+
+def test_the_verbs_see_and_change_a_job(
+    cluster: ControlPlane, namespace: str, path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = ["-n", namespace]
+    assert main(["submit", str(path), *where]) == 0
+    write_status(cluster, namespace, a_status("Running"))
+    words = ["list", "top", "get digits -o wide", "describe digits", "why digits", "events digits"]
+    for verb in words:
+        capfd.readouterr()
+        assert main([*verb.split(), *where]) == 0
+        assert verb.startswith("events") or "digits" in capfd.readouterr().out
+    assert main(["suspend", "digits", *where]) == 0
+    stored = cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
+    assert stored["spec"]["suspend"] is True
+    assert main(["logs", "digits", *where]) == 1
+    capfd.readouterr()
+    assert main(["doctor", *where]) == 1
+    out = capfd.readouterr().out
+    assert "ok    definition: disttrain.io v1alpha1 is served, with the fields that this command knows" in out
+    assert "BAD   operator: no Lease disttrain-operator" in out
+    assert main(["delete", "digits", "--yes", *where]) == 0
+    assert main(["get", "digits", *where]) == 1
+    assert "not found" in capfd.readouterr().err

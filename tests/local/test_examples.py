@@ -2,13 +2,15 @@
 
 import json
 import math
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from .conftest import Run, Workplace
+from .conftest import DISTTRAIN, Run, Workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Byte values are 0 to 255: this is what knowing nothing costs.
@@ -16,7 +18,7 @@ UNIFORM_BYTES = math.log(256)
 # What those need that are not for any machine.
 ELSEWHERE = ("-gpu", "-cluster")
 # test_training.py, test_collectives.py and the last test here have them, in more detail.
-RUN_ELSEWHERE = {"ddp", "collectives", "observed"}
+RUN_ELSEWHERE = {"ddp", "collectives", "observed", "corpus"}
 
 
 def names() -> list[str]:
@@ -40,11 +42,22 @@ def require_learned(run: Run, name: str) -> None:
     training = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["spec"]["training"]
     assert status["progress"]["step"] == training["steps"]
     figures = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
-    if training["data"].get("name") == "text":
+    if training["data"].get("name") in ("text", "corpus"):
         # Half of what knowing nothing costs: more than how often each byte occurs.
         assert figures["loss"] < 0.6 * UNIFORM_BYTES
     else:
         assert figures["accuracy"] >= 0.9
+
+
+def test_the_corpus_example_learns_from_what_its_first_lines_prepare(workplace: Workplace) -> None:
+    shutil.copytree(EXAMPLES.parent / "docs", workplace.folder / "docs")
+    (words,) = (
+        line.removeprefix("# disttrain ")
+        for line in (EXAMPLES / "corpus.yaml").read_text().splitlines()
+        if line.startswith("# disttrain data")
+    )
+    subprocess.run([*DISTTRAIN, *shlex.split(words)], cwd=workplace.folder, check=True)
+    require_learned(workplace.run(EXAMPLES / "corpus.yaml"), "corpus")
 
 
 def test_the_observed_example_shows_its_network_its_steps_and_its_figures(workplace: Workplace) -> None:

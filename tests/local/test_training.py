@@ -109,7 +109,7 @@ def test_ranks_are_processes_of_their_own_whatever_they_are_forked_from(workplac
     seen = [json.loads((workplace.folder / f"seen-{rank}.json").read_text()) for rank in range(4)]
     for rank, found in enumerate(seen):
         assert found["environment"] == {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "OMP_NUM_THREADS": "1"}
-        assert (found["main"], found["argv"]) == ("disttrain_trainer.train", [])
+        assert (found["main"], found["argv"]) == ("disttrain_trainer.__main__", [])
         assert found["folders"] == [str(workplace.folder)] * 2
         assert found["broken pipes are errors"]
         assert (found["name"], found["group"]) == (f"rank {rank}", True)

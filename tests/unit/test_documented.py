@@ -11,6 +11,10 @@ from tests.documented import commands_on_a_cluster, console_commands, notes_comm
 RUN_BY_OTHERS = {
     "make run": "tests/local/test_examples.py trains the same file",
     "make test": "is what runs this test",
+    "disttrain data prepare docs --pattern '*.md' --tokenizer bytes --output corpus": "tests/local/test_examples.py",
+    "disttrain data inspect corpus": "tests/unit/cli/test_corpora.py",
+    "disttrain data verify corpus": "tests/unit/cli/test_corpora.py",
+    "disttrain run examples/corpus.yaml": "tests/local/test_examples.py",
     "kubectl get dtj oom -o jsonpath='{.status.attempts[0].verdict}'": "tests/e2e/test_faults.py",
 }
 INSTALLING = REPOSITORY / "docs" / "installing.md"

@@ -1,100 +1,138 @@
 """What ranks do between two steps: evaluate, write a checkpoint, stop."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from disttrain_api.report import MAX_SENTENCE
+from disttrain_api.report import MAX_SENTENCE, RankPhase
 from disttrain_api.training import OnFailure
-from disttrain_trainer.checkpoint import Checkpoints
-from disttrain_trainer.config import Config
-from disttrain_trainer.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError
+from disttrain_trainer.checkpoint.checkpoints import Checkpoints
+from disttrain_trainer.due import next_due
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.evaluation_mark import read_mark, write_mark
-from disttrain_trainer.kept_replicas import agreed
-from disttrain_trainer.mesh import World
-from disttrain_trainer.randomness import keeping_random_state
-from disttrain_trainer.report import Metrics, Reporter, say
+from disttrain_trainer.metrics.report import Metrics, Reporter, say
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
-from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.strategies.base import Strategy
 
 
-def do_what_is_due(
-    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter
-) -> None:
-    """Checkpoint and evaluation, where the steps that are done ask for them; an evaluation that fails costs no step."""
-    if checkpoints is not None and save_is_due(config, state, checkpoints):
-        save(state, checkpoints, metrics, reporter, wait=state.step == config.training.steps)
-    if evaluation_is_due(config, state):
-        run_evaluation(config, world, state, metrics, checkpoints, reporter)
+@dataclass(frozen=True)
+class BetweenSteps:
+    """Checkpoints and evaluations of the parameters of exactly one step (Strategy.consistent)."""
 
+    config: Config
+    world: World
+    state: State
+    strategy: Strategy
+    metrics: Metrics
+    checkpoints: Checkpoints | None
+    reporter: Reporter
 
-def save_is_due(config: Config, state: State, checkpoints: Checkpoints) -> bool:
-    """Return whether a checkpoint follows the step that is done."""
-    return state.step == config.training.steps or checkpoints.due(state.step)
+    @property
+    def next_due(self) -> int:
+        """The next step that an evaluation, a checkpoint or the end follows."""
+        return next_due(self.state.step, self.config.training, self.checkpoints is not None)
 
+    def do_what_is_due(self, until: int) -> None:
+        """Save and evaluate after a run that was to take steps up to `until`, as the steps that are done ask for it.
+        Raises Stopped, with a checkpoint, where the ranks have agreed to stop.
 
-def evaluation_is_due(config: Config, state: State) -> bool:
-    """Return whether an evaluation follows the step that is done."""
-    interval = config.training.evaluation.interval
-    return state.step == config.training.steps or (interval is not None and state.step % interval == 0)
+        The checkpoint comes first: an evaluation that fails costs no step.
+        """
+        stopping = self.strategy.stopping and self.state.step < self.config.training.steps
+        with self.strategy.consistent(optimizer=self.checkpoints is not None and (stopping or self._save_is_due)):
+            # Who stops before the first step of a run has done already what was due there.
+            if not self.strategy.stopping or self.state.step == until:
+                if self.checkpoints is not None and self._save_is_due:
+                    self._save(self.checkpoints, wait=self._at_the_end)
+                if self._evaluation_is_due:
+                    self._evaluate()
+            if stopping:
+                raise self._stopped()
 
+    def evaluate_restored(self) -> None:
+        """Evaluate what was restored, where an earlier attempt ended between this checkpoint and its evaluation; else
+        tell the callbacks what that found."""
+        if self.checkpoints is None or not self.state.step or not (self._save_is_due and self._evaluation_is_due):
+            return
+        with self.strategy.consistent(optimizer=False):
+            figures = self.checkpoints.figures(self.state.step)
+            if figures:
+                # The checkpoint was taken before the evaluation, and so was what it holds of the callbacks.
+                self.state.callbacks.call("on_evaluation", self.state, figures)
+            elif figures is not None:
+                self._evaluate()
 
-def evaluate_restored(
-    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter
-) -> None:
-    """Evaluate what was restored, where an earlier attempt ended after this checkpoint and before its evaluation."""
-    if checkpoints is None or not (state.step and save_is_due(config, state, checkpoints)):
-        return
-    if evaluation_is_due(config, state) and checkpoints.without_figures(state.step):
-        run_evaluation(config, world, state, metrics, checkpoints, reporter)
+    @property
+    def _at_the_end(self) -> bool:
+        return self.state.step == self.config.training.steps
 
+    @property
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint follows the step that is done, where some are written."""
+        return self._at_the_end or (self.checkpoints is not None and self.checkpoints.due(self.state.step))
 
-def run_evaluation(
-    config: Config, world: World, state: State, metrics: Metrics, checkpoints: Checkpoints | None, reporter: Reporter
-) -> None:
-    """Evaluate on held-out data, where there is some; report what was found, also in the checkpoint of this step.
+    @property
+    def _evaluation_is_due(self) -> bool:
+        """Whether an evaluation follows the step that is done."""
+        interval = self.config.training.evaluation.interval
+        return self._at_the_end or (interval is not None and self.state.step % interval == 0)
 
-    What is drawn meanwhile does not count, so that the checkpoint holds the random states that training goes on with.
-    """
-    former = world.from_first(lambda: read_mark(config), str | None)
-    if former is not None:
-        report_failure(world, reporter, f"no evaluation after step {state.step}: {former}")
-        return
-    try:
-        with keeping_random_state(), agreed(state):
-            figures = evaluate(state, world, config.training.evaluation.batch_size or config.batch.micro)
-    except EvaluationFailed as error:
-        if config.training.evaluation.on_failure is OnFailure.FAIL:
-            raise
-        if not error.on_every_rank:
-            write_mark(config, str(error))
-            raise EvaluationAborted(f"{error}; other ranks wait for it") from error.__cause__
-        report_failure(world, reporter, str(error))
-        return
-    if figures:
-        metrics.evaluated(state.step, figures)
-        if checkpoints is not None:
-            checkpoints.add_figures(state.step, figures)
+    def _evaluate(self) -> None:
+        """Evaluate on held-out data, where there is some; report what was found, also in the checkpoint of this step.
 
+        What is drawn meanwhile does not count, so that training goes on with the random states of the checkpoint.
+        """
+        state, evaluation = self.state, self.config.training.evaluation
+        former = self.world.from_first(lambda: read_mark(self.config), str | None)
+        if former is not None:
+            self._report_failure(f"no evaluation after step {state.step}: {former}")
+            return
+        try:
+            evaluating = state.callbacks.evaluating(state)
+            with self.reporter.during(RankPhase.EVALUATING), keeping_random_state(), evaluating:
+                figures = evaluate(state, self.world, evaluation.batch_size or self.config.batch.micro)
+        except EvaluationFailed as error:
+            if evaluation.on_failure is OnFailure.FAIL:
+                raise
+            if not error.on_every_rank:
+                write_mark(self.config, str(error))
+                raise EvaluationAborted(f"{error}; other ranks wait for it") from error.__cause__
+            self._report_failure(str(error))
+            return
+        if figures:
+            self.metrics.evaluated(state.step, figures)
+            if self.checkpoints is not None:
+                self.checkpoints.add_figures(state.step, figures)
+            state.callbacks.call("on_evaluation", state, figures)
 
-def report_failure(world: World, reporter: Reporter, sentence: str) -> None:
-    """Report that an evaluation has no figures, and no longer those of an earlier one."""
-    reporter.update(metrics={}, evaluation_failure=sentence[:MAX_SENTENCE])
-    say(world, sentence)
+    def _report_failure(self, sentence: str) -> None:
+        """Report that an evaluation has no figures, and no longer those of an earlier one."""
+        self.reporter.update(metrics={}, evaluation_failure=sentence[:MAX_SENTENCE])
+        say(self.world, sentence)
 
+    def _save(self, checkpoints: Checkpoints, *, wait: bool) -> None:
+        """Write a checkpoint, but never one of parameters that are not finite."""
+        self.metrics.settle()
+        with self.reporter.during(RankPhase.SAVING) if wait else nullcontext():
+            checkpoints.save(self.state, wait)
+        self.reporter.update(step=self.state.step, checkpoint=checkpoints.latest)
 
-def save(state: State, checkpoints: Checkpoints, metrics: Metrics, reporter: Reporter, *, wait: bool) -> None:
-    """Write a checkpoint, but never one of parameters that are not finite."""
-    metrics.settle(state.step)
-    checkpoints.save(state, wait)
-    reporter.update(step=state.step, checkpoint=checkpoints.latest)
-
-
-def must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
-    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save in `stopped` raises why."""
-    return stop.requested or (checkpoints is not None and checkpoints.failed)
+    def _stopped(self) -> Stopped:
+        """Save where there is storage; return what to raise after SIGTERM."""
+        step = self.state.step
+        if self.checkpoints is None:
+            return Stopped(f"SIGTERM: stopped after step {step}; without `storage` the next start is at step 0")
+        if step == 0:
+            # There is nothing to keep, and torch would save an optimizer that has made a step already.
+            return Stopped("SIGTERM: stopped before the first step was done; the next start is at step 0")
+        self._save(self.checkpoints, wait=True)
+        return Stopped(f"SIGTERM: stopped after step {step}, its checkpoint is written")
 
 
 @contextmanager
@@ -113,14 +151,3 @@ def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[
                 checkpoints.settle()
                 reporter.update(checkpoint=checkpoints.latest)
         raise
-
-
-def stopped(state: State, checkpoints: Checkpoints | None, metrics: Metrics, reporter: Reporter) -> Stopped:
-    """Save where there is storage; what to raise after SIGTERM."""
-    if checkpoints is None:
-        return Stopped(f"SIGTERM: stopped after step {state.step}; without `storage` the next start is at step 0")
-    if state.step == 0:
-        # There is nothing to keep, and torch would save an optimizer that has made a step already.
-        return Stopped("SIGTERM: stopped before the first step was done; the next start is at step 0")
-    save(state, checkpoints, metrics, reporter, wait=True)
-    return Stopped(f"SIGTERM: stopped after step {state.step}, its checkpoint is written")

@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from disttrain_api.report import MAX_SENTENCE
-from disttrain_trainer.config import Config
-from disttrain_trainer.files import read_bounded, write_atomically
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.files import read_bounded, write_atomically
 
 MARK_FILE = "evaluation-failed.json"
 _MAX_BYTES = 16 * MAX_SENTENCE

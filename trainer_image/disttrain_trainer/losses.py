@@ -9,8 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from disttrain_api.training import Loss, LossName
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parallel.vocabulary_loss import vocabulary_cross_entropy
+from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 # torch's own mark for targets that do not count.
 IGNORED = -100
@@ -85,8 +86,8 @@ def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """The model's own `loss(outputs, targets)`, whose answer is looked at."""
-    name, own = type(model).__name__, getattr(model, "loss", None)
-    if not callable(own):
+    name, own = type(model).__name__, offered(model, "loss")
+    if own is None:
         raise InvalidConfiguration(
             f"`training.loss.name` Model: the model {name} has no method `loss(outputs, targets)`; give it one, or name"
             " CrossEntropy or MeanSquaredError"

@@ -1,19 +1,17 @@
 """What a loop starts with: the checkpoint that it resumes from, and its metrics."""
 
-import torch
-
 from disttrain_api.training import Checkpoint
-from disttrain_trainer.checkpoint import Checkpoints
-from disttrain_trainer.config import Config
-from disttrain_trainer.mesh import World
-from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
-from disttrain_trainer.randomness import keeping_random_state
-from disttrain_trainer.report import METRICS_FILE, Metrics, Reporter, say
-from disttrain_trainer.rotation import require_figure
-from disttrain_trainer.sinks.open import open_sinks
-from disttrain_trainer.sinks.sink import Sinks
+from disttrain_trainer.checkpoint.checkpoints import Checkpoints
+from disttrain_trainer.checkpoint.rotation import require_figure
+from disttrain_trainer.checkpoint.weights import load_weights
+from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.metrics.sinks.open import open_sinks
+from disttrain_trainer.metrics.sinks.sink import Sinks
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
-from disttrain_trainer.weights import load_weights
+from disttrain_trainer.strategies.base import Strategy
 
 
 def open_checkpoints(config: Config, world: World, state: State, reporter: Reporter) -> Checkpoints | None:
@@ -23,7 +21,7 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
         reporter.update(total_steps=config.training.steps)
         return None
     settings = config.training.checkpoint or Checkpoint()
-    require_figure(settings, state.data)
+    require_figure(settings, state.task, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
@@ -34,23 +32,38 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
     return checkpoints
 
 
-def start_metrics(config: Config, world: World, state: State, reporter: Reporter) -> Metrics:
-    """Metrics that begin to count now."""
+def start_metrics(config: Config, world: World, state: State, reporter: Reporter, strategy: Strategy) -> Metrics:
+    """Metrics that begin to count now. config: of the job."""
     folder = config.metrics_folder
     with keeping_random_state():
-        target = state.data.training[0][1]
-    return Metrics(
-        world=world,
+        counts_tokens = state.task.counts_tokens(state.data)
+    metrics = Metrics(
+        reduction=strategy,
+        device=world.device,
+        ranks=config.world_size,
+        writes=world.first,
         reporter=reporter,
+        interval=config.training.logging.interval,
+        last_step=config.training.steps,
         file=None if folder is None else folder / METRICS_FILE,
         sink=open_sinks(config.job, folder) if world.first else Sinks(),
         attempt=config.attempt,
-        # A class per position of a sequence; anything else is counted in samples.
-        counts_tokens=torch.is_tensor(target) and target.dim() == 1 and not target.is_floating_point(),
+        counts_tokens=counts_tokens,
         work=state.work,
-        devices=world.size * (config.job.parallelism.devices_per_process or 1),
+        devices=config.world_size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
-        own_norms=state.replicas is not None,
-        figures=state.pipeline.figures if isinstance(state.pipeline, Pipeline) else dict,
     )
+    if strategy.joined:
+        metrics.recorded_before = world.from_first(metrics.last_logged, int)
+    return metrics
+
+
+def start_callbacks(state: State, checkpoints: Checkpoints | None) -> None:
+    """Tell callbacks that an attempt begins, and give them their state.
+
+    In this order, since what they make of the model in `on_start` says how state that is cut over ranks is loaded.
+    """
+    state.callbacks.call("on_start", state)
+    if checkpoints is not None:
+        checkpoints.restore_callbacks(state)

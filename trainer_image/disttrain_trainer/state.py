@@ -5,15 +5,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from disttrain_trainer.callbacks import Callbacks
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.flops import Work
-from disttrain_trainer.losses import WeightedLoss
+from disttrain_trainer.metrics.flops import Work
 from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.parallel.hooks.base import GradientSum
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
-from disttrain_trainer.precision import MixedPrecision
+from disttrain_trainer.tasks.base import RunnableTask
+from disttrain_trainer.tasks.figures import Figures
 
 
 @dataclass
@@ -26,7 +28,8 @@ class State:
     """The model as it is called in a step: the module, wrapped by the techniques of the recipe."""
     optimizer: torch.optim.Optimizer
     precision: MixedPrecision
-    loss: WeightedLoss
+    task: RunnableTask
+    """What is trained: batches, their loss and figures."""
     data: Datasets
     sampler: Sampler
     routing: RoutingOfStep
@@ -40,7 +43,11 @@ class State:
     offload_activations: bool = False
     pipeline: PipelinePart | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """Code of the user's that is called between steps."""
     cursor: Cursor = field(default_factory=Cursor)
+    figures: Figures = field(default_factory=Figures)
+    """Figures of the task since the last logged step, beside the loss."""
     step: int = 0
     """Optimizer steps done."""
 

@@ -4,13 +4,13 @@ import torch
 
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.mesh import World
+from disttrain_trainer.optim.groups import FACTOR
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
-from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.parallel.tensor import settle_gradients
-from disttrain_trainer.randomness import keeping_random_state
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
 
 
@@ -22,7 +22,7 @@ def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0
     if not state.takes_samples:
         return []
     slots = state.sampler.microbatches(cursor, first_replica + world.replica)
-    return [load_microbatch(state.data.training, slot, world.device.torch) for slot in slots]
+    return [load_microbatch(state.task, state.data.training, slot, world.device.torch) for slot in slots]
 
 
 def form_buckets(state: State, world: World) -> None:
@@ -38,6 +38,7 @@ def form_buckets(state: State, world: World) -> None:
             accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
             state.optimizer.zero_grad()
     state.routing.take_figures(1.0, 2)
+    state.figures.clear()
     with torch.no_grad():
         for buffer, before in zip(state.module.buffers(), buffers, strict=True):
             buffer.copy_(before)
@@ -52,7 +53,7 @@ def accumulate_gradients(
     over these. Replicas are averaged where the losses are summed, hence x replicas.
     """
     state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
-    if isinstance(state.pipeline, Pipeline):
+    if state.pipeline is not None:
         return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
@@ -63,8 +64,10 @@ def accumulate_gradients(
                 offload(state.precision.device, state.offload_activations),
                 state.routing.microbatch(batch.weights),
             ):
-                loss = state.loss.sum(state.model(batch.inputs), batch.targets, batch.weights) / weight
+                found = state.task.loss(state.model, batch)
+                loss = found.sum / weight
             state.precision.backward(loss * replicas)
+        state.figures.add(found.figures)
         total = total + loss.detach()
     return total
 
@@ -73,7 +76,7 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
     """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
     settle_gradients(state.parameters)
     state.precision.unscale(state.parameters)
-    copies = state.pipeline.copies if isinstance(state.pipeline, Pipeline) else None
+    copies = state.pipeline.copies if state.pipeline is not None else None
     norm = total_norm(state.parameters, world, copies)
     if maximum is not None:
         clip(state.parameters, norm, maximum)
@@ -83,7 +86,7 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
 def update_parameters(state: State, rate: float, norm: torch.Tensor | None = None) -> None:
     """One optimizer step; the state then stands after it. norm: 2-norm of the gradient, which FP16 asks for."""
     for group in state.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(FACTOR, 1.0)
     state.precision.update(state.optimizer, norm)
     state.optimizer.zero_grad()
     state.cursor = state.sampler.advance(state.cursor)

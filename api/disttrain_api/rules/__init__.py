@@ -4,6 +4,7 @@ CEL at admission, `disttrain validate` and the operator all read it, so that the
 """
 
 from disttrain_api.rules.batch import BATCH_RULES
+from disttrain_api.rules.between_steps import BETWEEN_STEPS_RULES
 from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
@@ -22,6 +23,7 @@ from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
 from disttrain_api.rules.static_graph import STATIC_GRAPH_RULES
 from disttrain_api.rules.storage import STORAGE_RULES
+from disttrain_api.rules.tasks import TASK_RULES
 
 __all__ = ["FREEZE_RULES", "NAME_RULES", "RULES", "FreezeRule", "NameRule", "Rule"]
 
@@ -31,6 +33,8 @@ RULES: tuple[Rule, ...] = (
     *FLUSHLESS_RULES,
     *COMBINATION_RULES,
     *MODEL_RULES,
+    *TASK_RULES,
+    *BETWEEN_STEPS_RULES,
     *GRADIENT_SUM_RULES,
     *STATIC_GRAPH_RULES,
     *RELAXED_RULES,

@@ -66,11 +66,11 @@ def _needs_tensor(alias: str, field: str) -> Rule:
 
 
 def _needs_tokens(alias: str, field: str) -> Rule:
-    others = [name.value for name in ModelName if name is not ModelName.GPT]
+    others = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
     return Rule(
         id=f"{alias[0].upper()}{alias[1:]}NeedsTokens",
         path=f"spec.parallelism.{alias}",
-        sentence=f"`{alias}` is for models of tokens, not for '{{model}}': remove it, or train gpt or an entry point",
+        sentence=f"`{alias}` is for models of tokens, not for '{{model}}': remove it, or train another one",
         check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _model(spec) in others, model=_model(spec)),
         cel=f"!has(self.parallelism.{alias}) || !self.parallelism.{alias} || !({_MODEL} in {others})",
         values={"model": _MODEL},

@@ -61,6 +61,15 @@ FAILURE_RULES = (
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
     ),
     Rule(
+        id="ProgressNeedsTraining",
+        path="spec.runPolicy.progressDeadlineSeconds",
+        sentence="the steps of a program of your own are not asked for: remove `progressDeadlineSeconds`, or use"
+        " `training`",
+        check=lambda spec: when(spec.run_policy.progress_deadline_seconds is not None and spec.training is None),
+        cel="!has(self.runPolicy.progressDeadlineSeconds) || has(self.training)",
+        reads=("spec.runPolicy.progressDeadlineSeconds", "spec.training"),
+    ),
+    Rule(
         id="SuccessOfServersOfTraining",
         path="spec.runPolicy.successPolicy",
         sentence="`successPolicy.role` ps does not go with `training`, whose servers serve until the workers are done:"

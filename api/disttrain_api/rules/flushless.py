@@ -10,7 +10,7 @@ _PIPELINE = "spec.parallelism.pipeline"
 _AT = "self.parallelism"
 _IS_PIPEDREAM = "has(self.schedule) && self.schedule == 'PipeDream'"
 # Without a degree above 1 another rule refuses `pipeline` as a whole.
-_FLUSHLESS = (
+FLUSHLESS = (
     f"has({_AT}.pipeline) && has({_AT}.pipeline.schedule)"
     f" && {_AT}.pipeline.schedule in {[str(name) for name in FLUSHLESS_SCHEDULES]}"
 )
@@ -95,7 +95,7 @@ FLUSHLESS_RULES = (
         sentence="schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` takes apart: use"
         " replicas, or 1F1B",
         check=_cut,
-        cel=f"!({_FLUSHLESS}) || ({_CUT}) == ''",
+        cel=f"!({FLUSHLESS}) || ({_CUT}) == ''",
         values={"schedule": f"{_AT}.pipeline.schedule", "cut": _CUT},
         reads=("spec.parallelism", f"spec.training.{_OFFLOAD}"),
     ),
@@ -105,7 +105,7 @@ FLUSHLESS_RULES = (
         sentence="`maxGradientNorm` waits for the gradients of all stages, which would empty the pipeline of schedule"
         " '{schedule}': remove it, or use 1F1B",
         check=_norm,
-        cel=f"!({_FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
+        cel=f"!({FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
         values={"schedule": f"{_AT}.pipeline.schedule"},
         reads=("spec.training.maxGradientNorm", _PIPELINE),
     ),
@@ -115,7 +115,7 @@ FLUSHLESS_RULES = (
         sentence="precision FP16 skips a step whose gradient overflows in any stage, and to ask them all would empty"
         " the pipeline of schedule '{schedule}': use BF16 or FP32, or 1F1B",
         check=_scaled,
-        cel=f"!({_FLUSHLESS}) || !has(self.training) || self.training.precision != 'FP16'",
+        cel=f"!({FLUSHLESS}) || !has(self.training) || self.training.precision != 'FP16'",
         values={"schedule": f"{_AT}.pipeline.schedule"},
         reads=("spec.training.precision", _PIPELINE),
     ),

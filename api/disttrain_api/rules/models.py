@@ -7,7 +7,7 @@ from disttrain_api.training import ActivationCheckpointing, LossName, ModelName
 
 _PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 _OFF = "!self.parallelism.dataParallel.syncBatchNorm"
-_WITHOUT = (ModelName.MLP.value, ModelName.GPT.value)
+_WITHOUT = (ModelName.MLP.value, ModelName.GPT.value, ModelName.TRANSFORMERS.value)
 
 
 def _wanted(spec: JobSpec) -> bool:

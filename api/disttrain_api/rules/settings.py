@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.run_policy import RestartPolicy, RunPolicy
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Loss, LossName, LrScheduleName, OptimizerName, Training
+from disttrain_api.training import Loss, LossName, LrScheduleName, OptimizerName, Training, WeightDecayOn
 
 _DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default
 
@@ -27,15 +28,18 @@ def _smoothed_otherwise(spec: JobSpec) -> Values | None:
 def _name_or_entrypoint(part: str) -> Rule:
     def wrong(training: Training) -> bool:
         source = getattr(training, part)
-        return (source.name is None) == (source.entrypoint is None)
+        given = (source.name is not None) + (source.entrypoint is not None)
+        return given != (0 if training.task is not None else 1)
 
     return Rule(
         id=f"{_pascal(part)}NameOrEntrypoint",
         path=f"spec.training.{part}",
-        scope=f"spec.training.{part}",
-        sentence="exactly one of `name` and `entrypoint` must be given",
+        scope="spec.training",
+        sentence="exactly one of `name` and `entrypoint` must be given, none with a task",
         check=_in_training(wrong),
-        cel="has(self.name) != has(self.entrypoint)",
+        cel=f"has(self.task) ? !has(self.{part}.name) && !has(self.{part}.entrypoint)"
+        f" : has(self.{part}.name) != has(self.{part}.entrypoint)",
+        reads=(f"spec.training.{part}", "spec.training.task"),
     )
 
 
@@ -57,6 +61,13 @@ def _optimizer_only(alias: str, field: str, *names: OptimizerName) -> Rule:
     )
 
 
+def _groups_with_servers(spec: JobSpec) -> Values | None:
+    if spec.training is None or spec.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
+        return None
+    optimizer = spec.training.optimizer
+    return when(bool(optimizer.groups) or optimizer.weight_decay_on is not WeightDecayOn.ALL)
+
+
 def _profiled_too_late(spec: JobSpec) -> Values | None:
     training = spec.training
     if training is None or training.profiling is None:
@@ -75,6 +86,16 @@ SETTING_RULES = (
     _optimizer_only("beta1", "beta1", OptimizerName.ADAM, OptimizerName.ADAMW),
     _optimizer_only("beta2", "beta2", OptimizerName.ADAM, OptimizerName.ADAMW),
     _optimizer_only("epsilon", "epsilon", OptimizerName.ADAM, OptimizerName.ADAMW),
+    Rule(
+        id="GroupsWithServers",
+        path="spec.training.optimizer",
+        sentence="`groups` and `weightDecayOn` go by names and shapes of parameters, which servers do not know: remove"
+        " them, or the mode ParameterServer",
+        check=_groups_with_servers,
+        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
+        " || (size(self.training.optimizer.groups) == 0 && self.training.optimizer.weightDecayOn == 'All')",
+        reads=("spec.training.optimizer", "spec.parallelism.dataParallel.mode"),
+    ),
     Rule(
         id="NesterovNeedsMomentum",
         path="spec.training.optimizer.nesterov",

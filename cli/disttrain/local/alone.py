@@ -18,11 +18,15 @@ def alone(job: Job) -> tuple[Job, list[str]]:
         taken.append("disruptionBudget")
     if job.managed_by is not None:
         taken.append("managedBy")
+    if policy.progress_deadline_seconds is not None:
+        # No agent is asked here.
+        taken.append("progressDeadlineSeconds")
     if not taken:
         return job, []
     here = {
         "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
+        "progress_deadline_seconds": None,
     }
     spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here), "managed_by": None})
     return replace(job, spec=spec, managed_by=None), taken

@@ -21,7 +21,7 @@ KILL = b"K"
 
 _KEEPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
 _NURSERY = [sys.executable, "-m", "disttrain.local.nursery"]
-_OURS = "disttrain_trainer."
+_OURS = ("disttrain_agent", "disttrain_trainer")
 _OF_A_POD = {name for key, name in vars(Env).items() if not key.startswith("_")} | {"CUDA_VISIBLE_DEVICES"}
 """Variables that nothing reads while it is imported. In any other, all forks are like the first."""
 
@@ -209,16 +209,16 @@ class _Forked:
 
 def _is_ours(launch: Launch) -> bool:
     command = launch.command
-    return command[:2] == (sys.executable, "-m") and command[2].startswith(_OURS) and launch.folder.is_dir()
+    return command[:2] == (sys.executable, "-m") and command[2].partition(".")[0] in _OURS and launch.folder.is_dir()
 
 
 def modules_of(spec: JobSpec) -> tuple[str, ...]:
     """What all ranks of a job import: the trainer, its data and its model, as far as they are ours."""
     if spec.training is None:
         return ()
-    modules = [f"{_OURS}train"]
+    modules = ["disttrain_trainer.program"]
     if spec.training.data.name is not None:
-        modules.append(f"{_OURS}data.{spec.training.data.name}")
+        modules.append(f"disttrain_trainer.data.{spec.training.data.name}")
     if spec.training.model.name is not None:
-        modules.append(f"{_OURS}models.{spec.training.model.name}.model")
+        modules.append(f"disttrain_trainer.models.{spec.training.model.name}.model")
     return tuple(modules)

@@ -9,7 +9,7 @@ from disttrain.errors import CommandError
 from disttrain.local.demand import COMMAND, EXECUTED, FORKED, Demand, Machine, Misfit, demand_of, find_misfit
 from disttrain.output import ask, tell
 from disttrain_api.spec import JobSpec
-from disttrain_trainer.host_limits import cores, memory_available, memory_limit, tasks_left
+from disttrain_trainer.runtime.host_limits import cores, memory_available, memory_limit, tasks_left
 
 _ADVICE = "use fewer `replicas` or a smaller model, or send the job to a cluster with `disttrain submit`"
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import IO
 
 from disttrain.local import keeper
-from disttrain_trainer.agent.main import main as agent
-from disttrain_trainer.agent.processes import Child, die_with
+from disttrain_agent.main import main as agent
+from disttrain_agent.processes import Child, die_with
 
-AGENT = "disttrain_trainer.agent"
+AGENT = "disttrain_agent"
 DESCRIPTORS = 4
 SERVED = b"s"
 
@@ -141,8 +141,6 @@ def fork_rank(command: Sequence[str], environment: dict[str, str]) -> Child:
 
 def _run(module: str, arguments: Sequence[str]) -> int:
     """`python -m MODULE ARGUMENTS`."""
-    # It would be run beside the copy that was imported; Python warns of that.
-    sys.modules.pop(module, None)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

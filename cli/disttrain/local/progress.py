@@ -1,13 +1,16 @@
-"""What the ranks say while they run, for the eye alone: decisions see it when the pods end, as on a cluster."""
+"""What the ranks say while they run: for the eye at once, and for decisions as agents would answer on a cluster."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from disttrain_agent.environment import report_dir
+from disttrain_api.names import Label, Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import JobStatus
-from disttrain_trainer.agent.environment import report_dir
+from disttrain_operator.decide.observed import Live
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,23 @@ class LiveProgress:
         report = min(reports, key=lambda each: each.rank)
         checkpoint = report.checkpoint.step if report.checkpoint else self.checkpoint_step
         return LiveProgress(report.step, report.total_steps, report.loss, report.samples_per_second, checkpoint)
+
+
+def live(pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path]) -> Live | None:
+    """Return what the first worker of the newest attempt says; None before it says anything. scratch: by pod."""
+    firsts = [pod for pod in pods if _is_first(pod["metadata"]["labels"])]
+    for pod in sorted(firsts, key=_attempt, reverse=True):
+        for report in _reports(scratch(pod["metadata"]["name"])):
+            return Live(pod["metadata"]["uid"], _attempt(pod), report)
+    return None
+
+
+def _is_first(labels: dict[str, str]) -> bool:
+    return (labels[Label.ROLE], labels[Label.INDEX]) == (Role.WORKER.value, "0")
+
+
+def _attempt(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"]["labels"][Label.ATTEMPT])
 
 
 def _reports(scratch: Path) -> Iterable[RankReport]:

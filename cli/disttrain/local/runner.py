@@ -5,6 +5,7 @@ pods change, time passes, the user presses Ctrl-C -> decide(job, observed, now) 
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -21,7 +22,7 @@ from disttrain.local.folder import RawJob, RunFolder
 from disttrain.local.launch import launch, left_out
 from disttrain.local.pods import Pods
 from disttrain.local.ports import free_ports
-from disttrain.local.progress import LiveProgress
+from disttrain.local.progress import LiveProgress, live
 from disttrain_api.names import Env, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
@@ -29,13 +30,15 @@ from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, 
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
-from disttrain_operator.decide.observed import Job, job_facts
+from disttrain_operator.decide.observed import Job, Live, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
-from disttrain_trainer.host_limits import cores
+from disttrain_trainer.runtime.host_limits import cores
 
 _LOOK_AT_PROGRESS_SECONDS = 0.25
+# A status is written anew with what is seen, and with each write of it the job is looked at.
+_LOOKS_PER_STATUS = 8
 # Decisions may ask to be made again "now"; the times in a status are whole seconds.
 _SHORTEST_PAUSE_SECONDS = 0.02
 
@@ -68,6 +71,7 @@ class LocalRun:
         self._token = secrets.token_hex(32)
         self._unwritten: str | None = None
         self._told_left_out = False
+        self._live: Live | None = None
 
     @property
     def job(self) -> Job:
@@ -109,7 +113,7 @@ class LocalRun:
         self._changed.clear()
         now = datetime.now(UTC)
         job = self.job
-        decision = decide(job, observe(self._pods.raw, self._pods.gone), now)
+        decision = decide(job, observe(self._pods.raw, self._pods.gone, live=self._live), now)
         written = self._write(job, decision)
         # ttlSecondsAfterFinished has no meaning for a command that ends with the job.
         actions = [action for action in decision.actions if not isinstance(action, DeleteJob)]
@@ -184,13 +188,14 @@ class LocalRun:
 
     def _site(self, spec: JobSpec) -> Site:
         servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
-        master, *others = free_ports(1 + servers)
+        agents = spec.workers.replicas if spec.training is not None else 0
+        master, *others = free_ports(1 + servers + agents)
         return Site(
             trainer_image="",
             token=self._token,
             config_dir=str(self.folder.config),
             storage_dir=str(self.folder.storage(spec.storage)),
-            loopback=Loopback(master, tuple(others)),
+            loopback=Loopback(master, tuple(others[:servers]), tuple(others[servers:])),
         )
 
     async def _create(self, job: Job, action: CreatePod) -> None:
@@ -232,14 +237,22 @@ class LocalRun:
         self._told_left_out = True
 
     async def _watch_progress(self) -> None:
-        live = LiveProgress.of(self.job.status)
-        while True:
+        shown = LiveProgress.of(self.job.status)
+        for look in itertools.count(1):
             await asyncio.sleep(_LOOK_AT_PROGRESS_SECONDS)
             scratches = [self.folder.scratch(pod["metadata"]["name"]) for pod in self._pods.raw]
-            newer = live.look(scratches)
-            if newer != live:
-                live = newer
-                self.view.progress(live)
+            newer = shown.look(scratches)
+            if newer != shown:
+                shown = newer
+                self.view.progress(shown)
+            if look % _LOOKS_PER_STATUS == 0:
+                self._learn(live(self._pods.raw, self.folder.scratch))
+
+    def _learn(self, seen: Live | None) -> None:
+        """Have the next decision see what the first worker says."""
+        if seen is not None and seen != self._live:
+            self._live = seen
+            self._changed.set()
 
 
 def set_suspend(raw: RawJob, value: bool) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from disttrain.local.folder import RunFolder
 from disttrain.local.pods import log_tail
+from disttrain.views.goodput import in_words
 from disttrain_api.names import PERMANENT
 from disttrain_api.status import ConditionType, JobStatus, Verdict
+from disttrain_api.times import parse_time
 from disttrain_operator.decide.conditions import condition
 
 _SHOWN_LOG_LINES = 15
@@ -27,7 +29,7 @@ def exit_code(status: JobStatus, *, interrupted_by: int | None) -> int:
 def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None) -> str:
     """What a person wants to read first."""
     if _holds(status, ConditionType.COMPLETE):
-        return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage)])
+        return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage), *_time(status)])
     if _holds(status, ConditionType.SUSPENDED):
         at = f" · checkpoint at step {status.checkpoint.step}" if status.checkpoint else " · no checkpoint"
         return f"Suspended{at} · go on with: disttrain run --resume {short(folder.path)}"
@@ -53,6 +55,13 @@ def _figures(status: JobStatus) -> Iterator[str]:
         yield f"{known.samples_per_second:,.0f} samples/s"
 
 
+def _time(status: JobStatus) -> Iterator[str]:
+    """Where the time of a job that has ended went."""
+    end = parse_time(status.completion_time)
+    if status.goodput is not None and status.goodput.spent and end is not None:
+        yield f"goodput {in_words(status.goodput, end)}"
+
+
 def _places(folder: RunFolder, storage: Path | str | None) -> Iterator[str]:
     yield f"logs {short(folder.logs)}"
     if any(folder.metrics.glob("*.png")):
@@ -65,8 +74,10 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     failed = condition(status, ConditionType.FAILED)
     yield f"Failed: {failed.reason if failed else 'Unknown'}"
     yield f"  {failed.message if failed else 'the job did not come to an end'}"
+    time = [f"  {line}" for line in _time(status)]
     verdict = _verdict(status)
     if verdict is None or verdict.pod is None:
+        yield from time
         yield f"  logs: {short(folder.logs)}"
         return
     log = folder.log(verdict.pod)
@@ -77,6 +88,7 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     if lines:
         yield "  last lines of its log:"
         yield from (f"    {line}" for line in lines[-_SHOWN_LOG_LINES:])
+    yield from time
     if log.exists():
         yield f"  log: {short(log)}"
 

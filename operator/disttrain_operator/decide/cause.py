@@ -24,6 +24,7 @@ _DISTANCES = {
     FailureClass.POD_LOST: 3,
     FailureClass.STOPPED: 4,
     FailureClass.PEER_LOST: 5,
+    FailureClass.HANG: 6,
 }
 # Nothing that a peer does makes a pod end like this: the exits of the others need not be awaited.
 _CERTAIN = 2
@@ -80,11 +81,12 @@ def _class(pod: PodFacts) -> FailureClass:
     if exit_ is None:
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
     # Without a report of our agent the number is another program's and means nothing to us.
-    if pod.report is not None and exit_.code is not None and permanent_reason(exit_.code):
+    code = _code(pod)
+    if pod.report is not None and code is not None and permanent_reason(code):
         return FailureClass.CONFIGURATION
     if exit_.reason == Reason.OOM_KILLED:
         return FailureClass.OUT_OF_MEMORY
-    if pod.report is not None and exit_.code == ExitCode.PEER_LOST:
+    if pod.report is not None and code == ExitCode.PEER_LOST:
         return FailureClass.PEER_LOST
     if pod.child is not None and pod.child.lost_a_peer:
         return FailureClass.PEER_LOST
@@ -96,6 +98,15 @@ def _class(pod: PodFacts) -> FailureClass:
     if pod.signal == _SIGKILL or exit_.code is None:
         return FailureClass.KILLED
     return FailureClass.PROGRAM
+
+
+def _code(pod: PodFacts) -> int | None:
+    """The exit code of the pod; where torchrun ended with its own, which is always 1, that of the rank that reports."""
+    exit_, failure = pod.exit, pod.report.failure if pod.report is not None else None
+    assert exit_ is not None
+    if exit_.code == 1 and failure is not None and failure.exit_code is not None:
+        return failure.exit_code
+    return exit_.code
 
 
 def _told_to_end(pod: PodFacts) -> bool:
@@ -126,7 +137,7 @@ def _reason(pod: PodFacts, class_: FailureClass) -> str:
         return exit_.reason or Reason.POD_FAILED
     if pod.report is not None:
         try:
-            return exit_reason(ExitCode(exit_.code))
+            return exit_reason(ExitCode(_code(pod) or 0))
         except ValueError:
             return Reason.RANK_FAILED
     return Reason.RANK_FAILED if pod.role is Role.WORKER else Reason.POD_FAILED

@@ -10,24 +10,26 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
-from disttrain_operator.decide.active_deadline import active_deadline, active_deadline_at
-from disttrain_operator.decide.admission import admission
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Move
 from disttrain_operator.decide.finished import after_the_end, is_finished
-from disttrain_operator.decide.invalid_spec import invalid_spec
-from disttrain_operator.decide.leaving import leaving
+from disttrain_operator.decide.goodput import account
 from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
+from disttrain_operator.decide.policies.admission import admission
+from disttrain_operator.decide.policies.invalid_spec import invalid_spec
+from disttrain_operator.decide.policies.leaving import leaving
+from disttrain_operator.decide.policies.replace_pods import note_replacements, replace_pods
+from disttrain_operator.decide.policies.restart_policy import restart_policy
+from disttrain_operator.decide.policies.revise import revise
+from disttrain_operator.decide.policies.startup import begin, running, starting_deadline, startup
+from disttrain_operator.decide.policies.success_policy import success_policy
+from disttrain_operator.decide.policies.suspend import suspend
 from disttrain_operator.decide.progress import learn
-from disttrain_operator.decide.replace_pods import note_replacements, replace_pods
-from disttrain_operator.decide.restart_policy import restart_policy
-from disttrain_operator.decide.revise import revise
-from disttrain_operator.decide.startup import begin, running, starting_deadline, startup
-from disttrain_operator.decide.success_policy import success_policy
-from disttrain_operator.decide.suspend import suspend
+from disttrain_operator.decide.situation import Situation
 
-Policy = Callable[[Job, Observed, datetime], Move | None]
+Policy = Callable[[Situation], Move | None]
 
 # The first answer wins: ends before stops, stops before restarts, restarts before starts.
 POLICIES: tuple[Policy, ...] = (
@@ -61,12 +63,13 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     if job.spec is None and job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
-    job = replace(job, status=learn(job.status, observed, now))
-    move = next(move for policy in POLICIES if (move := policy(job, observed, now)) is not None)
+    read, job = job, replace(job, status=learn(job.status, observed, now))
+    situation = Situation(job, observed, now)
+    move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
     return Decision(
         reason=move.reason,
         message=move.message,
-        status=derive(job, observed, move, now),
+        status=account(read, derive(job, observed, move, now), move, now),
         actions=move.actions,
         events=_events(job, move),
         look_again_at=earliest(move.look_again_at, active_deadline_at(job)),

@@ -101,7 +101,7 @@ class Failures:
         and cannot be made again."""
         lost = self.gang.missing if ran(self.gang.ledger) else self.gang.lost_before_running
         failed = {(pod.role, pod.index) for pod in self.gang.failed}
-        last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone or pod.held}
+        last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone or pod.kept_by_finalizer}
         awaited = self._awaited()
         for role, index in lost:
             if (role, index) in failed or (role, index) in awaited:

@@ -55,7 +55,7 @@ class Gang:
     @cached_property
     def pods(self) -> tuple[PodFacts, ...]:
         """Pods of the attempt that exist and count."""
-        return tuple(pod for pod in self.seen if not pod.gone and not pod.held)
+        return tuple(pod for pod in self.seen if not pod.gone and not pod.kept_by_finalizer)
 
     @cached_property
     def seen(self) -> tuple[PodFacts, ...]:
@@ -86,8 +86,8 @@ class Gang:
         a queue has admitted their group, to which no pod may be added."""
         if self.ledger.attempts[-1].admitted_time is not None:
             return self.missing
-        held = {(pod.role, pod.index) for pod in self.seen if pod.held}
-        return tuple(identity for identity in self.missing if identity in held)
+        kept = {(pod.role, pod.index) for pod in self.seen if pod.kept_by_finalizer}
+        return tuple(identity for identity in self.missing if identity in kept)
 
     @cached_property
     def queued(self) -> bool:

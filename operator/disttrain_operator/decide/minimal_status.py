@@ -14,13 +14,14 @@ _MAX_MESSAGE = 300
 def minimal_status(wanted: JobStatus, written: JobStatus, refusal: str) -> JobStatus:
     """Return `wanted` with the numbers and times of the operator alone, and with the API server's words in a condition.
 
-    written: the status that stands there, whose progress and checkpoint the API server has taken.
+    written: the status that stands there, whose progress, checkpoint and count of time the API server has taken.
     """
     return wanted.model_copy(
         update={
             "conditions": [_condition(entry, refusal) for entry in wanted.conditions],
             "progress": written.progress,
             "checkpoint": written.checkpoint,
+            "goodput": written.goodput,
             "attempts": [_attempt(attempt, written) for attempt in wanted.attempts],
         }
     )

@@ -11,9 +11,10 @@ from typing import Any
 from disttrain_api.bounds import cut
 from disttrain_api.names import MANAGED_BY_US, Reason, Role
 from disttrain_api.program_log import Child, torchrun_child
-from disttrain_api.report import PodReport
+from disttrain_api.report import PodReport, RankReport
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
+from disttrain_api.times import parse_time
 from disttrain_api.validate import read_spec
 
 Raw = Mapping[str, Any]
@@ -37,6 +38,8 @@ class Job:
     problems: tuple[str, ...] = ()
     managed_by: str | None = None
     """The controller that the job is meant for; None: this one. Known even of a spec that cannot be read."""
+    created: datetime | None = None
+    """When the API server took it."""
     unread: str | None = None
     """Why nothing can be decided about it, and it is left alone: its status, or its pods, cannot be read."""
 
@@ -120,7 +123,7 @@ class PodFacts:
         return self.deletion is not None
 
     @property
-    def held(self) -> bool:
+    def kept_by_finalizer(self) -> bool:
         """Deleted without having ended: nothing runs of it, but a finalizer keeps the object, and with it the name."""
         return self.exit is None and not self.gone and self.deletion is not None and self.deletion.forced
 
@@ -154,7 +157,7 @@ class PodFacts:
     @property
     def alive(self) -> bool:
         """It may still run a process."""
-        return self.exit is None and not self.gone and not self.held
+        return self.exit is None and not self.gone and not self.kept_by_finalizer
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,33 @@ class Admission:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """That all ranks of a pod train and have done no step for a while, by their agent's clock."""
+
+    rank: int
+    """The lowest of them."""
+    seconds: float
+    """Since the last step of the one that did it last."""
+    step: int
+    seconds_per_step: float | None
+    """At the pace so far."""
+    stack: str = ""
+    """Where the rank is: the calls of its main thread, the innermost first."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the agent of a pod answered while the pod ran."""
+
+    pod_uid: str
+    attempt: int
+    report: RankReport | None
+    """The report of the pod's lowest rank that knows how many steps there are. None: no rank knows yet."""
+    stall: Stall | None = None
+    """None: its ranks get on, or do something else than to train, or it is not known where they are."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that a decision may know besides the job and the time."""
 
@@ -190,6 +220,8 @@ class Observed:
     """Names of the job's Services."""
     admission: Admission | None = None
     """None: this operator has no gate, or the job does not ask for it."""
+    live: Live | None = None
+    """The last answer of the first worker's agent; None: nobody has answered."""
 
 
 def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:
@@ -215,6 +247,7 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
         status=status,
         problems=problems,
         managed_by=_managed_by(raw.get("spec")),
+        created=parse_time(metadata.get("creationTimestamp")),
         unread=unread,
     )
 

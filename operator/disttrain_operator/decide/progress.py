@@ -1,4 +1,4 @@
-"""Reports of ranks -> progress and the last checkpoint. Until agents can be asked, reports come with the pods' ends.
+"""Reports of ranks -> progress and the last checkpoint. They come with the pods' ends, and from agents that are asked.
 
 They enter the status before any policy looks at it: when a checkpoint became known depends on whose exit was seen
 first, and no decision may.
@@ -6,17 +6,19 @@ first, and no decision may.
 
 from datetime import datetime
 
+from disttrain_api.bounds import MAX_REASON_LENGTH, cut
+from disttrain_api.names import Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.ledger import know_checkpoint, renew_budget
-from disttrain_operator.decide.observed import Observed
+from disttrain_operator.decide.observed import Observed, PodFacts
 
 
 def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     """The status with what the pods' reports tell: progress, the newest checkpoint, and the budget that it renews."""
     status = status.model_copy(update={"progress": _progress(status, observed, now)})
-    for attempt, report in _reports(observed):
+    for attempt, report, _ in _reports(observed):
         found, best = report.checkpoint, status.checkpoint
         if found is not None and (best is None or found.step > best.step):
             checkpoint = CheckpointStatus(step=found.step, path=found.path, time=found.time)
@@ -24,22 +26,35 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     return renew_budget(status)
 
 
-def _reports(observed: Observed) -> list[tuple[int, RankReport]]:
-    """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last."""
+def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
+    """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last.
+
+    With each, whether its pod still runs.
+    """
     reported = [
-        (pod.attempt, -pod.report.progress.rank, pod.report.progress)
+        (pod.attempt, -pod.report.progress.rank, pod.report.progress, False)
         for pod in observed.pods
         if pod.report is not None and pod.report.progress is not None
     ]
-    return [(attempt, report) for attempt, _, report in sorted(reported, key=lambda entry: entry[:2])]
+    live = observed.live
+    if live is not None and live.report is not None and any(_speaks(pod, live.pod_uid) for pod in observed.pods):
+        reported.append((live.attempt, -live.report.rank, live.report, True))
+    ordered = sorted(reported, key=lambda entry: entry[:2])
+    return [(attempt, report, runs) for attempt, _, report, runs in ordered]
+
+
+def _speaks(pod: PodFacts, uid: str) -> bool:
+    """Whether the pod of this uid still runs: of one that has ended its last words are newer than any answer."""
+    return pod.uid == uid and pod.started and pod.alive
 
 
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
-    reports = [report for _, report in _reports(observed) if report.total_steps]
+    reports = [(report, runs) for _, report, runs in _reports(observed) if report.total_steps]
     if not reports:
-        return status.progress
-    report = reports[-1]
+        return status.progress if _first_runs(status, observed) else _at_rest(status.progress)
+    report, runs = reports[-1]
+    remaining = report.remaining_seconds if runs else None
     new = Progress(
         step=report.step,
         total_steps=report.total_steps,
@@ -47,9 +62,39 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         samples_per_second=report.samples_per_second,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,
+        phase=cut(report.phase, MAX_REASON_LENGTH) if runs and report.phase else None,
+        remaining_seconds=None if remaining is None else round(remaining),
+        remaining=None if remaining is None else duration(remaining),
         update_time=timestamp(now),
     )
     old = status.progress
     if old is not None and old.model_copy(update={"update_time": new.update_time}) == new:
         return old
     return new
+
+
+def _first_runs(status: JobStatus, observed: Observed) -> bool:
+    """Whether the first worker runs, whose agent may just not have been asked yet."""
+    return any(
+        pod.role is Role.WORKER and pod.index == 0 and pod.attempt == status.attempt and pod.started and pod.alive
+        for pod in observed.pods
+    )
+
+
+def _at_rest(progress: Progress | None) -> Progress | None:
+    """Progress without what is true only while the job runs."""
+    if progress is None:
+        return None
+    return progress.model_copy(update={"phase": None, "remaining_seconds": None, "remaining": None})
+
+
+def duration(seconds: float) -> str:
+    """Return a time as kubectl writes it, in its two largest units: "3d4h", "1h30m", "45s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours}h"
+    if hours:
+        return f"{hours}h{minutes}m"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -14,6 +14,7 @@ from disttrain_operator.decide.observed import (
     CreateProblem,
     Deletion,
     Exit,
+    Live,
     Observed,
     PodCondition,
     PodFacts,
@@ -75,13 +76,14 @@ def observe(
     problems: Iterable[CreateProblem] = (),
     services: Iterable[str] = (),
     admission: Admission | None = None,
+    live: Live | None = None,
 ) -> Observed:
     """Everything that a decision may know, from raw objects."""
     facts = [pod_facts(raw) for raw in pods] + [pod_facts(raw, gone=True) for raw in gone_pods]
     known = sorted(
         (pod for pod in facts if pod is not None), key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)
     )
-    return Observed(tuple(known), tuple(problems), frozenset(services), admission)
+    return Observed(tuple(known), tuple(problems), frozenset(services), admission, live)
 
 
 def _number(label: str) -> int:

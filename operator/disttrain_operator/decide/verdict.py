@@ -15,6 +15,7 @@ _NO_EXCEPTION = (
     "the end of the log that Kubernetes keeps does not reach back to its exception: look at the pod's log, or decorate "
     "its main function with torch.distributed.elastic.multiprocessing.errors.record, which brings it here"
 )
+_NO_ERROR = "it has reported its progress and no error: look at the pod's log"
 
 _DENIED = ("Permission denied", "PermissionError", "Operation not permitted")
 _ROOT_NEEDED = " (pods do not run as root: an image that must needs `runPolicy.podSecurity: Template`)"
@@ -112,7 +113,9 @@ def _detail(cause: Cause) -> str:
     if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
         return pod.disruption_message[:MAX_DETAIL]
     if pod.report is not None:
-        return (pod.report.failure.message if pod.report.failure else None) or ""
+        if pod.report.failure is None:
+            return _NO_ERROR if cause.class_ is FailureClass.PROGRAM else ""
+        return pod.report.failure.message or ""
     if pod.child is not None:
         return pod.child.exception or ("" if pod.child.signal else _NO_EXCEPTION)
     lines = _lines(exit_)

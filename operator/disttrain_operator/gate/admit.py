@@ -26,7 +26,7 @@ class WaitingGang:
     uid: str
     """Of its job."""
     members: tuple[Member, ...]
-    """Pods that are still held, in the order of their ranks."""
+    """Pods that are still gated, in the order of their ranks."""
     created: str
     """The job's creationTimestamp."""
     priority: int = 0

@@ -42,7 +42,7 @@ class ClusterPod:
     """Role and index in its job."""
     group: int | None = None
     """Its topology group in its job."""
-    held: bool = False
+    gated: bool = False
     """The gate holds it."""
     others_hold: bool = False
     """A scheduling gate of somebody else holds it."""
@@ -73,12 +73,12 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
     gates = {gate.get("name") for gate in spec.get("schedulingGates") or []}
     labels = metadata.get("labels") or {}
     requests = effective_requests(spec)
-    held = GANG_GATE in gates
+    gated = GANG_GATE in gates
     node = spec.get("nodeName") or None
     reserved = None
-    if node is None and not held:
+    if node is None and not gated:
         reserved = (metadata.get("annotations") or {}).get(Annotation.RESERVED_NODE)
-    waits = held or reserved is not None
+    waits = gated or reserved is not None
     constraints = _constraints(spec) + len(requests) if waits else 0
     problem = ""
     if constraints > MAX_CONSTRAINTS:
@@ -98,7 +98,7 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
         attempt=labels.get(Label.ATTEMPT, ""),
         identity=(labels.get(Label.ROLE, ""), _number(labels.get(Label.INDEX)) or 0),
         group=_number(labels.get(Label.TOPOLOGY_GROUP)),
-        held=held,
+        gated=gated,
         others_hold=bool(gates - {GANG_GATE}),
         needs=_shared(_needs(spec, requests)) if waits and not problem else None,
         priority=spec.get("priority") or 0,

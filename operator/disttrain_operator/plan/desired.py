@@ -10,6 +10,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.storage import RetentionPolicy
 from disttrain_operator.plan.identity import (
     Manifest,
+    agent_port,
     child_metadata,
     child_name,
     claim_name,
@@ -166,8 +167,8 @@ def disruption_budget(job: PlannedJob) -> Manifest | None:
 def network_policy(job: PlannedJob, site: Site) -> Manifest | None:
     """Return the NetworkPolicy by which only pods of the job reach pods of the job; None where the site has none.
 
-    On all ports, since own programs choose theirs. Nothing is said of what the pods may reach. The kubelet's probes and
-    `kubectl port-forward` come from the node, which no policy keeps out.
+    On all ports, since own programs choose theirs. The operator reaches the agents' port alone. Nothing is said of what
+    the pods may reach. The kubelet's probes and `kubectl port-forward` come from the node, which no policy keeps out.
     """
     if not site.network_policies:
         return None
@@ -176,8 +177,25 @@ def network_policy(job: PlannedJob, site: Site) -> Manifest | None:
         "apiVersion": NETWORK_POLICY_VERSION,
         "kind": "NetworkPolicy",
         "metadata": child_metadata(job, child_name(job.name, job.uid)),
-        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]},
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": pods}]}, *_from_operator(job, site)],
+        },
     }
+
+
+def _from_operator(job: PlannedJob, site: Site) -> list[Manifest]:
+    """The rule that lets the operator ask the agents, where there are some."""
+    spec = _spec(job)
+    if site.operator is None or spec.training is None:
+        return []
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.operator.namespace}},
+        "podSelector": {"matchLabels": dict(site.operator.labels)},
+    }
+    opened = {"port": agent_port(job.uid, spec.workers.template), "protocol": "TCP"}
+    return [{"from": [operator], "ports": [opened]}]
 
 
 def _spec(job: PlannedJob) -> JobSpec:

@@ -3,7 +3,7 @@
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_FILE, Env, Role
 from disttrain_api.spec import JobSpec
-from disttrain_operator.plan.identity import child_name, pod_name, port
+from disttrain_operator.plan.identity import agent_port, child_name, pod_name, port
 from disttrain_operator.plan.site import PlannedJob, Site
 
 
@@ -56,12 +56,28 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
             # torchrun's own default is the word "none", with which jobs collide.
             Env.PET_RDZV_ID: f"{job.uid}-{attempt}",
         }
+        layout = spec.parallelism.model_dump_json(by_alias=True, exclude_defaults=True)
+        if spec.training is None and layout != "{}":
+            environment[Env.PARALLELISM] = layout
     return environment
 
 
-def pod_environment(spec: JobSpec, role: Role, index: int) -> dict[str, str]:
+def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> int | None:
+    """The port of a pod's agent; None where it has no agent, or one that nobody may ask."""
+    if role is not Role.WORKER or spec.training is None:
+        return None
+    if site.loopback is None:
+        return agent_port(job.uid, spec.workers.template)
+    ports = site.loopback.agent_ports
+    return ports[index] if index < len(ports) else None
+
+
+def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> dict[str, str]:
     """What differs between the pods of a role."""
     environment = {Env.ROLE_INDEX: str(index)}
+    answers_at = agent_port_of(job, spec, role, index, site)
+    if answers_at is not None:
+        environment[Env.AGENT_PORT] = str(answers_at)
     if role is Role.WORKER:
         environment |= {Env.NODE_RANK: str(index), Env.GROUP_RANK: str(index), Env.PET_NODE_RANK: str(index)}
         # A pod of several ranks has none of its own. A rank without peers is a plain program: scripts that find a RANK

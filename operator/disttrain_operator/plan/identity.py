@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from disttrain_api.names import HOST_PORTS, MASTER_PORT, PS_PORT, Label, Role
+from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, HOST_PORTS, MASTER_PORT, PS_PORT, Label, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.plan.site import PlannedJob
 
@@ -59,8 +59,17 @@ def port(role: Role, uid: str, template: Mapping[str, Any]) -> int:
     """
     if not on_host_network(template):
         return PS_PORT if role is Role.PS else MASTER_PORT
-    pairs = len(HOST_PORTS) // 2
-    return HOST_PORTS[zlib.crc32(uid.encode()) % pairs * 2 + (role is Role.PS)]
+    return HOST_PORTS[_pair(uid) * 2 + (role is Role.PS)]
+
+
+def agent_port(uid: str, template: Mapping[str, Any]) -> int:
+    """Return the port on which the agent of a pod with this template answers."""
+    return HOST_AGENT_PORTS[_pair(uid)] if on_host_network(template) else AGENT_PORT
+
+
+def _pair(uid: str) -> int:
+    """The number of the job's pair of ports on its nodes' networks."""
+    return zlib.crc32(uid.encode()) % (len(HOST_PORTS) // 2)
 
 
 def on_host_network(template: Mapping[str, Any]) -> bool:

@@ -7,7 +7,12 @@ from disttrain_api.ownership import owner_reference
 from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
-from disttrain_operator.plan.environment import common_environment, pod_environment, scratch_environment
+from disttrain_operator.plan.environment import (
+    agent_port_of,
+    common_environment,
+    pod_environment,
+    scratch_environment,
+)
 from disttrain_operator.plan.identity import (
     Manifest,
     child_name,
@@ -23,7 +28,7 @@ from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
 
 _COMMANDS = {
-    Role.WORKER: ["python3", "-m", "disttrain_trainer.agent"],
+    Role.WORKER: ["python3", "-m", "disttrain_agent"],
     Role.PS: ["python3", "-m", "disttrain_trainer.parameter_server.main"],
 }
 
@@ -34,7 +39,7 @@ class RolePlan:
     def __init__(
         self, job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site, avoid: tuple[str, ...] = ()
     ) -> None:
-        self._job, self._spec, self._role, self._attempt = job, spec, role, attempt
+        self._job, self._spec, self._role, self._attempt, self._site = job, spec, role, attempt, site
         template = spec.workers.pod_template
         if role is Role.PS and spec.parameter_servers is not None:
             template = spec.parameter_servers.pod_template
@@ -70,7 +75,8 @@ class RolePlan:
         """Manifest of the pod with this index in its role. `gated`: no node takes it until the gate lets it go."""
         job = self._job
         name = pod_name(job.name, job.uid, self._role, index, self._attempt)
-        own = [{"name": key, "value": value} for key, value in pod_environment(self._spec, self._role, index).items()]
+        environment = pod_environment(job, self._spec, self._role, index, self._site)
+        own = [{"name": key, "value": value} for key, value in environment.items()]
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
         labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
         labels |= self._topology.label(index)
@@ -83,14 +89,20 @@ class RolePlan:
         }
         if self._host_port is not None and (index == 0 or self._role is Role.PS):
             # With it on the pod the scheduler keeps other pods that listen there off the node.
-            opened = {"name": "disttrain", "containerPort": self._host_port, "hostPort": self._host_port}
-            trainer["ports"] = [*(trainer.get("ports") or []), opened]
+            opened = [("disttrain", self._host_port)]
+            agent = agent_port_of(job, self._spec, self._role, index, self._site)
+            opened += [] if agent is None else [("disttrain-agent", agent)]
+            trainer["ports"] = [*(trainer.get("ports") or []), *(_host_port(*entry) for entry in opened)]
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}
         spec |= self._topology.spec(self._pod_spec, labels)
         if gated:
             spec["schedulingGates"] = [*(self._pod_spec.get("schedulingGates") or []), {"name": GANG_GATE}]
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _host_port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "hostPort": number}
 
 
 def _part(template: PodTemplate, key: str) -> Manifest:

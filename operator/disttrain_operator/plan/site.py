@@ -1,5 +1,6 @@
 """Where a gang runs: what a cluster or a laptop gives to the pods of every job."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +40,16 @@ class Loopback:
 
     master_port: int
     ps_ports: tuple[int, ...] = ()
+    agent_ports: tuple[int, ...] = ()
+    """Ports of the workers' agents, by the worker's index. Workers beyond the last one are not asked."""
+
+
+@dataclass(frozen=True)
+class OperatorPods:
+    """How a NetworkPolicy names the operator's pods."""
+
+    namespace: str
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,3 +65,5 @@ class Site:
     defaults: PodDefaults = field(default_factory=PodDefaults)
     network_policies: bool = False
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its pods."""
+    operator: OperatorPods | None = None
+    """Who may reach the agents besides; None: nobody."""

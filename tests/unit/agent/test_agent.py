@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from disttrain_agent.supervise import Timing
 from disttrain_api.names import Env, ExitCode
-from disttrain_trainer.agent.supervise import Timing
 
 from .conftest import AGENT, Pod, read_json
 
@@ -338,7 +338,7 @@ def test_sigterm_while_waiting_for_the_master_ends_the_wait(pods: Pods) -> None:
 
 
 def test_the_agent_never_imports_torch(tmp_path: Path) -> None:
-    code = "import sys, disttrain_trainer.agent.main; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, disttrain_agent.main; print('torch' in sys.modules, 'numpy' in sys.modules)"
     answer = subprocess.run([AGENT[0], "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "False False\n"
 

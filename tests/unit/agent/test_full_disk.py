@@ -3,11 +3,11 @@
 import contextlib
 from pathlib import Path
 
+from disttrain_agent.environment import report_dir
+from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_api.names import Env, ExitCode
 from disttrain_api.report import RankError, RankFailure, RankReport, decode_pod_report
-from disttrain_trainer.agent.environment import report_dir
-from disttrain_trainer.agent.reports import Reports, TerminationMessage
-from disttrain_trainer.report import Reporter
+from disttrain_trainer.metrics.report import Reporter
 from tests.small_disk import fill, small_disk
 
 from .conftest import Pod

@@ -2,8 +2,8 @@
 
 import pytest
 
-from disttrain_trainer.agent import resolve
-from disttrain_trainer.agent.resolve import wait_for_address
+from disttrain_agent import resolve
+from disttrain_agent.resolve import wait_for_address
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_api.names import ExitCode
 from disttrain_api.report import RankError, RankReport
-from disttrain_trainer.agent.verdict import RankEnd, exit_code, first_cause
 
 
 def an_end(rank: int, returncode: int, *, told: bool = False, said: int | None = None, done: bool = False) -> RankEnd:

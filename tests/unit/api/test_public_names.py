@@ -1,15 +1,19 @@
 """What `import disttrain_api` offers is chosen on purpose."""
 
+import pytest
+
 import disttrain_api
 
 
 def test_public_names_are_sorted_and_complete() -> None:
-    offered = {
-        name
-        for name, value in vars(disttrain_api).items()
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith("disttrain_api")
-    }
-    assert disttrain_api.__all__ == sorted(offered)
+    assert disttrain_api.__all__ == sorted(disttrain_api.__all__)
+    for name in disttrain_api.__all__:
+        assert getattr(disttrain_api, name).__module__.startswith("disttrain_api."), name
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = disttrain_api.no_such_name
 
 
 def test_every_public_name_is_explained() -> None:

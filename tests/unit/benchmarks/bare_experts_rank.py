@@ -11,12 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks import bare_experts
 from benchmarks.bare_loop import mean_loss, wrap
-from disttrain_trainer.config import read_config
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import join_world
-from disttrain_trainer.randomness import seed_everything
-from disttrain_trainer.recipe import build_model, build_state
+from disttrain_trainer.build import build_state
+from disttrain_trainer.runtime.config import read_config
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import join_world
+from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.step import accumulate_gradients, load_step
+from disttrain_trainer.tasks.supervised import build_model
 
 
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:

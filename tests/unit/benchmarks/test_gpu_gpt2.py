@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu_gpt2 import NO_GPU, Shape, job, peak_flops
 from disttrain_api.builtin import model_config
 from disttrain_api.jobconfig import JobConfig
-from disttrain_trainer.config import resolve
 from disttrain_trainer.models.gpt.model import build
+from disttrain_trainer.runtime.config import resolve
 from tests.cluster.paths import REPOSITORY
 
 SHAPES = [Shape(), Shape(layers=2, heads=2, width=16, tokens=8, vocabulary=11)]

@@ -1,6 +1,9 @@
 """The command line."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import yaml
 from disttrain.errors import CommandError
 from disttrain.local.folder import RunFolder, new_run
 from disttrain.main import main
+from disttrain.verbs import VERBS
 from disttrain_api import manifest
 from tests.builders import a_manifest
 
@@ -29,13 +33,43 @@ def test_a_wrong_command_line_is_usage(arguments: list[str], capfd: pytest.Captu
     assert capfd.readouterr().err.startswith("usage: disttrain")
 
 
-@pytest.mark.parametrize("command", ["run", "submit", "validate", "collectives", "version"])
+@pytest.mark.parametrize("command", VERBS)
 def test_every_command_has_a_help_that_fits_a_screen(command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0
+    assert main([command, "--help"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert 3 < len(lines) < 24
+
+
+def test_the_help_lists_every_verb_and_loads_none(folder: Path) -> None:
+    heavy = ["torch", "kubernetes", "pydantic", "rich", "yaml", "urllib3", "asyncio", "disttrain.commands"]
+    code = (
+        f"import sys\nfrom disttrain.main import main\nmain(['--help'])\nsys.exit(str(set(sys.modules) & {set(heavy)}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "set()\n"
+    listed = re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE)
+    assert listed == [*VERBS]
+
+
+def test_the_package_loads_nothing_before_a_name_of_it_is_used() -> None:
+    code = "import sys\nimport disttrain\nsys.exit(str([name for name in sys.modules if name.startswith('disttrain')]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "['disttrain']\n"
+
+
+def test_as_a_plugin_of_kubectl_it_calls_itself_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/local/bin/kubectl-disttrain", "version", "--help"])
+    assert main() == 0
+    assert capfd.readouterr().out.startswith("Usage: kubectl disttrain version ")
+
+
+def test_completion_names_the_verbs() -> None:
+    asked = {"_DISTTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "disttrain va", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "disttrain.main"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["validate"]
 
 
 def test_the_version_is_a_number(capfd: pytest.CaptureFixture[str]) -> None:

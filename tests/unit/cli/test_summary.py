@@ -77,6 +77,21 @@ def test_success_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+GOODPUT = {
+    "since": "2026-01-01T12:00:00Z",
+    "updateTime": "2026-01-01T12:16:40Z",
+    "spent": [{"state": "Starting", "seconds": 380}, {"state": "Training", "seconds": 620}],
+    "percent": 62,
+}
+
+
+def test_either_end_says_where_the_time_went(tmp_path: Path) -> None:
+    folder, words = RunFolder(tmp_path), "goodput 62% of 16m (training 10m, starting 6m)"
+    times = {"goodput": GOODPUT, "completionTime": "2026-01-01T12:16:40Z"}
+    assert summary(a_status("Complete", **times), folder, storage=None).endswith(f" · {words}")
+    assert f"  {words}" in summary(a_status("Failed", **times), folder, storage=None).splitlines()
+
+
 def test_success_without_the_last_evaluation_says_so(tmp_path: Path) -> None:
     failure = "the evaluation after step 150 failed on rank 1: ValueError: no"
     progress = {"step": 150, "totalSteps": 150, "evaluationFailure": failure, "updateTime": NOW.isoformat()}

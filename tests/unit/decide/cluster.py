@@ -16,7 +16,7 @@ from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJo
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts
+from disttrain_operator.decide.observed import CreateProblem, Live, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.reconcile import same_meaning
@@ -109,6 +109,8 @@ class Operator:
         self.problems: dict[str, CreateProblem] = {}
         self.seen = Observed()
         """What the last decision was made from."""
+        self.live: Live | None = None
+        """What an agent has answered."""
         self.relist()
 
     def relist(self) -> None:
@@ -129,7 +131,7 @@ class Operator:
 
     def decide(self) -> Decision:
         """What the operator decides from what it sees."""
-        self.seen = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values())
+        self.seen = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values(), live=self.live)
         return decide(job_facts(self.job), self.seen, self.server.now)
 
     def step(self, crash_after: int | None = None) -> bool:

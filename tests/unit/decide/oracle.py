@@ -39,11 +39,14 @@ class Budget:
                         self.singles.add((attempt.number, entry.uid))
 
     def hear(self, observed: Observed) -> None:
-        """Pods have reported."""
-        for pod in sorted(observed.pods, key=lambda pod: pod.attempt):
-            progress = pod.report.progress if pod.report is not None else None
+        """Pods have reported, or answered while they ran."""
+        reports = [(pod.attempt, pod.report.progress) for pod in observed.pods if pod.report is not None]
+        live = observed.live
+        if live is not None and live.pod_uid in {pod.uid for pod in observed.pods if pod.started and pod.alive}:
+            reports.append((live.attempt, live.report))
+        for attempt, progress in sorted(reports, key=lambda entry: entry[0]):
             if progress is not None and progress.checkpoint is not None and progress.checkpoint.step > self.newest:
-                self.newest, self.made_in = progress.checkpoint.step, pod.attempt
+                self.newest, self.made_in = progress.checkpoint.step, attempt
                 self.singles.clear()
 
     @property

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from disttrain_api.report import RankFailure
+from tests.builders import a_report
 from tests.recorded import kept, torchrun_log
 from tests.unit.decide.test_failures import own_world, verdict
 
@@ -50,6 +52,20 @@ def test_a_rule_on_signals_sees_the_signal_of_a_child() -> None:
     rule: dict[str, Any] = {"action": "FailJob", "signals": [9]}
     world = own_world(rule).end(1, 1, message=kept(torchrun_log("killed"))).settle()
     assert verdict(world).action == "FailJob"
+
+
+def test_the_error_of_a_session_counts_and_not_the_code_that_torchrun_ends_with() -> None:
+    broken = a_report(40, checkpoint=40, failure=RankFailure(rank=3, exit_code=87, message="step-40 is damaged"))
+    world = own_world().end(0, 1, report=broken).settle()
+    found = verdict(world)
+    assert (found.class_, found.reason, found.rank) == ("Configuration", "CheckpointBroken", 3)
+    assert found.message.endswith("exited with code 1: step-40 is damaged")
+    assert world.job.status.checkpoint.step == 40
+
+
+def test_a_program_that_reported_no_error_is_looked_up_in_its_log() -> None:
+    world = own_world().end(0, 1, report=a_report(100)).settle().pass_time(3).settle()
+    assert verdict(world).message.endswith("it has reported its progress and no error: look at the pod's log")
 
 
 def test_the_exception_of_a_program_is_in_the_verdict_also_where_lines_follow_it() -> None:

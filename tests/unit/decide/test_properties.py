@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from disttrain_api.status import JobStatus
+from disttrain_api.goodput import by_state
+from disttrain_api.report import RankPhase
+from disttrain_api.status import GoodputState, JobStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.finished import is_finished
-from disttrain_operator.decide.observed import job_facts
+from disttrain_operator.decide.observed import Live, Stall, job_facts
 from disttrain_operator.reconcile import same_meaning
-from tests.builders import a_claim_template, a_raw_job, a_report, ended, running, waiting
+from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting
 from tests.soak import SOAK
 from tests.unit.decide.cluster import Operator, Server, member
 from tests.unit.decide.oracle import Budget
@@ -30,6 +32,7 @@ RULES = [
     {"action": "Ignore", "exitCodes": {"values": [43]}},
     {"action": "RestartWithoutCounting", "exitCodes": {"values": [44]}},
 ]
+HUNG = Stall(0, 61, 5, 1.0)
 DISRUPTIONS = st.sampled_from(["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet", None])
 
 
@@ -42,20 +45,25 @@ class Jobs(RuleBasedStateMachine):
         clean=st.sampled_from(["Running", "All", "None"]),
         rules=st.booleans(),
         success=st.sampled_from(["All", "Any", "First"]),
+        trains=st.booleans(),
     )
-    def apply(self, max_restarts: int, backoff: int, clean: str, rules: bool, success: str) -> None:
+    def apply(self, max_restarts: int, backoff: int, clean: str, rules: bool, success: str, trains: bool) -> None:
         policy: dict[str, Any] = {
             "maxRestarts": max_restarts,
             "restartBackoffSeconds": backoff,
             "cleanPodPolicy": clean,
             "startingDeadlineSeconds": 600,
             "successPolicy": {"operator": success},
-            **({"failurePolicy": {"rules": RULES}} if rules else {}),
+            **({"failurePolicy": {"rules": RULES[2:] if trains else RULES}} if rules else {}),
+            **({"progressDeadlineSeconds": 60} if trains else {}),
         }
-        job = a_raw_job(
-            training=None, workers={"replicas": 3, "template": COMMAND}, runPolicy=policy, storage=a_claim_template()
-        )
+        program: dict[str, Any] = {} if trains else {"training": None}
+        workers = {"replicas": 3, **({} if trains else {"template": COMMAND})}
+        job = a_raw_job(workers=workers, runPolicy=policy, storage=a_claim_template(), **program)
+        assert job_facts(job).problems == ()
+        job["metadata"]["creationTimestamp"] = timestamp(NOW)
         self.server = Server(job)
+        self.looked_at = NOW
         self.operator = Operator(self.server)
         self.terminal: str | None = None
         self.attempt = self.restarts = 0
@@ -74,6 +82,8 @@ class Jobs(RuleBasedStateMachine):
         return busy
 
     def _audit(self, before: JobStatus, after: JobStatus) -> None:
+        self._audit_goodput(before, after)
+        self._audit_hangs(before, after)
         assert after.restarts - before.restarts <= 3, "at most one restart for each pod that failed"
         self.budget.hear(self.operator.seen)
         used = self.budget.used
@@ -87,6 +97,32 @@ class Jobs(RuleBasedStateMachine):
                 assert used >= self._policy["maxRestarts"], "it had a restart left"
             return
         assert after.restarts_since_checkpoint == self.budget.used
+
+    def _audit_goodput(self, before: JobStatus, after: JobStatus) -> None:
+        """Every second until the last look has one state, and none is ever taken back."""
+        spent, known = (by_state(status.goodput) if status.goodput is not None else {} for status in (after, before))
+        assert all(seconds >= known.get(state, 0) for state, seconds in spent.items())
+        assert set(known) <= set(spent) <= set(GoodputState)
+        assert after.goodput is not None
+        if before.completion_time is None:
+            self.looked_at = max(self.looked_at, self.server.now)
+        assert sum(spent.values()) == (self.looked_at - NOW).total_seconds()
+        assert (after.goodput.since, after.goodput.update_time) == (timestamp(NOW), timestamp(self.looked_at))
+        assert (after.goodput.state is None) == (after.completion_time is not None)
+
+    def _audit_hangs(self, before: JobStatus, after: JobStatus) -> None:
+        """An attempt is taken for one that hangs where all of it runs and its own agent has just said so."""
+        if not before.attempts or before.attempts[-1].verdict is not None:
+            return
+        verdict = next((entry.verdict for entry in after.attempts if entry.number == before.attempt), None)
+        if verdict is not None and verdict.class_ == "Hang":
+            live, pods = self.operator.seen.live, self.operator.seen.pods
+            assert live is not None
+            assert live.stall is not None
+            assert (live.attempt, live.stall.seconds > 60) == (before.attempt, True)
+            runs = [pod for pod in pods if pod.attempt == before.attempt and pod.started and pod.alive]
+            assert {pod.index for pod in runs} == {0, 1, 2}
+            assert not any(pod.deleting or pod.disruption for pod in runs)
 
     @rule()
     def reconcile(self) -> None:
@@ -133,6 +169,19 @@ class Jobs(RuleBasedStateMachine):
         if len([pod for index in range(3) for pod in self._pods(index, "Running")]) == 3:
             self.checkpoint += 10
 
+    @rule(
+        phase=st.sampled_from([None, *RankPhase]),
+        lost=st.sampled_from([0, 5]),
+        stall=st.sampled_from([None, None, Stall(0, 59, 5, 1.0), HUNG]),
+    )
+    def an_agent_answers(self, phase: str | None = None, lost: int = 0, stall: Stall | None = None) -> None:
+        """The answer may be known long after the pod has ended. Steps before it may have been `lost`."""
+        for pod in self._pods(0, "Running"):
+            report = a_report(max(self.checkpoint - lost, 0), checkpoint=self.checkpoint or None).progress
+            assert report is not None
+            report = report.model_copy(update={"phase": phase})
+            self.operator.live = Live(pod["metadata"]["uid"], member(pod)[2], report, stall)
+
     @rule(index=INDEX, code=CODES, reports=st.booleans())
     def a_program_ends(self, index: int, code: int, reports: bool = False) -> None:
         """Its last words tell of the newest checkpoint, which may be of an earlier attempt."""
@@ -167,8 +216,8 @@ class Jobs(RuleBasedStateMachine):
 
     # What is common on a cluster and rare in a drawn order of rules
 
-    @rule(lives=st.lists(LIVES, min_size=2, max_size=4))
-    def attempts_run_and_fail(self, lives: list[tuple[bool, int, int, bool]]) -> None:
+    @rule(lives=st.lists(LIVES, min_size=2, max_size=4), asked=st.booleans(), hung=st.booleans())
+    def attempts_run_and_fail(self, lives: list[tuple[bool, int, int, bool]], asked: bool, hung: bool) -> None:
         for checkpoint, first, code, looks in lives:
             for _ in range(3):
                 self.reconcile_in_full_view()
@@ -178,6 +227,9 @@ class Jobs(RuleBasedStateMachine):
             self.reconcile_in_full_view()
             if checkpoint:
                 self.a_checkpoint_is_made()
+            if asked:
+                self.an_agent_answers(stall=HUNG if hung else None)
+                self.reconcile_in_full_view()
             self.a_program_ends(first, code, reports=True)
             if looks:
                 self.reconcile_in_full_view()
@@ -277,9 +329,13 @@ class Jobs(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError(f"not at rest: {self.operator.decide()}")
-        decision = self.operator.decide()
+        decision, written = self.operator.decide(), job_facts(self.server.job).status
         assert decision.actions == ()
-        assert decision.status is None or same_meaning(decision.status, job_facts(self.server.job).status)
+        if decision.status is not None:
+            assert same_meaning(decision.status, written)
+            assert decision.status.goodput is not None
+            assert written.goodput is not None
+            assert decision.status.goodput.state == written.goodput.state, "the state is no news by itself"
 
     @property
     def _policy(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_pods_are_read_with_what_holds_them() -> None:
         "status": {"phase": "Pending"},
     }
     pod = cluster_pod(raw)
-    assert (pod.held, pod.others_hold, pod.job, pod.namespace, pod.node, pod.priority) == (
+    assert (pod.gated, pod.others_hold, pod.job, pod.namespace, pod.node, pod.priority) == (
         True,
         True,
         "j",
@@ -151,7 +151,7 @@ def test_pods_are_read_with_what_holds_them() -> None:
     raw["spec"] = {}
     raw["metadata"]["annotations"] = {"disttrain.io/reserved-node": "a"}
     released = cluster_pod(raw)
-    assert (released.held, released.node, released.reserved) == (False, None, "a")
+    assert (released.gated, released.node, released.reserved) == (False, None, "a")
     assert released.needs is not None, "its room may be lost before it has its node"
     raw["spec"] = {"nodeName": "a"}
     bound = cluster_pod(raw)

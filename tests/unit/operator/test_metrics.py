@@ -66,10 +66,10 @@ def page(clock: Callable[[], float]) -> tuple[Metrics, Callable[[], str]]:
 def test_the_page_has_all_figures_and_no_name() -> None:
     now = [10.0]
     metrics, text = page(lambda: now[0])
-    metrics.saw_job("uid-of-a-job", "Pending", gone=False)
+    metrics.saw_job("uid-of-a-job", "Pending", "Starting", gone=False)
     now[0] = 10.5
     metrics.made_pods("uid-of-a-job", attempt=1)
-    metrics.saw_job("uid-of-a-job", "Running", gone=False)
+    metrics.saw_job("uid-of-a-job", "Running", "Training", gone=False)
     metrics.answered("POST", 201, 0.01)
     metrics.wrote_status(
         JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
@@ -79,6 +79,8 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     for line in (
         'disttrain_jobs{phase="Running"} 1.0',
         'disttrain_job_seconds_total{phase="Pending"} 0.5',
+        'disttrain_job_state_seconds_total{state="Starting"} 0.5',
+        'disttrain_job_state_seconds_total{state="Training"} 0.0',
         'disttrain_restarts_total{class="OutOfMemory"} 1.0',
         'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
         "disttrain_job_to_pods_seconds_count 1.0",
@@ -90,10 +92,23 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     assert "uid-of-a-job" not in told
 
 
+def test_a_job_that_is_finished_or_gone_spends_no_more_time() -> None:
+    now = [0.0]
+    metrics, text = page(lambda: now[0])
+    for uid in ("a", "b"):
+        metrics.saw_job(uid, "Running", "Training", gone=False)
+    now[0] = 2.0
+    metrics.saw_job("a", "Succeeded", None, gone=False)
+    now[0] = 3.0
+    metrics.saw_job("b", "Running", "Training", gone=True)
+    now[0] = 9.0
+    assert 'disttrain_job_state_seconds_total{state="Training"} 5.0' in text()
+
+
 def test_words_of_another_version_are_one_label() -> None:
     metrics = Metrics(dict, dict)
     for number in range(50):
-        metrics.saw_job("a", f"Phase{number}", gone=False)
+        metrics.saw_job("a", f"Phase{number}", f"State{number}", gone=False)
     verdict = failed(1, 0, 1, 2).verdict
     assert verdict is not None
     attempt = failed(1, 0, 1, 2).model_copy(update={"verdict": verdict.model_copy(update={"class_": "Gremlins"})})
@@ -101,5 +116,7 @@ def test_words_of_another_version_are_one_label() -> None:
     page = metrics.text().decode()
     assert 'disttrain_jobs{phase="Unknown"} 1.0' in page
     assert 'disttrain_restarts_total{class="Unknown"} 1.0' in page
+    assert 'disttrain_job_state_seconds_total{state="Unknown"}' in page
     assert "Phase49" not in page
+    assert "State49" not in page
     assert "Gremlins" not in page

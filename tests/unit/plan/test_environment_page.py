@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from disttrain_agent.environment import read_environment
 from disttrain_api import manifest
 from disttrain_api.names import Env, Role
 from disttrain_operator.plan.desired import Site, pod
-from disttrain_trainer.agent.environment import read_environment
 from tests.builders import a_claim_template, a_job
 from tests.cluster.paths import REPOSITORY
 
@@ -56,7 +56,7 @@ def test_the_page_has_the_variables_of_workers(program: dict[str, Any], number: 
     if each == 1 and number > 1:
         expected |= set(page("Workers that are one rank of several"))
     if program is not OWN:
-        expected.add(Env.CONFIG)
+        expected |= {Env.AGENT_PORT, Env.CONFIG}
     assert environment(**merged(program, ranks(number, each))).keys() == expected
 
 
@@ -72,7 +72,8 @@ def test_the_page_has_the_variables_of_servers(spec: dict[str, Any], more: set[s
 def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     training = {"training": {"preflight": True}}
     asked = {"storage": a_claim_template()}
-    found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS)).keys()
+    layout = {"parallelism": {"dataParallelShardDegree": 2}}
+    found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
     always = environment(**OWN).keys()
     assert found - always == set(page("Where the job asks for it"))
 

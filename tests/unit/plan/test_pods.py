@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.names import Label, Role
+from disttrain_api.names import Env, Label, Role
 from disttrain_operator.plan.desired import (
     GangPlan,
     Loopback,
@@ -20,7 +20,7 @@ from disttrain_operator.plan.desired import (
     service,
 )
 from disttrain_operator.plan.identity import pod_name
-from disttrain_operator.plan.site import PlannedJob
+from disttrain_operator.plan.site import OperatorPods, PlannedJob
 from tests.builders import UID, a_claim_template, a_job, merge
 
 SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
@@ -143,7 +143,7 @@ def test_a_template_with_a_command_keeps_it_and_gets_no_configuration() -> None:
 def test_a_job_that_trains_runs_the_agent_of_the_default_image() -> None:
     container = pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
-    assert container["command"] == ["python3", "-m", "disttrain_trainer.agent"]
+    assert container["command"] == ["python3", "-m", "disttrain_agent"]
 
 
 def test_pod_defaults_are_those_of_the_restricted_standard() -> None:
@@ -297,6 +297,27 @@ def test_only_pods_of_the_job_reach_its_pods_where_the_site_wants_a_policy() -> 
         assert not wanted <= pod(another, Role.WORKER, 0, 1, site)["metadata"]["labels"].items()
 
 
+def test_the_operators_pods_reach_the_agents_port_and_no_other() -> None:
+    site = replace(SITE, network_policies=True, operator=OperatorPods("disttrain", {"app.kubernetes.io/instance": "d"}))
+    for template, wanted in (({}, 29700), ({"spec": {"hostNetwork": True}}, None)):
+        job = a_job(workers={"template": template})
+        policy = network_policy(job, site)
+        assert policy is not None
+        _, rule = policy["spec"]["ingress"]
+        (opened,) = rule["ports"]
+        manifest = pod(job, Role.WORKER, 0, 1, site)["spec"]["containers"][0]
+        given = next(entry["value"] for entry in manifest["env"] if entry["name"] == Env.AGENT_PORT)
+        assert (given, opened["protocol"]) == (str(opened["port"]), "TCP")
+        assert wanted is None or opened["port"] == wanted
+        (source,) = rule["from"]
+        assert source["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "disttrain"}}
+        assert source["podSelector"] == {"matchLabels": {"app.kubernetes.io/instance": "d"}}
+    own = a_job(training=None, workers={"template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}})
+    policy = network_policy(own, site)
+    assert policy is not None
+    assert len(policy["spec"]["ingress"]) == 1, "a program of its own has no agent"
+
+
 def test_the_name_of_the_secret_follows_from_the_token_and_is_the_one_that_pods_mount() -> None:
     job = a_job()
     name = secret(job, SITE)["metadata"]["name"]
@@ -349,41 +370,3 @@ def test_what_stands_beside_the_template_reaches_the_trainer() -> None:
     assert trainer["workingDir"] == "/src"
     assert trainer["resources"]["limits"] == {"rdma/hca": 8, "nvidia.com/gpu": "8"}
     assert environment({"spec": {"containers": [trainer]}})["NCCL_DEBUG"] == "INFO"
-
-
-def on_the_host(uid: str) -> PlannedJob:
-    """A job of two workers and two servers on the network of their nodes."""
-    template = {"spec": {"hostNetwork": True}}
-    job = a_job(
-        training=None,
-        workers={"replicas": 2, "image": "a:1", "template": template},
-        parameterServers={"replicas": 2, "image": "a:1", "template": template},
-    )
-    return replace(job, uid=uid)
-
-
-def test_jobs_on_the_network_of_their_nodes_listen_on_ports_that_the_scheduler_keeps_apart() -> None:
-    job = on_the_host(UID)
-    master, server = pod(job, Role.WORKER, 0, 1, SITE), pod(job, Role.PS, 1, 1, SITE)
-    found = environment(master)
-    (opened,) = master["spec"]["containers"][0]["ports"]
-    (served,) = server["spec"]["containers"][0]["ports"]
-    assert opened["hostPort"] == opened["containerPort"] == int(found["MASTER_PORT"]) == int(found["PET_MASTER_PORT"])
-    addresses = found["DISTTRAIN_PS_ADDRESSES"].split(",")
-    assert {address.rpartition(":")[2] for address in addresses} == {str(served["hostPort"])}
-    assert "ports" not in pod(job, Role.WORKER, 1, 1, SITE)["spec"]["containers"][0], "it listens to nobody"
-    assert master["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet", "else it finds no peer by name"
-    (port,) = service(job, SITE)["spec"]["ports"]
-    assert port["port"] == opened["hostPort"]
-
-
-def test_few_jobs_on_the_network_of_a_node_share_a_port() -> None:
-    ports = set()
-    for number in range(100):
-        job = on_the_host(f"{number:08x}-0000-4000-8000-000000000001")
-        found = environment(pod(job, Role.WORKER, 0, 1, SITE))
-        pair = {int(found["MASTER_PORT"]), int(found["DISTTRAIN_PS_ADDRESSES"].rpartition(":")[2])}
-        assert len(pair) == 2
-        assert all(20_000 <= port < 29_000 for port in pair)
-        ports |= pair
-    assert len(ports) > 180

@@ -91,12 +91,13 @@ def test_all_that_pyproject_asks_for_is_there_with_all_that_it_needs(files: list
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_an_image_installs_by_hash_but_for_our_own_code_and_another_torch(dockerfile: Path) -> None:
+def test_an_image_installs_by_hash_but_for_our_own_code_and_what_a_build_argument_adds(dockerfile: Path) -> None:
     text = dockerfile.read_text()
     without = [line for line in re.findall(r"pip install (.*)", text) if "--require-hashes" not in line]
     ours = [line for line in without if line.startswith("--no-deps --no-build-isolation . ")]
     assert len(ours) == 1
-    assert [line for line in without if line not in ours and not line.startswith("${TORCH_INDEX_ARGS} ")] == []
+    asked = ("${TORCH_INDEX_ARGS} ", '-c constraints.txt --no-build-isolation ".[${EXTRAS}]"')
+    assert [line for line in without if line not in ours and not line.startswith(asked)] == []
     for file in re.findall(r"^COPY (.*requirements.*) \./$", text, re.MULTILINE):
         assert set(file.split()) <= set(FILES)
 

@@ -12,8 +12,8 @@ from disttrain_api.parallelism import AllReduce, CompressionName, PipelineSchedu
 from disttrain_api.pipeline import V_SCHEDULES
 from disttrain_api.relaxed import OptimizerState
 from disttrain_api.training import ActivationCheckpointing, LrScheduleName
-from disttrain_trainer.config import resolve
-from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.runtime.config import resolve
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, small, user
 
 STEPS = 5

@@ -16,12 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
-from disttrain_trainer.config import Config, resolve
-from disttrain_trainer.device import find_device
-from disttrain_trainer.errors import TrainerError
-from disttrain_trainer.mesh import World, device_mesh_of, join_world
-from disttrain_trainer.report import Reporter
-from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.runtime.config import Config, resolve
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.errors import TrainerError
+from disttrain_trainer.runtime.mesh import World, device_mesh_of, join_world
+from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.train import train
 from tests.unit.trainer.worlds import TOKEN, job, small
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from disttrain_trainer.collectives_check import __main__ as program
-from disttrain_trainer.collectives_check import operations
-from disttrain_trainer.collectives_check.plan import NumberFormat, Plan
+from disttrain_trainer.checks.collectives import __main__ as program
+from disttrain_trainer.checks.collectives import operations
+from disttrain_trainer.checks.collectives.plan import NumberFormat, Plan
 
 PLAN = Plan(
     sizes=(64, 4096),

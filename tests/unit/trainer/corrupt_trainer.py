@@ -9,8 +9,8 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from disttrain_trainer.preflight import check
-from disttrain_trainer.preflight import pairs as pairs_check
+from disttrain_trainer.checks.preflight import check
+from disttrain_trainer.checks.preflight import pairs as pairs_check
 
 
 def corrupt(tensor: torch.Tensor) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
             dist.batch_isend_irecv, dist.all_to_all_single = batch_isend_irecv, all_to_all_single
         elif os.environ["WRONG"] == "sums":
             dist.all_reduce = all_reduce
-    runpy.run_module("disttrain_trainer.train", run_name="__main__")
+    runpy.run_module("disttrain_trainer", run_name="__main__")
 
 
 if __name__ == "__main__":

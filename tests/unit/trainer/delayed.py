@@ -16,8 +16,8 @@ from torch.nn import functional
 from disttrain_api.batch import Batch
 from disttrain_api.training import LrSchedule
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.randomness import seed_everything
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.optim.schedules import rate_factor
+from disttrain_trainer.runtime.randomness import seed_everything
 from tests.unit.trainer.user_code import double_mlp, double_samples
 
 SEED = 0

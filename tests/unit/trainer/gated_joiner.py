@@ -5,8 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import run
+from disttrain_trainer.program import run
+from disttrain_trainer.runtime.stop import StopRequest
 
 if __name__ == "__main__":
     stop_request = StopRequest.on_sigterm()

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from disttrain_trainer.step_writer import StepWriter
-from disttrain_trainer.stop import StopRequest
-from disttrain_trainer.train import run
+from disttrain_trainer.checkpoint.step_writer import StepWriter
+from disttrain_trainer.program import run
+from disttrain_trainer.runtime.stop import StopRequest
 
 
 def close_gate(gate: Path) -> None:

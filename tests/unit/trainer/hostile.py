@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from disttrain_trainer.step_manifest import MANIFEST_FILE, StepManifest, digest_of
+from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, StepManifest, digest_of
 
 METADATA_FILE = ".metadata"
 DATA_FILE = "__0_0.distcp"

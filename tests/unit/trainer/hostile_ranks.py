@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from disttrain_trainer import checkpoint_plans
-from disttrain_trainer.config import read_config
-from disttrain_trainer.device import find_device
-from disttrain_trainer.json_collectives import MAX_BYTES
-from disttrain_trainer.mesh import World, join_world
-from disttrain_trainer.step_manifest import StepManifest
-from disttrain_trainer.step_writer import StepWriter
+from disttrain_trainer.checkpoint import plans as checkpoint_plans
+from disttrain_trainer.checkpoint.step_manifest import StepManifest
+from disttrain_trainer.checkpoint.step_writer import StepWriter
+from disttrain_trainer.runtime.config import read_config
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.json_collectives import MAX_BYTES
+from disttrain_trainer.runtime.mesh import World, join_world
 
 FOLDER = Path(os.environ["DISTTRAIN_CONFIG"]).parent
 

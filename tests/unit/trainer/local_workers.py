@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from disttrain_api.batch import Batch
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.randomness import seed_everything
+from disttrain_trainer.runtime.randomness import seed_everything
 from tests.unit.trainer.user_code import double_mlp, double_samples
 
 SEED, GLOBAL_BATCH = 0, 24

@@ -4,8 +4,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from disttrain_api.builtin import GptConfig
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.models.gpt.model import Gpt
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 
 class Watchful(Gpt):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from disttrain_api.builtin import ResnetConfig
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import join_world
 from disttrain_trainer.models.resnet import model as resnet
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import join_world
 from tests.unit.trainer.cases import config_of
 from tests.unit.trainer.worlds import small
 

@@ -16,18 +16,18 @@ import torch
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.parallelism import ParameterServer
-from disttrain_trainer.config import Config, resolve
-from disttrain_trainer.device import find_device
-from disttrain_trainer.errors import TrainerError
-from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.group import in_group, workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.wire import key_of
-from disttrain_trainer.parameter_server.work import work
-from disttrain_trainer.report import Reporter
+from disttrain_trainer.program import take_part
+from disttrain_trainer.runtime.config import Config, resolve
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.errors import TrainerError
+from disttrain_trainer.runtime.mesh import World, join_world
 from tests.cluster.ports import free_port
 from tests.unit.trainer.cases import StopAfter, in_layout, of_all_ranks, whole
 from tests.unit.trainer.worlds import CASES_WITHIN_SECONDS, job, launch, small
@@ -125,7 +125,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World, ranks: int)
         stop = StopAfter(run.get("stop_after"))
         try:
             config = config_of(folder, run, attempt, ranks)
-            state = work(config, in_layout(world, in_group(config)), Reporter(config.rank, None), stop)
+            state = take_part(config, in_layout(world, in_group(config)), Reporter(config.rank, None), stop)
         except TrainerError as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:

@@ -34,7 +34,7 @@ class Job:
         return self.stack.enter_context(launch(folder, self.config, ranks, storage, module=module, **variables))
 
     def worker(self, rank, name=None):
-        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer.train", RANK=str(rank), LOCAL_RANK="0")
+        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer", RANK=str(rank), LOCAL_RANK="0")
 
     def reached(self, step):
         self.workers[0].wait_until(lambda: self.workers[0].reached(step))

@@ -13,11 +13,11 @@ from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import World, join_world
+from disttrain_trainer.build import build_state
 from disttrain_trainer.parallel import activations, sharded
 from disttrain_trainer.parallel.pipeline.clock import StageClock
-from disttrain_trainer.recipe import build_state
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import World, join_world
 from disttrain_trainer.step import accumulate_gradients, load_step
 from tests.unit.trainer.cases import config_of, in_layout
 from tests.unit.trainer.worlds import small, user

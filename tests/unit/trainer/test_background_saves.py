@@ -9,8 +9,8 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from disttrain_api.names import ExitCode
-from disttrain_trainer.fence import Fence
-from disttrain_trainer.storage import StepFolders
+from disttrain_trainer.checkpoint.fence import Fence
+from disttrain_trainer.checkpoint.storage import StepFolders
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 

@@ -7,7 +7,7 @@ from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Training
 from disttrain_trainer.parallel.units import layers_of
-from disttrain_trainer.recipe import build_model
+from disttrain_trainer.tasks.supervised import build_model
 
 DIGITS = {"name": "digits"}
 TEXT = {"name": "text"}
@@ -18,6 +18,16 @@ MINE = {"entrypoint": "mine:make"}
 
 def named(name, **config):
     return {"name": name, "config": config}
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 256}
+
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+GRANITE = LLAMA | SIZES | {"model_type": "granite", "embedding_multiplier": 2.0, "logits_scaling": 3.0}
+
+
+def llama(**config):
+    return named("transformers", config=LLAMA | config)
 
 
 def training(model, data):
@@ -35,6 +45,9 @@ def training(model, data):
         (named("gpt"), TOKENS),
         (named("gpt", sequenceLength=8), MINE),
         (named("mlp", inputSize=2, outputSize=2), MINE),
+        (llama(), TEXT),
+        (named("transformers", path="/models/any"), TEXT),
+        (named("transformers", path="/models/any", sequenceLength=8, lora={"rank": 4}), MINE),
         (MINE, DIGITS),
         (MINE, MINE),
     ],
@@ -66,6 +79,17 @@ IMAGES_WITH_LENGTH = named("synthetic", kind="Images", sequenceLength=3)
         (named("mlp"), MINE, "training.model.config.inputSize", "must be given with data from an entry point"),
         (named("resnet"), MINE, "training.model.config.inputChannels", "must be given"),
         (named("gpt"), MINE, "training.model.config.sequenceLength", "must be given"),
+        (named("transformers"), TEXT, "training.model.config", "exactly one of `path` and `config`"),
+        (named("transformers", path="/m"), DIGITS, "training.data.name", "model 'transformers' takes tokens"),
+        (named("transformers", path="/m"), MINE, "training.model.config.sequenceLength", "must be given"),
+        (llama(model_type="bert"), TEXT, "training.model.config.config.model_type", "found 'bert'"),
+        (llama(vocab_size=255), TEXT, "training.model.config.config.vocab_size", "which is 256"),
+        (
+            named("transformers", path="/m", lora={"rank": 0}),
+            TEXT,
+            "training.model.config.lora.rank",
+            "greater than or equal to 1",
+        ),
         (MINE, named("digits", heldOutFraction=1), "training.data.config.heldOutFraction", "less than 1"),
         (MINE, named("synthetic"), "training.data.config.kind", "must be given"),
         (MINE, IMAGES_WITH_LENGTH, "training.data.config.sequenceLength", "must be left out with kind 'Images'"),
@@ -93,6 +117,7 @@ def test_sizes_follow_from_the_data():
         (named("resnet", width=8, norm="Batch"), DIGITS),
         (named("gpt", width=8, layers=3), TEXT),
         (named("gpt", width=8, layers=1, tieWeights=False), TEXT),
+        (named("transformers", config=GRANITE), TEXT),
     ],
 )
 def test_layers_are_counted_without_the_model_as_they_are_with_it(model, data):

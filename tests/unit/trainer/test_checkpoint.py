@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from disttrain_api.names import ExitCode, permanent_reason
 from disttrain_api.training import Checkpoint
-from disttrain_trainer.errors import CheckpointBroken, CheckpointsTaken, Fenced
-from disttrain_trainer.fence import Fence
-from disttrain_trainer.owned_steps import OwnedSteps
-from disttrain_trainer.storage import StepFolders, newest_seen, report_of
+from disttrain_trainer.checkpoint.fence import Fence
+from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
+from disttrain_trainer.checkpoint.storage import StepFolders, newest_seen, report_of
+from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointsTaken, Fenced
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 EVERY_TWO = {"checkpoint": {"interval": 2, "keepLatest": 2}, "logging": {"interval": 1}}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from disttrain_trainer.collectives_check.expected import PRIME, expected, given
-from disttrain_trainer.collectives_check.figures import Row, bus_factor, from_json, ranges, tables, to_json, verdict
-from disttrain_trainer.collectives_check.plan import (
+from disttrain_trainer.checks.collectives.expected import PRIME, expected, given
+from disttrain_trainer.checks.collectives.figures import Row, bus_factor, from_json, ranges, tables, to_json, verdict
+from disttrain_trainer.checks.collectives.plan import (
     NumberFormat,
     Operation,
     Plan,

@@ -8,8 +8,8 @@ from torch.utils.data import default_collate
 from disttrain_api.builtin import DATA_CONFIGS, DigitsConfig, data_config, model_config, samples_of
 from disttrain_api.training import Training
 from disttrain_trainer.data import digits, synthetic, text
-from disttrain_trainer.errors import DataNotFound
-from disttrain_trainer.recipe import build_model, load_data
+from disttrain_trainer.runtime.errors import DataNotFound
+from disttrain_trainer.tasks.supervised import build_model, load_data
 
 
 def training(model, data, **changes):

@@ -9,7 +9,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity
 
-from disttrain_trainer.device import (
+from disttrain_trainer.parallel.pipeline.stages import StageBetween
+from disttrain_trainer.runtime.device import (
     GLOO,
     NCCL,
     Device,
@@ -20,8 +21,7 @@ from disttrain_trainer.device import (
     in_host_memory,
     pins_memory,
 )
-from disttrain_trainer.parallel.pipeline.stages import StageBetween
-from disttrain_trainer.randomness import random_state, restore_random_state
+from disttrain_trainer.runtime.randomness import random_state, restore_random_state
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -7,10 +7,10 @@ import pytest
 
 from disttrain_api.names import ExitCode
 from disttrain_trainer.between_steps import completing
-from disttrain_trainer.errors import EvaluationAborted, NonFiniteLoss
-from disttrain_trainer.report import Reporter
-from disttrain_trainer.step_manifest import read_manifest
-from disttrain_trainer.storage import StepFolders
+from disttrain_trainer.checkpoint.step_manifest import read_manifest
+from disttrain_trainer.checkpoint.storage import StepFolders
+from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.runtime.errors import EvaluationAborted, NonFiniteLoss
 from tests.unit.trainer.server_jobs import a_job, ended
 from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small, user
 

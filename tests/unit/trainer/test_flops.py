@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from disttrain_api.builtin import GptConfig
 from disttrain_api.training import Precision
-from disttrain_trainer.device import Device
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.flops import Work, peak_flops, utilisation, work_of
+from disttrain_trainer.metrics.flops import Work, peak_flops, utilisation, work_of
 from disttrain_trainer.models.gpt.model import Gpt
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, launch
 
 GPT2 = GptConfig(vocabulary_size=50304, layers=12, heads=12, width=768, sequence_length=1024)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from disttrain_agent.environment import report_dir
+from disttrain_agent.reports import Reports
 from disttrain_api.names import ExitCode
-from disttrain_trainer.agent.environment import report_dir
-from disttrain_trainer.agent.reports import Reports
-from disttrain_trainer.errors import describe
-from disttrain_trainer.report import Reporter
-from disttrain_trainer.tensorboard import open_events
+from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.metrics.tensorboard import open_events
+from disttrain_trainer.runtime.errors import describe
 from tests.small_disk import fill, small_disk
 from tests.waiting import GENEROUS
 
@@ -65,7 +65,7 @@ def test_event_files_that_find_no_room_end_nothing(tmp_path: Path, capsys: pytes
 
 TOLD_TO_STOP = """
 import os, signal, threading
-from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.runtime.stop import StopRequest
 
 def no_room(message):
     raise OSError(28, "No space left on device")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_trainer.host_limits import cores
 from disttrain_trainer.parameter_server.sockets import new_context
+from disttrain_trainer.runtime.host_limits import cores
 
 MACHINE = 8
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
-from disttrain_trainer.metadata_file import NotMetadata, metadata_of
+from disttrain_trainer.checkpoint.metadata_file import NotMetadata, metadata_of
 from tests.unit.trainer.hostile import HOSTILE, METADATA_FILE, Runs, as_value, metadata_in, write_metadata
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import run_cases, small

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
-from disttrain_trainer.errors import CheckpointBroken
-from disttrain_trainer.safetensors_file import MAX_HEADER_BYTES, read_tensors
+from disttrain_trainer.checkpoint.safetensors_file import MAX_HEADER_BYTES, read_tensors
+from disttrain_trainer.runtime.errors import CheckpointBroken
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import run_cases, small
 
@@ -205,11 +205,10 @@ class TestInitialFrom:
         assert "cannot be read: File name too long" in error
 
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_of_a_model_in_several_files_none_is_read(self, results, ranks):
+    def test_an_index_leads_nowhere_but_beside_itself(self, results, ranks):
         (error,) = results[ranks]["hub"]["errors"]
-        assert error.startswith("InvalidConfiguration: ")
-        assert "model.safetensors.index.json" in error
-        assert "join them into one" in error
+        assert error.startswith("CheckpointBroken: ")
+        assert "names the file `../../etc/passwd`, expected a .safetensors file beside the index" in error
 
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_a_link_to_a_file_is_followed(self, results, ranks):

@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from disttrain_trainer import errors, json_collectives
-from disttrain_trainer.checkpoint_plans import plan_of_json, plan_to_json
-from disttrain_trainer.errors import Fenced, PeerLost
-from disttrain_trainer.failures import Failure
-from disttrain_trainer.json_collectives import Form, decode, encode, form_of
-from disttrain_trainer.unpickler import PlainUnpickler
+from disttrain_trainer.checkpoint.plans import plan_of_json, plan_to_json
+from disttrain_trainer.runtime import errors, json_collectives
+from disttrain_trainer.runtime.errors import Fenced, PeerLost
+from disttrain_trainer.runtime.failures import Failure
+from disttrain_trainer.runtime.json_collectives import Form, decode, encode, form_of
+from disttrain_trainer.runtime.unpickler import PlainUnpickler
 from tests.unit.trainer.worlds import job, launch, small
 
 

@@ -4,7 +4,13 @@ import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, require_same_gradients, run_cases
+from tests.unit.trainer.worlds import (
+    WORLDS_WITHIN_SECONDS,
+    require_same,
+    require_same_gradients,
+    run_cases,
+    run_layouts,
+)
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -25,15 +31,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    results = {}
-    for world in sorted({ranks for ranks, *_ in LAYOUTS.values()}):
-        cases = {
-            name: [{"training": {**TRAININGS[training], **changes}, "parallelism": parallelism}]
-            for name, (ranks, training, parallelism, changes) in LAYOUTS.items()
-            if ranks == world
-        }
-        results |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
-    return results
+    return run_layouts(tmp_path_factory, TRAININGS, LAYOUTS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from disttrain_trainer.loss_scale import LossScaler
+from disttrain_trainer.optim.loss_scale import LossScaler
 
 
 @pytest.fixture

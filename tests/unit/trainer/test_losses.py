@@ -9,8 +9,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 from disttrain_api.training import Loss
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import IGNORED, build_loss, weight_of
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(8, 5, generator=GENERATOR, dtype=torch.float64)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from disttrain_api.names import ExitCode
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parallel.meta import build_on_meta, materialise
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TOLERANCE = 1e-10

@@ -12,9 +12,9 @@ from disttrain_api.builtin import model_config
 from disttrain_api.memory import ModelSize, builtin_size
 from disttrain_api.names import ExitCode
 from disttrain_api.training import Training
-from disttrain_trainer.host_limits import memory_available, memory_limit
-from disttrain_trainer.model_memory import size_of
-from disttrain_trainer.recipe import build_model
+from disttrain_trainer.checks.model_memory import size_of
+from disttrain_trainer.runtime.host_limits import memory_available, memory_limit
+from disttrain_trainer.tasks.supervised import build_model
 from tests.unit.trainer.worlds import job, launch
 
 GIB = 2**30

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from disttrain.main import main
 from disttrain_api.names import ExitCode
 from disttrain_api.training import Checkpoint
-from disttrain_trainer import object_path
-from disttrain_trainer.errors import Fenced, InvalidConfiguration
-from disttrain_trainer.fence import Fence
-from disttrain_trainer.files import read_bounded
-from disttrain_trainer.object_path import ObjectPath
-from disttrain_trainer.object_steps import ObjectSteps
-from disttrain_trainer.owned_steps import OwnedSteps
-from disttrain_trainer.step_manifest import StepManifest, flaws, read_manifest
+from disttrain_trainer.checkpoint.fence import Fence
+from disttrain_trainer.checkpoint.object_steps import ObjectSteps
+from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
+from disttrain_trainer.checkpoint.step_manifest import StepManifest, flaws, read_manifest
+from disttrain_trainer.runtime import object_path
+from disttrain_trainer.runtime.errors import Fenced, InvalidConfiguration
+from disttrain_trainer.runtime.files import read_bounded
+from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.cluster.ports import free_port
 from tests.object_store import object_store
 from tests.soak import SOAK

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from disttrain_api.training import Checkpoint
-from disttrain_trainer import object_path, storage
-from disttrain_trainer.errors import CheckpointsTaken, Fenced
-from disttrain_trainer.fence import Claim, Fence
-from disttrain_trainer.object_path import ObjectPath
-from disttrain_trainer.object_steps import ObjectSteps
-from disttrain_trainer.owned_steps import OwnedSteps
-from disttrain_trainer.step_manifest import FileDigest, StepManifest, flaws, read_manifest, write_manifest
-from disttrain_trainer.storage import StepFolders
+from disttrain_trainer.checkpoint import storage
+from disttrain_trainer.checkpoint.fence import Claim, Fence
+from disttrain_trainer.checkpoint.object_steps import ObjectSteps
+from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
+from disttrain_trainer.checkpoint.step_manifest import FileDigest, StepManifest, flaws, read_manifest, write_manifest
+from disttrain_trainer.checkpoint.storage import StepFolders
+from disttrain_trainer.runtime import object_path
+from disttrain_trainer.runtime.errors import CheckpointsTaken, Fenced
+from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.soak import SOAK
 from tests.unit.trainer.interleavings import Apply, Explorer, Move, Port, Process, Program, Store
 from tests.unit.trainer.memory_storage import FOLDER, MemoryPath, MemoryStore, in_store, on_disk

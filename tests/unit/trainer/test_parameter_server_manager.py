@@ -16,7 +16,6 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.errors import PeerLost
 from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
@@ -30,6 +29,7 @@ from disttrain_trainer.parameter_server.sockets import connect
 from disttrain_trainer.parameter_server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.tasks import Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of, key_with
+from disttrain_trainer.runtime.errors import PeerLost
 from tests.builders import TRAINING
 from tests.cluster.ports import free_port
 from tests.integration.proxy import TcpProxy

@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
@@ -18,6 +17,7 @@ from disttrain_trainer.parameter_server.pushing import Pushing, watched
 from disttrain_trainer.parameter_server.server import Server, ServerConfig
 from disttrain_trainer.parameter_server.staging import Staging
 from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.builders import TRAINING
 
 SIZES = {"a": 5, "b": 2, "c": 6, "d": 1}

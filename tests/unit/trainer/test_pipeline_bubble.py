@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from disttrain_api.parallelism import Parallelism
-from disttrain_trainer.device import Device
 from disttrain_trainer.parallel.pipeline import measure
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.figures import Measured, bubbles_of
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, end_times
 from disttrain_trainer.parallel.pipeline.split import split_layers
+from disttrain_trainer.runtime.device import Device
 from tests.unit.trainer.worlds import run_cases, small, user
 
 BUBBLE, OF_SCHEDULE = "pipeline/bubble(%)", "pipeline/bubble_of_schedule(%)"

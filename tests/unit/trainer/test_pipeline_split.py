@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from disttrain_api.parallelism import Parallelism
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parallel.pipeline.split import split_layers
 from disttrain_trainer.parallel.pipeline.stages import Stage, drop_others, holders_of, require_apart
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 
 def model(*widths: int) -> nn.Sequential:

@@ -8,8 +8,8 @@ import torch
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Training
-from disttrain_trainer.device import Device
-from disttrain_trainer.precision import build_precision
+from disttrain_trainer.optim.precision import build_precision
+from disttrain_trainer.runtime.device import Device
 
 ALONE = SimpleNamespace(device=Device(torch.device("cpu"), "gloo"), mesh=Mesh.of(Parallelism(), 1))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from disttrain_api.names import ExitCode
-from disttrain_trainer.errors import NetworkFaulty, PeerLost
-from disttrain_trainer.preflight.check import refuse_silent, refuse_wrong, told
-from disttrain_trainer.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
+from disttrain_trainer.checks.preflight.check import refuse_silent, refuse_wrong, told
+from disttrain_trainer.checks.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
+from disttrain_trainer.runtime.errors import NetworkFaulty, PeerLost
 from tests.unit.trainer.worlds import Ended, job, launch, small
 
 

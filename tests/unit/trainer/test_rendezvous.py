@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disttrain_trainer.hosts import is_loopback
-from disttrain_trainer.keys import attempt_key
-from disttrain_trainer.rendezvous.forwarder import Forwarder, Place, dial
-from disttrain_trainer.rendezvous.gateway import Gateway
-from disttrain_trainer.rendezvous.handshake import (
+from disttrain_trainer.runtime.hosts import is_loopback
+from disttrain_trainer.runtime.keys import attempt_key
+from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial
+from disttrain_trainer.runtime.rendezvous.gateway import Gateway
+from disttrain_trainer.runtime.rendezvous.handshake import (
     NONCE_BYTES,
     Refused,
     answer_to,
@@ -26,10 +26,10 @@ from disttrain_trainer.rendezvous.handshake import (
     proof_for,
     read_hello,
 )
-from disttrain_trainer.rendezvous.loop import Loop
-from disttrain_trainer.rendezvous.store import _say as say
-from disttrain_trainer.rendezvous.store import open_store
-from disttrain_trainer.rendezvous.waiting import Waiting, source_of
+from disttrain_trainer.runtime.rendezvous.loop import Loop
+from disttrain_trainer.runtime.rendezvous.store import _say as say
+from disttrain_trainer.runtime.rendezvous.store import open_store
+from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
 from tests.waiting import GENEROUS, until
 

@@ -3,9 +3,9 @@
 import pytest
 
 from disttrain_api.training import Checkpoint
-from disttrain_trainer.rotation import kept
-from disttrain_trainer.step_manifest import read_manifest
-from disttrain_trainer.storage import StepFolders
+from disttrain_trainer.checkpoint.rotation import kept
+from disttrain_trainer.checkpoint.step_manifest import read_manifest
+from disttrain_trainer.checkpoint.storage import StepFolders
 from tests.unit.trainer.worlds import run_cases, small, user
 
 FIGURES = {10: 0.5, 20: 0.2, 30: 0.4, 40: None, 50: 0.2, 60: 0.9}

@@ -5,7 +5,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from disttrain_api.training import LrSchedule
-from disttrain_trainer.schedules import rate_factor
+from disttrain_trainer.optim.schedules import rate_factor
 
 STEPS = 50
 

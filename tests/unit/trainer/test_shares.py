@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttrain_api.mesh import Mesh
-from disttrain_trainer.device import find_device
-from disttrain_trainer.mesh import World
-from disttrain_trainer.shares import without_others, writers
+from disttrain_trainer.checkpoint.shares import without_others, writers
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import World
 
 names = st.tuples(st.sampled_from("ab"), st.text("xyz", min_size=1, max_size=3))
 sizes = st.dictionaries(names, st.integers(0, 100), max_size=12)

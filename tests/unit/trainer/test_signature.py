@@ -13,7 +13,8 @@ import torch
 
 from disttrain_api.names import ExitCode
 from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankError, RankReport
-from disttrain_trainer.errors import (
+from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.runtime.errors import (
     Fenced,
     InvalidConfiguration,
     NetworkFaulty,
@@ -25,7 +26,6 @@ from disttrain_trainer.errors import (
     describe,
     describe_exit,
 )
-from disttrain_trainer.report import Reporter
 
 
 def raised(function: Callable[[], object]) -> BaseException:
@@ -114,7 +114,9 @@ def raised_by(module: str, error: Exception) -> BaseException:
     return raised(lambda: exec(code, {"__name__": module, "error": error}))
 
 
-@pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "disttrain_trainer.rendezvous.forwarder"])
+@pytest.mark.parametrize(
+    "module", ["torch.distributed.distributed_c10d", "disttrain_trainer.runtime.rendezvous.forwarder"]
+)
 def test_a_lost_connection_between_ranks_is_a_lost_peer_without_a_signature(module: str) -> None:
     found = describe(raised_by(module, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")))
     assert (found.reason, found.signature) == ("PeerLost", None)

@@ -14,10 +14,10 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import ExitCode
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.sinks import open as opening
-from disttrain_trainer.sinks.mlflow import flat, key_of
-from disttrain_trainer.sinks.sink import Background, Values
+from disttrain_trainer.metrics.sinks import open as opening
+from disttrain_trainer.metrics.sinks.mlflow import flat, key_of
+from disttrain_trainer.metrics.sinks.sink import Background, Values
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, launch, small
 from tests.waiting import GENEROUS
 
@@ -180,7 +180,7 @@ def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.Captu
 def test_a_service_that_does_not_answer_keeps_nobody_waiting(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("disttrain_trainer.sinks.sink.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("disttrain_trainer.metrics.sinks.sink.CLOSING_SECONDS", 0.05)
     service = Service()
     service.answers.clear()
     sink = Background("WandB", lambda: service)
@@ -222,7 +222,7 @@ def test_no_package_is_imported_that_nobody_asked_for(tmp_path: Path) -> None:
         "    print([name for name in ('mlflow', 'wandb') if name in sys.modules], flush=True)\n"
         "    exit_(code)\n"
         "os._exit = told\n"
-        "runpy.run_module('disttrain_trainer.train', run_name='__main__')\n"
+        "runpy.run_module('disttrain_trainer', run_name='__main__')\n"
     )
     module = tmp_path / "program_that_tells.py"
     module.write_text(program)

@@ -39,7 +39,7 @@ class Pods:
         reports = str(self.folder / f"pod-{number}-life-{life}" / "reports")
         return [
             self.start(
-                f"rank-{2 * number + local}-life-{life}", "disttrain_trainer.train", RANK=str(2 * number + local),
+                f"rank-{2 * number + local}-life-{life}", "disttrain_trainer", RANK=str(2 * number + local),
                 LOCAL_RANK=str(local), DISTTRAIN_REPORT_DIR=reports,
             )
             for local in range(2)

@@ -7,9 +7,9 @@ import pytest
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
-from disttrain_trainer.config import Config, resolve
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server.group import in_group, worker_of, workers_of
+from disttrain_trainer.runtime.config import Config, resolve
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.layouts import COMMON, GPT, PIPELINE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.test_parameter_server import TOLERANCE

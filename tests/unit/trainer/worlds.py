@@ -90,7 +90,7 @@ class Rank(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
-PRELOADED = ["disttrain_trainer.train", "disttrain_trainer.data.digits", "tensorboard.summary.writer.record_writer"]
+PRELOADED = ["disttrain_trainer.program", "disttrain_trainer.data.digits", "tensorboard.summary.writer.record_writer"]
 
 
 class ForkedRank:
@@ -248,7 +248,7 @@ def launch(
     attempt: int = 1,
     port: int | None = None,
     file_size_limit: int | None = None,
-    module: str = "disttrain_trainer.train",
+    module: str = "disttrain_trainer",
     fresh: bool = False,
     device: str = "cpu",
     **environment: str,
@@ -326,6 +326,24 @@ def run_cases(
         ended = world.ended(CASES_WITHIN_SECONDS)
         assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name) for name in cases}
+
+
+def run_layouts(
+    folders: pytest.TempPathFactory, trainings: dict[str, Any], layouts: dict[str, tuple[int, str, Any, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Run each layout as a case, those of equally many ranks in one world.
+
+    layouts: ranks, name of the training, parallelism, changes of the training, by name.
+    """
+    results = {}
+    for world in sorted({ranks for ranks, *_ in layouts.values()}):
+        cases = {
+            name: [{"training": {**trainings[training], **changes}, "parallelism": parallelism}]
+            for name, (ranks, training, parallelism, changes) in layouts.items()
+            if ranks == world
+        }
+        results |= run_cases(folders.mktemp(f"world-of-{world}"), world, cases)
+    return results
 
 
 def _result(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disttrain_trainer.collectives.schedules import Schedule, Transfer
-from disttrain_trainer.device import channel_of
+from disttrain_trainer.runtime.device import channel_of
 
 
 def all_reduce(values: Tensor, schedule: Schedule, group: dist.ProcessGroup) -> int:

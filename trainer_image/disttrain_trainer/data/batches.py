@@ -1,69 +1,138 @@
 """Samples become batches on the device."""
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from disttrain_trainer.data.sampler import Slots
-from disttrain_trainer.device import in_host_memory, pins_memory
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.losses import weight_of
+from disttrain_trainer.data.stream import Stream
+from disttrain_trainer.protocols import Batch, MapDataset
+from disttrain_trainer.runtime.device import in_host_memory, pins_memory
 
-
-class MapDataset(Protocol):
-    """What a data set must offer: a length, and (input, target) at each index below it."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[object, object]: ...
+MAX_DEPTH = 16
+"""Containers inside each other in a batch."""
 
 
 @dataclass(frozen=True)
 class Datasets:
     """Samples to train on, and samples held out for evaluation; the latter may be none."""
 
-    training: MapDataset
+    training: MapDataset | Stream
     held_out: MapDataset | None
+    vocabulary: int | None = None
+    """All tokens are below; None where nobody has said so."""
+    fingerprint: str | None = None
+    """64 hexadecimal digits that tell corpora apart; None where the data has none."""
+
+    @property
+    def size(self) -> int | None:
+        """Training samples; None where they are iterated."""
+        return None if isinstance(self.training, Stream) else len(self.training)
+
+    @property
+    def first_sample(self) -> Any:
+        """A training sample to look at; training goes on as if it had not been."""
+        return self.training[self.training.first if isinstance(self.training, Stream) else 0]
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """inputs [B, ...], targets [B, ...], weights [B] (1 sample, 0 padding) on the device."""
+    """A batch on the device. weights: [B], 1 for a sample and 0 for padding."""
 
-    inputs: Tensor
-    targets: Tensor
+    batch: Batch
     weights: Tensor
     weight: float
-    """Samples or tokens that count."""
+    """What counts in the mean loss: samples or tokens."""
     samples: int
     """Samples that are not padding."""
 
+    @property
+    def inputs(self) -> Tensor:
+        """Inputs [B, ...] of a supervised batch, whose other part is targets [B, ...]."""
+        inputs: Tensor = self.batch[0]
+        return inputs
 
-def load_microbatch(dataset: MapDataset, slots: Slots, device: torch.device) -> Microbatch:
+    @property
+    def targets(self) -> Tensor:
+        """Targets [B, ...] of a supervised batch."""
+        targets: Tensor = self.batch[1]
+        return targets
+
+
+class Batching(Protocol):
+    """How a task makes batches of samples."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether a short microbatch is filled up with samples of weight 0; else it is short."""
+
+    def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> Batch:
+        """Return the batch on the host. indices: the samples' numbers, for messages."""
+
+    def weight(self, batch: Batch, weights: Tensor) -> float:
+        """Return what the batch counts for in the mean loss. weights: [B]."""
+
+
+def load_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slots, device: torch.device) -> Microbatch:
     """Read the samples of `slots` and move them to the device. Raises InvalidConfiguration for what is no sample."""
-    samples = [dataset[int(index)] for index in slots.indices]
-    if not (isinstance(samples[0], Sequence) and len(samples[0]) == 2):
-        kind = type(samples[0]).__name__
-        raise InvalidConfiguration(f"`training.data`: sample {slots.indices[0]} is a {kind}, expected (input, target)")
-    inputs, targets = default_collate(samples)
+    if not batching.pads:
+        slots = _without_padding(slots)
+    indices = [int(index) for index in slots.indices]
+    batch = batching.collate([dataset[index] for index in indices], indices)
     weights = torch.from_numpy(slots.weights)
-    return Microbatch(
-        _moved(inputs, device),
-        _moved(targets, device),
-        _moved(weights, device),
-        weight_of(targets, weights),
-        int(slots.weights.sum()),
-    )
+    weight = batching.weight(batch, weights)
+    return Microbatch(moved(batch, device), _moved(weights, device), weight, int(slots.weights.sum()))
+
+
+def _without_padding(slots: Slots) -> Slots:
+    """The samples that count; where none does, one of weight 0, since all ranks compute together."""
+    counted = slots.weights > 0
+    if not counted.any():
+        counted[0] = True
+    return Slots(slots.indices[counted], slots.weights[counted])
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch with every tensor on the device; a GPU fetches them when it comes to it."""
+    return map_tensors(lambda tensor: _moved(tensor, device), batch)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch, depth: int = 0) -> Batch:
+    """A copy of the batch in which `change` was applied to every tensor; what holds none stays as it is.
+
+    Mappings, lists, tuples, named tuples, dataclasses. Raises ValueError below MAX_DEPTH containers.
+    """
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, str | bytes | int | float | None):
+        return batch
+    if depth == MAX_DEPTH:
+        raise ValueError(f"a batch holds more than {MAX_DEPTH} containers inside each other")
+
+    def inner(value: Batch) -> Batch:
+        return map_tensors(change, value, depth + 1)
+
+    if isinstance(batch, Mapping):
+        changed = {key: inner(value) for key, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(inner, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(inner, batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {field.name: inner(getattr(batch, field.name)) for field in dataclasses.fields(batch) if field.init}
+        return dataclasses.replace(batch, **fields)
+    return batch
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """On the device; a GPU fetches them when it comes to it, and nobody waits for its earlier work."""
+    """On the device; nobody waits for a GPU's earlier work."""
     if pins_memory(device) and in_host_memory(values):
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from disttrain_api.builtin import TextConfig
 from disttrain_trainer.data.batches import Datasets
-from disttrain_trainer.errors import DataNotFound
+from disttrain_trainer.runtime.errors import DataNotFound
 
 
 class ByteSequences(Dataset[tuple[Tensor, Tensor]]):

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disttrain_trainer.mesh import World
 from disttrain_trainer.moe.routing import assignments_per_expert, imbalance
+from disttrain_trainer.runtime.mesh import World
 
 
 @dataclass(frozen=True)

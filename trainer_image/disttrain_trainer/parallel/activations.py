@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
 )
 
 from disttrain_api.training import ActivationCheckpointing
-from disttrain_trainer.device import pins_memory
-from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.runtime.device import pins_memory
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 _Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
 """Around a layer's forward pass, and around that which is made anew."""

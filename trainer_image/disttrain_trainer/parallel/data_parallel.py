@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from disttrain_trainer.device import gpus_of
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
+from disttrain_trainer.runtime.device import gpus_of
+from disttrain_trainer.runtime.mesh import World
 
 
 def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn.Module:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.parallelism import DeviceMode, Parallelism
-from disttrain_trainer.device import current
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.units import composes, layers_of, one_tensor, place
+from disttrain_trainer.runtime.device import current
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 Around = Callable[[], AbstractContextManager[object]]
 

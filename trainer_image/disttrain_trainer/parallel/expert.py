@@ -14,11 +14,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPoli
 from torch.distributed.tensor import DTensor, Shard
 
 from disttrain_api.parallelism import Parallelism
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.mesh import World
 from disttrain_trainer.moe.exchange import Exchange
 from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 
 def expert_layers(module: nn.Module) -> list[MixtureOfExperts]:

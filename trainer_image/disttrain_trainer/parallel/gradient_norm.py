@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from disttrain_trainer.mesh import World
+from disttrain_trainer.runtime.mesh import World
 
 
 def total_norm(

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from disttrain_api.training import Training
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.tensor import replace_parameter, shared_parameters
-from disttrain_trainer.randomness import seed_everything
+from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import seed_everything
 
 _FIELD = "`training.model.metaDevice`"
 
@@ -24,7 +25,7 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     """The model without memory. Raises InvalidConfiguration where it cannot be initialised layer by layer."""
     with torch.device("meta"):
         module = build()
-    if not callable(getattr(module, "initialise_layer", None)):
+    if offered(module, "initialise_layer") is None:
         raise InvalidConfiguration(
             f"{_FIELD}: the model {type(module).__name__} has no method `initialise_layer(layer)`, which gives values "
             "to the parameters and buffers that a layer holds itself; add it, or remove the field"

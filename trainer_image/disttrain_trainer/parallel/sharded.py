@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from disttrain_api.training import Precision, Training
-from disttrain_trainer.device import pins_memory
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.expert import shard_experts
+from disttrain_trainer.runtime.device import pins_memory
+from disttrain_trainer.runtime.mesh import World
 
 HALVES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 

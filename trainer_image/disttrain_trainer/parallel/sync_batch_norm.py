@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.mesh import World
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 
 def synchronise_batch_norm(module: nn.Module, world: World) -> nn.Module:

@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from disttrain_api.parallelism import Parallelism
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.mesh import World
+from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 
 def share_layers(module: nn.Module, parallelism: Parallelism, world: World) -> None:
@@ -30,7 +31,11 @@ def share_layers(module: nn.Module, parallelism: Parallelism, world: World) -> N
     plan = _plan_of(module, parallelism)
     tied = list(shared_parameters(module))
     _require_targets(module, plan)
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     parallelize_module(module, world.device_mesh["tensor"], dict(plan))
+    # torch's SequenceParallel puts parameters into their places that are trained.
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
     for first, *others in tied:
         for name in others:
             replace_parameter(module, name, module.get_parameter(first))
@@ -38,15 +43,15 @@ def share_layers(module: nn.Module, parallelism: Parallelism, world: World) -> N
 
 
 def _plan_of(module: nn.Module, parallelism: Parallelism) -> Mapping[str, ParallelStyle]:
-    offered = getattr(module, "tensor_plan", None)
-    if not callable(offered):
+    plan_of = offered(module, "tensor_plan")
+    if plan_of is None:
         raise InvalidConfiguration(
             f"`parallelism.tensorParallelDegree`: the model {type(module).__name__} has no method `tensor_plan`, which "
             "says how its layers are cut; add it, or use `dataParallelShardDegree` instead"
         )
     sequence, vocabulary = bool(parallelism.sequence_parallel), bool(parallelism.vocabulary_parallel)
     try:
-        plan: Mapping[str, ParallelStyle] = offered(sequence=sequence, vocabulary=vocabulary)
+        plan: Mapping[str, ParallelStyle] = plan_of(sequence=sequence, vocabulary=vocabulary)
     except (TypeError, ValueError) as error:
         raise InvalidConfiguration(
             f"`parallelism`: {type(module).__name__}.tensor_plan(sequence={sequence}, vocabulary={vocabulary}) raised "

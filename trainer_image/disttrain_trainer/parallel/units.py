@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from disttrain_trainer.errors import InvalidConfiguration
+from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The model's own `layers()`, else the elements of its outermost nn.Sequential and nn.ModuleList; maybe none."""
-    offered = getattr(module, "layers", None)
-    if callable(offered) and not isinstance(offered, nn.Module):
-        return list(offered())
+    layers = offered(module, "layers")
+    if layers is not None and not isinstance(layers, nn.Module):
+        return list(layers())
     if isinstance(module, nn.Sequential | nn.ModuleList):
         return list(module.children())
     return [layer for child in module.children() for layer in layers_of(child)]
@@ -19,9 +20,9 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 def composes(module: nn.Module) -> bool:
     """Whether the model's forward pass is that of its layers in turn."""
-    offered = getattr(module, "layers", None)
+    layers = offered(module, "layers")
     in_turn = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    return in_turn or (callable(offered) and not isinstance(offered, nn.Module))
+    return in_turn or (layers is not None and not isinstance(layers, nn.Module))
 
 
 def one_tensor(layer: nn.Module, outputs: object) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from disttrain_trainer.optimizers import state_names
+from disttrain_trainer.optim.optimizers import state_names
 from disttrain_trainer.parameter_server.shard import Shard
 
 Key = tuple[int, int]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.errors import DataUnlike, PeerLost
 from disttrain_trainer.parameter_server.content import Content, numbers
 from disttrain_trainer.parameter_server.heartbeat import Heartbeat
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
@@ -24,8 +23,9 @@ from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.pushing import Pushing
 from disttrain_trainer.parameter_server.recovery import Memory
 from disttrain_trainer.parameter_server.sockets import call_again, connect, new_context
-from disttrain_trainer.parameter_server.tasks import LEADER, StepResult, Verdict
+from disttrain_trainer.parameter_server.tasks import LEADER, CompleteStep, Verdict
 from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_with
+from disttrain_trainer.runtime.errors import DataUnlike, PeerLost
 
 _LOOK_MILLISECONDS = 200
 _GREET_MILLISECONDS = 2000
@@ -54,7 +54,7 @@ class Answer:
     """Where the data stands after those."""
     complete: int
     ahead: int
-    results: list[StepResult]
+    results: list[CompleteStep]
     stopping: bool
 
 
@@ -354,7 +354,7 @@ def _answer(message: Message) -> Answer:
         floor_cursor=known.cursor,
         complete=message.number("complete") if task is not None else 0,
         ahead=message.number("ahead") if task is not None else 0,
-        results=[StepResult(int(step), *rest) for step, *rest in message.fields["results"]],
+        results=[CompleteStep(int(step), *rest) for step, *rest in message.fields["results"]],
         stopping=message.fields["stopping"] is True,
     )
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Training
+from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parameter_server.known import Task
 from disttrain_trainer.parameter_server.pushed import Contents
 from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.schedules import learning_rate
 
 Rate = Callable[[int], float]
 """Learning rate of a step; where changes are averaged, the share of each that is added."""

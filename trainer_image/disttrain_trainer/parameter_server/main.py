@@ -3,7 +3,7 @@
 import gc
 import os
 
-from disttrain_trainer.stop import StopRequest
+from disttrain_trainer.runtime.stop import StopRequest
 
 if __name__ == "__main__":
     # First of all: importing torch takes seconds in which SIGTERM may come.
@@ -18,19 +18,19 @@ from pathlib import Path
 
 import torch
 
+from disttrain_agent.environment import termination_log
+from disttrain_agent.reports import TerminationMessage
 from disttrain_api.names import Env, ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankReport
-from disttrain_trainer.agent.environment import termination_log
-from disttrain_trainer.agent.reports import TerminationMessage
-from disttrain_trainer.config import Config, read_config
-from disttrain_trainer.errors import InvalidConfiguration, TrainerError, describe, no_room
+from disttrain_trainer.checkpoint.storage import newest_seen
 from disttrain_trainer.parameter_server.group import workers_of
 from disttrain_trainer.parameter_server.serve import Loop
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots, settings_of
 from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.wire import key_of
-from disttrain_trainer.storage import newest_seen
+from disttrain_trainer.runtime.config import Config, read_config
+from disttrain_trainer.runtime.errors import InvalidConfiguration, TrainerError, describe, no_room
 
 
 class LastWords:

@@ -17,7 +17,7 @@ from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.recovery import Recovery
 from disttrain_trainer.parameter_server.settings import ServerConfig
 from disttrain_trainer.parameter_server.stragglers import Straggler, Stragglers
-from disttrain_trainer.parameter_server.tasks import LEADER, Lease, StepResult, Tasks, Verdict
+from disttrain_trainer.parameter_server.tasks import LEADER, CompleteStep, Lease, Tasks, Verdict
 from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 
 DEFAULT_STALENESS = 4
@@ -281,5 +281,5 @@ def _named(one: Straggler) -> str:
     )
 
 
-def _result_fields(result: StepResult) -> list[float]:
+def _result_fields(result: CompleteStep) -> list[float]:
     return [result.step, result.loss, result.weight, result.samples]

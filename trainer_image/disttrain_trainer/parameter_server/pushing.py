@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server import buckets
 from disttrain_trainer.parameter_server.content import Content, Placement
 from disttrain_trainer.parameter_server.staging import Fence
 from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Send = Callable[[int, Message], None]
 """Server and message; returns at once, and nothing is answered."""

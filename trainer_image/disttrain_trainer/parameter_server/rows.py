@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.training import Optimizer
-from disttrain_trainer.optimizers import build_optimizer, state_names
+from disttrain_trainer.optim.optimizers import build_optimizer, state_names
 
 
 @dataclass(frozen=True)

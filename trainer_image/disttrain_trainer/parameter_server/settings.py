@@ -6,7 +6,7 @@ from pathlib import Path
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Compression, ParameterServer, Synchronization
 from disttrain_api.training import Training
-from disttrain_trainer.config import Config
+from disttrain_trainer.runtime.config import Config
 
 SILENCE_SECONDS = 10.0
 """A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.training import Optimizer
-from disttrain_trainer.optimizers import build_optimizer
+from disttrain_trainer.optim.optimizers import build_optimizer
 from disttrain_trainer.parameter_server.rows import Rows, no_state, update_rows
 
 OptimizerState = Mapping[str, Tensor]

@@ -13,9 +13,9 @@ import hmac
 import zmq
 from zmq.utils import z85
 
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.host_limits import cores
 from disttrain_trainer.parameter_server.wire import FRAME_BYTES
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.host_limits import cores
 
 _HANDSHAKE_MILLISECONDS = 10_000
 _WAITING_MESSAGES = 256

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from disttrain_trainer.device import CopyStream, in_host_memory
+from disttrain_trainer.runtime.device import CopyStream, in_host_memory
 
 
 class Fence(Protocol):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from disttrain_trainer.device import in_host_memory
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parameter_server.rows import Rows, merged
+from disttrain_trainer.runtime.device import in_host_memory
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 PullRows = Callable[[str, Tensor], None]
 """Name of a table and places [n] of rows, ascending: overwrites these with those of the servers."""

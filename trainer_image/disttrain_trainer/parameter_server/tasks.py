@@ -50,7 +50,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class StepResult:
+class CompleteStep:
     """A complete step: sum of losses, number of samples or tokens, number of samples."""
 
     step: int
@@ -99,7 +99,7 @@ class Tasks:
         """Workers whose silence was excused since they were seen last."""
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
-        self.results: list[StepResult] = []
+        self.results: list[CompleteStep] = []
         """Complete steps that the leader has not been told of."""
 
     @property
@@ -338,6 +338,6 @@ class Tasks:
             self.cursor = self._sampler.advance(self.cursor)
 
 
-def _sum(step: int, results: Iterable[Result]) -> StepResult:
+def _sum(step: int, results: Iterable[Result]) -> CompleteStep:
     loss, weight, samples = (sum(column) for column in zip(*results, strict=True))
-    return StepResult(step, loss, weight, samples)
+    return CompleteStep(step, loss, weight, samples)

@@ -7,12 +7,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_trainer.compression.blocks import INT8, ONE_BIT
-from disttrain_trainer.config import Config
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.hooks.base import BackendSum, DenseSum, GradientSum, HookedSum, reduce_bucket
 from disttrain_trainer.parallel.hooks.blocks import BlockSum
 from disttrain_trainer.parallel.hooks.low_rank import LowRankSum
 from disttrain_trainer.parallel.hooks.sparse import RandomKSum, TopKSum
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.mesh import World
 
 _FORMATS = {CompressionName.FP16: torch.float16, CompressionName.BF16: torch.bfloat16}
 

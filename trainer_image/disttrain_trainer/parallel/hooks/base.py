@@ -16,7 +16,7 @@ from torch import Tensor
 from disttrain_api.parallelism import AllReduce
 from disttrain_trainer.collectives.exchange import all_reduce
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
-from disttrain_trainer.device import gpus_of
+from disttrain_trainer.runtime.device import gpus_of
 
 Future = torch.futures.Future
 

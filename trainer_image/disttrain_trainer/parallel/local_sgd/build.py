@@ -5,11 +5,11 @@ import torch.distributed as dist
 from torch import nn
 
 from disttrain_api.relaxed import Bmuf, LocalSgd
-from disttrain_trainer.config import Config
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.local_sgd.plan import Plan
 from disttrain_trainer.parallel.local_sgd.replicas import Groups, Replicas
 from disttrain_trainer.parallel.local_sgd.update import BlockMomentum, OuterSgd, Update, default_block_momentum
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.mesh import World
 
 
 def build_replicas(

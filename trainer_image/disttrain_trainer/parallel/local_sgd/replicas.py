@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from disttrain_api.relaxed import OptimizerState
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.data_parallel import average_gradients, share_buffers
 from disttrain_trainer.parallel.local_sgd.plan import Meeting, Plan
 from disttrain_trainer.parallel.local_sgd.update import Update
+from disttrain_trainer.runtime.mesh import World
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Replicas:
         """What a checkpoint holds of a replica belongs to: other replicas cannot use it."""
         self.bytes = 0
         """Bytes that this rank has sent for the present step."""
+        self.own: dict[str, Tensor] = {}
+        """Copies of what this replica holds, while it stands for all (see `agreed`)."""
         self._module, self._optimizer, self._world, self._groups = module, optimizer, world, groups
         self._plan, self._update, self._optimizer_state = plan, update, optimizer_state
         self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -85,21 +87,22 @@ class Replicas:
                 pass
 
     @contextmanager
-    def agreed(self, done: int, *, optimizer: bool = False) -> Iterator[Mapping[str, Tensor]]:
-        """Inside, all replicas hold the model that counts after `done` steps; gives copies of what this one holds.
+    def agreed(self, done: int, *, optimizer: bool = False) -> Iterator[None]:
+        """Inside, all replicas hold the model that counts after `done` steps; `own` is what this one holds besides.
 
         That model is the average of all as they are, or where something else is made of the average, the global model
         of the last meeting. With `optimizer` the optimizer's state is the average, too. Buffers are the caller's to
         share. Afterwards everything is as it was before.
         """
         held = self._held(optimizer=optimizer)
-        own = {name: value.detach().clone() for name, value in held.items()}
+        self.own = {name: value.detach().clone() for name, value in held.items()}
         try:
             with torch.no_grad():
                 self._agree(done, optimizer=optimizer)
-            yield own
+            yield
         finally:
-            _put(own, held)
+            _put(self.own, held)
+            self.own = {}
 
     @property
     def momentum(self) -> Mapping[str, Tensor]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from disttrain_trainer.device import Device, Mark
 from disttrain_trainer.parallel.pipedream.versions import Versions
+from disttrain_trainer.runtime.device import Device, Mark
 
 _MIB = 2**20
 

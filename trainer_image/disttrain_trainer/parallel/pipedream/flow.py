@@ -5,7 +5,7 @@ waits for nobody but its neighbours, and for the replicas of its stage where gra
 different steps, and what concerns all of them comes later (ledger.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipedream.figures import Meter
-from disttrain_trainer.parallel.pipedream.ledger import Ledger, Listener, Said
+from disttrain_trainer.parallel.pipedream.ledger import Batch, Ledger, Listener, Said
 from disttrain_trainer.parallel.pipedream.messages import Inbox, Outbox
 from disttrain_trainer.parallel.pipedream.news import News
 from disttrain_trainer.parallel.pipedream.plan import Plan
@@ -81,11 +81,14 @@ class Flow(PipelinePart):
         self._ledger = Ledger(self.world, self.plan.lag, news, figures, self._meter.take, self.versions_of_stages)
         self._connect()
 
-    def run(self, steps: int, work: Work) -> tuple[int, bool]:
-        """Fill the pipeline, take up to so many steps, and drain it.
+    @property
+    def stopping(self) -> bool:
+        """Whether some rank wanted all to end in the last run; alike on every rank."""
+        return self._ledger.stopping
 
-        Returns the steps that were taken, and whether some rank wants all to end; alike on every rank.
-        """
+    def run(self, steps: int, work: Work) -> Iterator[Batch]:
+        """Fill the pipeline, take up to so many steps, and drain it. Yields steps as they become known to all ranks;
+        those from one on that is not sound when the pipeline is drained."""
         self._work, self._forwarded, done = work, 0, 0
         self._ledger.open(steps, work)
         self._versions.restart()
@@ -98,12 +101,13 @@ class Flow(PipelinePart):
                 if self.plan.ends_update(action.microbatch):
                     self._update(done)
                     done += 1
+                    yield from self._ledger.take()
             for outbox in (self._outputs, self._gradients_back):
                 if outbox is not None:
                     outbox.settle()
-        self._ledger.close(done)
+        rest = self._ledger.close(done)
         self._versions.restart()
-        return done, self._ledger.stopping
+        yield from rest
 
     def _forward(self, number: int) -> None:
         step, at = divmod(number, self.plan.per_update)

@@ -5,16 +5,16 @@ stop, a loss is not finite) begins `lag` steps after the one that it was said in
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from disttrain_trainer.mesh import World
 from disttrain_trainer.parallel.pipedream.figures import RankFigures, metrics_of, row_among, rows_of
 from disttrain_trainer.parallel.pipedream.news import News
+from disttrain_trainer.runtime.mesh import World
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class Told:
     gradient_norm: float
 
 
+class Batch(NamedTuple):
+    """Steps that have become known together."""
+
+    steps: list[Told]
+    figures: Mapping[str, float]
+    """Entries of metrics.jsonl where the last of the steps is `logged`."""
+
+
 class Listener(Protocol):
     """Who wants to know."""
 
@@ -52,8 +60,8 @@ class Listener(Protocol):
     def logged(self, step: int) -> bool:
         """Whether the step is to be told as soon as it is known."""
 
-    def told(self, steps: Sequence[Told], figures: Mapping[str, float] | None) -> bool:
-        """Steps that were not told before; figures where the last one is `logged`. Returns whether to go on."""
+    def sound(self, loss: float, norm: float) -> bool:
+        """Whether training may go on after a step with this loss and gradient norm."""
 
 
 class Ledger:
@@ -76,6 +84,8 @@ class Ledger:
         self._heard = 0
         self._unsaid: list[Said] = []
         self._untold: deque[tuple[float, float]] = deque()
+        self._known: list[Batch] = []
+        self._sound = True
 
     def admits(self, step: int) -> bool:
         """Whether the step is to be; waits until all ranks have said what could forbid it."""
@@ -97,12 +107,22 @@ class Ledger:
         if self._listener.logged(step):
             self._say_figures(log=True)
 
-    def close(self, steps: int) -> None:
-        """Hear and tell all that is left when every rank has done so many steps."""
+    def take(self) -> list[Batch]:
+        """Return what has become known since the last call. Nothing once a step was not sound, until `close`: whoever
+        hears of it ends, and ranks that are not as far would wait for it."""
+        if not self._sound:
+            return []
+        known, self._known = self._known, []
+        return known
+
+    def close(self, steps: int) -> list[Batch]:
+        """Hear all that is left when every rank has done so many steps; return what was not taken yet."""
         self._hear(steps)
         if self._unsaid:
             self._say_figures(log=False)
             self._tell(log=False)
+        self._sound = True
+        return self.take()
 
     def _hear(self, until: int) -> None:
         """Of all steps before `until`."""
@@ -112,8 +132,9 @@ class Ledger:
             self._untold.append((weight, samples))
             self._heard += 1
             self.stopping = self.stopping or stop > 0
-            going_on = not self._listener.logged(step) or self._tell(log=True)
-            if self.stopping or not going_on:
+            if self._listener.logged(step):
+                self._tell(log=True)
+            if self.stopping or not self._sound:
                 self.limit = min(self.limit, step + self._lag + 1)
 
     def _say_figures(self, *, log: bool) -> None:
@@ -126,7 +147,7 @@ class Ledger:
             numbers += row_among(row, self._world.rank, self._world.size)
         self._figures.say(numbers)
 
-    def _tell(self, *, log: bool) -> bool:
+    def _tell(self, *, log: bool) -> None:
         count = len(self._untold)
         numbers = self._figures.hear()
         losses, squares, rows = numbers[:count], numbers[count : 2 * count], rows_of(numbers[2 * count :])
@@ -136,4 +157,5 @@ class Ledger:
             for at, (weight, samples) in enumerate(self._untold)
         ]
         self._untold.clear()
-        return self._listener.told(steps, metrics_of(rows, self._versions) if log else None)
+        self._known.append(Batch(steps, metrics_of(rows, self._versions) if log else {}))
+        self._sound = self._sound and all(self._listener.sound(one.loss, one.gradient_norm) for one in steps)

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disttrain_trainer import json_collectives
-from disttrain_trainer.errors import InvalidConfiguration
-from disttrain_trainer.json_collectives import Form, form_of
+from disttrain_trainer.runtime import json_collectives
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.json_collectives import Form, form_of
 
 
 class Outbox:

@@ -1,19 +1,11 @@
 """What ranks tell each other of steps while they are in different ones: sums that arrive later."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from disttrain_trainer.mesh import World
-
-T = TypeVar("T")
 
 
 class News:
@@ -41,18 +33,3 @@ class News:
         work, values = self._coming.popleft()
         work.wait()
         return values.tolist()
-
-
-class HeardWorld(World):
-    """For what is summed already: each rank says it to itself, so that ranks in different steps need not meet."""
-
-    @classmethod
-    def like(cls, world: World) -> HeardWorld:
-        return cls(**{field.name: getattr(world, field.name) for field in fields(world)})
-
-    def gather(self, value: T, kind: Any) -> list[T]:
-        return [value]
-
-    @staticmethod
-    def _all_reduce(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-        return values.clone()

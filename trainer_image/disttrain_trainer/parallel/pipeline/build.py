@@ -7,12 +7,9 @@ from torch import Tensor, nn
 
 from disttrain_api.cut_sizes import EXPERTS_WITHOUT_FLUSH, TIED_WITHOUT_FLUSH
 from disttrain_api.pipeline import index_of_stage, is_flushless
-from disttrain_trainer.config import Config
-from disttrain_trainer.device import Device
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.losses import WeightedLoss
-from disttrain_trainer.mesh import World
 from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts
 from disttrain_trainer.parallel.meta import give_values
@@ -34,7 +31,10 @@ from disttrain_trainer.parallel.pipeline.stages import (
 )
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.tensor import share_layers
-from disttrain_trainer.precision import MixedPrecision
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 
 def build_pipeline(

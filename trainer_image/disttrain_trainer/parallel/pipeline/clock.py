@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.distributed.pipelining.stage import PipelineStage
 
-from disttrain_trainer.device import Device, Mark
 from disttrain_trainer.parallel.pipeline.figures import Measured
 from disttrain_trainer.parallel.pipeline.simulate import Kind
+from disttrain_trainer.runtime.device import Device, Mark
 
 _Spans = list[tuple[Mark, Mark]]
 

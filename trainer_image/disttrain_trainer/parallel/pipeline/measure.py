@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from disttrain_trainer.device import Device
+from disttrain_trainer.runtime.device import Device
 
 _REPEATS = 3
 

@@ -1,7 +1,7 @@
 """A rank's part of a pipeline, whatever its schedule: its stages, its neighbours, and batches that only go forward."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import index_of_stage
-from disttrain_trainer import json_collectives
+from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.losses import WeightedLoss
-from disttrain_trainer.mesh import World
-from disttrain_trainer.precision import MixedPrecision
+from disttrain_trainer.optim.precision import MixedPrecision
+from disttrain_trainer.runtime import json_collectives
+from disttrain_trainer.runtime.mesh import World
 
 
 @dataclass
@@ -25,6 +26,8 @@ class PipelinePart:
     world: World
     loss: WeightedLoss
     precision: MixedPrecision
+    copies: Mapping[nn.Parameter, int] = field(default_factory=dict, kw_only=True)
+    """How many pipeline indices hold each of the parameters that several hold."""
 
     def __post_init__(self) -> None:
         self._index_of = index_of_stage(self.parallelism)
@@ -38,6 +41,14 @@ class PipelinePart:
     def last(self) -> bool:
         """Whether this rank has the outputs, and with them the loss."""
         return len(self._index_of) - 1 in self.stages
+
+    def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
+        """As step.accumulate_gradients. Raises NotImplementedError where a pipeline takes no step by itself."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, float]:
+        """Return entries of metrics.jsonl since this was last asked. Called by all ranks together."""
+        return {}
 
     def outputs(self, inputs: Tensor) -> Tensor | None:
         """Forward pass of one batch through all stages; None on ranks that do not hold the last one.

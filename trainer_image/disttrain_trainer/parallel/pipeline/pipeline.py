@@ -5,7 +5,7 @@ interleaved 1F1B (ibid.), looped breadth-first (Lamy-Poirier 2023), zero bubble 
 (DeepSeek-AI 2025). All compute the same gradients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from disttrain_api.pipeline import microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
-from disttrain_trainer.errors import own_errors
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.clock import StageClock
@@ -25,6 +24,7 @@ from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.runtime.errors import own_errors
 
 
 @dataclass
@@ -37,8 +37,6 @@ class Pipeline(PipelinePart):
     """Passes through the pipeline in an optimizer step: the accumulation."""
     shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
     """Parameters that ranks of other pipeline indices hold, too, and those ranks."""
-    copies: Mapping[nn.Parameter, int]
-    """How many pipeline indices hold each of those."""
     _batches: list[Microbatch] = field(default_factory=list)
     _scale: float = 1.0
 
@@ -52,7 +50,7 @@ class Pipeline(PipelinePart):
         )
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
-        """As train.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
+        """As step.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
         total = torch.zeros((), device=self.world.device.torch)
         scale = replicas * self.precision.scale
         self._scale = scale / weight

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.cut_sizes import TIED_IN_SHARDS
-from disttrain_trainer.errors import InvalidConfiguration
 from disttrain_trainer.parallel.units import one_tensor
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Around = Callable[[], AbstractContextManager[object]]
 

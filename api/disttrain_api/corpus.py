@@ -1,0 +1,58 @@
+"""`training.data.config` of corpora: tokens that lie in folders."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+
+INDEXED_SUFFIXES = (".bin", ".idx")
+"""Suffixes of the two files of one of Megatron-LM's indexed data sets."""
+
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class MixedCorpus(ApiModel):
+    """One corpus of several."""
+
+    path: Path
+    """As `path` of the whole."""
+    weight: Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)] | None = None
+    """How many of the samples are its, beside the others' weights. Absent: its number of tokens."""
+
+
+class CorpusConfig(ApiModel):
+    """Tokens that `disttrain data prepare` has written, cut into sequences, each predicting its next token."""
+
+    path: Path | None = None
+    """The folder, or the .bin or .idx of an indexed data set of Megatron-LM; the same in every pod."""
+    mixture: Annotated[list[MixedCorpus], Field(min_length=1, max_length=100)] | None = None
+    """Instead of `path`: corpora of one tokenizer, each of which gives its share of the samples."""
+    temperature: Annotated[float, Field(ge=0.1, le=1000, allow_inf_nan=False)] | None = None
+    """With `mixture`: weights count to the power of 1 / temperature. Absent: 1."""
+    vocabulary_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """With indexed data sets, which do not say it: all tokens are below."""
+    sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Tokens per sample. Samples go on across the end of a document."""
+    held_out_fraction: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01
+    """Part of the tokens that is kept for evaluation: the end of each shard. 0: none."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All that are read."""
+        return [entry.path for entry in self.mixture or []] + ([] if self.path is None else [self.path])
+
+
+def corpus_problems(config: CorpusConfig) -> Iterator[tuple[str, str]]:
+    """Yield what does not go together: field below `spec`, sentence."""
+    place = "training.data.config"
+    if (config.path is None) == (config.mixture is None):
+        yield place, "exactly one of `path` and `mixture` must be given"
+    if config.temperature is not None and config.mixture is None:
+        yield f"{place}.temperature", "needs `mixture`: give it, or remove this field"
+    indexed = [path for path in config.paths if path.endswith(INDEXED_SUFFIXES)]
+    if indexed and config.vocabulary_size is None:
+        yield f"{place}.vocabularySize", f"must be given: {indexed[0]:.200} does not say how many tokens there are"
+    if not indexed and config.vocabulary_size is not None:
+        yield f"{place}.vocabularySize", "must be left out: the corpus says how many tokens there are"

@@ -1,0 +1,205 @@
+"""Requests to an API server: urllib3 and orjson, plain dicts in and out, one connection for each thread that asks.
+
+What it answers is read up to a bound, and what it refuses becomes a sentence.
+"""
+
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+import urllib3
+
+from disttrain.errors import CommandError
+from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.errors import AccessError
+
+Raw = dict[str, Any]
+Query = Mapping[str, str | int]
+
+MAX_BODY_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 4 * 2**20
+PAGE = 500
+"""Objects that are asked for at once."""
+_TIMEOUT = urllib3.Timeout(connect=10, read=60)
+# A connection that was never made is tried again; a request that may have arrived is not.
+_RETRIES = urllib3.Retry(total=2, connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2)
+_MERGE_PATCH = "application/merge-patch+json"
+_CONNECTIONS = 128
+
+
+class ApiError(CommandError):
+    """The API server refused; `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NoAnswer(CommandError):  # noqa: N818 - what happened, which a watch gets over
+    """The API server was not reached, or fell silent."""
+
+
+class Api:
+    """An API server. All methods raise CommandError with a sentence for people; `what` is its begin."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.server = access.server
+        self.date = ""
+        """The API server's clock, as its last answer had it in the header `Date`."""
+        self._pool = _pool(access)
+
+    def get(self, path: str, query: Query | None = None, *, what: str) -> Raw:
+        """Return an object, or an answer that is one."""
+        return self._ask("GET", path, query, what=what)
+
+    def create(self, path: str, body: Raw, *, what: str) -> Raw:
+        """Create an object in a collection and return it as stored."""
+        return self._ask("POST", path, None, body=body, what=what)
+
+    def patch(self, path: str, body: Raw, *, what: str) -> Raw:
+        """Lay `body` over an object (RFC 7386) and return the whole."""
+        return self._ask("PATCH", path, None, body=body, content=_MERGE_PATCH, what=what)
+
+    def delete(self, path: str, body: Raw | None = None, *, what: str) -> None:
+        """Delete an object."""
+        self._ask("DELETE", path, None, body=body, what=what)
+
+    def items(self, path: str, query: Query | None = None, *, what: str) -> list[Raw]:
+        """Return the objects of a collection, page by page."""
+        found, more = [], ""
+        while True:
+            page = self.get(path, {**(query or {}), "limit": PAGE, **({"continue": more} if more else {})}, what=what)
+            found += [item for item in page.get("items") or [] if isinstance(item, dict)]
+            more = str((page.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return found
+
+    def watch(self, path: str, query: Query, *, seconds: int, what: str) -> Iterator[Raw]:
+        """Yield the events of a watch until it ends, `seconds` at most."""
+        given = {**query, "watch": "true", "timeoutSeconds": seconds}
+        for line in self.lines(path, given, silence=seconds + 30, what=what):
+            event = _decoded(line, what)
+            if event.get("type") == "ERROR":
+                return
+            yield event
+
+    def lines(self, path: str, query: Query, *, silence: float | None = None, what: str) -> Iterator[bytes]:
+        """Yield the lines of an answer as they arrive. A longer line than MAX_LINE_BYTES is cut.
+
+        silence: seconds after which a server that sends nothing is given up; None: never.
+        """
+        response = self._send("GET", path, query, what=what, timeout=urllib3.Timeout(connect=10, read=silence))
+        try:
+            rest = b""
+            for part in response.stream(2**16, decode_content=True):
+                *lines, rest = (rest + part).split(b"\n")
+                yield from (line[:MAX_LINE_BYTES] for line in lines)
+                rest = rest[:MAX_LINE_BYTES]
+            if rest:
+                yield rest
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoAnswer(f"{what}: the connection to {self.server} broke ({_root(error)})") from error
+        finally:
+            response.close()
+
+    def _ask(
+        self, method: str, path: str, query: Query | None, *, what: str, body: Raw | None = None, content: str = ""
+    ) -> Raw:
+        response = self._send(method, path, query, what=what, body=body, content=content)
+        try:
+            payload = response.read(MAX_BODY_BYTES + 1, decode_content=True)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoAnswer(f"{what}: the connection to {self.server} broke ({_root(error)})") from error
+        finally:
+            response.release_conn()
+        if len(payload) > MAX_BODY_BYTES:
+            raise CommandError(f"{what}: the answer is larger than {MAX_BODY_BYTES} bytes")
+        return _decoded(payload, what)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        *,
+        what: str,
+        body: Raw | None = None,
+        content: str = "",
+        timeout: urllib3.Timeout = _TIMEOUT,
+    ) -> urllib3.BaseHTTPResponse:
+        url = f"{self.server}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        payload = None if body is None else orjson.dumps(body)
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                body=payload,
+                headers=self._headers(content or "application/json"),
+                preload_content=False,
+                retries=_RETRIES,
+                timeout=timeout,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoAnswer(f"{what}: the cluster does not answer ({_root(error)})") from error
+        self.date = response.headers.get("Date", self.date)
+        if response.status >= 400:
+            refusal = response.read(2**16, decode_content=True)
+            response.close()
+            raise ApiError(f"{what}: {_sentence(response.status, response.reason, refusal)}", response.status)
+        return response
+
+    def _headers(self, content: str) -> dict[str, str]:
+        try:
+            token = self._access.token()
+        except (AccessError, OSError) as error:
+            raise CommandError(f"no credentials for {self.server}: {error}") from error
+        headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": "disttrain"}
+        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _pool(access: Access) -> urllib3.PoolManager:
+    options: dict[str, Any] = {"maxsize": _CONNECTIONS, "block": False}
+    try:
+        context = access.ssl_context()
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise CommandError(f"the kubeconfig's certificates for {access.server} cannot be used: {error}") from error
+    if context is not None:
+        options["ssl_context"] = context
+    address = urllib.parse.urlsplit(access.server)
+    proxy = urllib.request.getproxies().get(address.scheme)
+    if proxy and not urllib.request.proxy_bypass(address.hostname or ""):
+        return urllib3.ProxyManager(proxy, **options)
+    return urllib3.PoolManager(**options)
+
+
+def _decoded(payload: bytes, what: str) -> Raw:
+    try:
+        answer = orjson.loads(payload)
+    except ValueError as error:
+        raise CommandError(f"{what}: the answer is not JSON ({error}); is this an API server?") from error
+    if not isinstance(answer, dict):
+        raise CommandError(f"{what}: the answer is no object; is this an API server?")
+    return answer
+
+
+def _sentence(status: int, reason: str | None, refusal: bytes) -> str:
+    """What the API server says, without its wrapping."""
+    if status == 401:
+        return "the cluster does not accept these credentials (401): log in again, or name another --context"
+    try:
+        return str(orjson.loads(refusal)["message"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    if status == 404:
+        # A path that the API server does not know is answered in plain text, a missing object in JSON.
+        return "the cluster does not know DistTrainingJobs; install the chart first"
+    return f"{status} {reason or refusal[:200].decode(errors='replace')}"
+
+
+def _root(error: BaseException) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason if reason is not None else error) or type(error).__name__

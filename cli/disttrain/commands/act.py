@@ -1,0 +1,64 @@
+"""Verbs that change jobs on a cluster."""
+
+from typing import Annotated
+
+import typer
+
+from disttrain.commands.options import Context, JobName, Namespace
+
+
+def submit(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)],
+    namespace: Annotated[
+        str | None,
+        typer.Option("-n", "--namespace", metavar="NAME", help="(default: the manifest's, else the context's)"),
+    ] = None,
+    context: Context = None,
+    wait: Annotated[bool, typer.Option("--wait", help="follow the job until it has finished")] = False,
+) -> int:
+    """Check a manifest and send it to a cluster."""
+    from disttrain.submit import submit
+
+    return submit(file, namespace=namespace, context=context, wait=wait)
+
+
+def suspend(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    wait: Annotated[bool, typer.Option("--wait", help="until all pods have ended")] = False,
+) -> int:
+    """Stop a job's pods after a checkpoint. `resume` lets it go on from there."""
+    from disttrain.change import suspend
+    from disttrain.client import Client
+
+    return suspend(Client(namespace=namespace, context=context), name, wait=wait)
+
+
+def resume(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
+    """Let a suspended job go on from its last checkpoint."""
+    from disttrain.change import resume
+    from disttrain.client import Client
+
+    return resume(Client(namespace=namespace, context=context), name)
+
+
+def restart(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
+    """Begin a new attempt: suspend the job, wait until its pods have written a checkpoint and ended, and resume it."""
+    from disttrain.change import restart
+    from disttrain.client import Client
+
+    return restart(Client(namespace=namespace, context=context), name)
+
+
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="JOB", help="names of jobs", show_default=False)],
+    namespace: Namespace = None,
+    context: Context = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="without asking, also jobs that have not finished")] = False,
+) -> int:
+    """Delete jobs and their pods. Whether checkpoints stay is for `storage.retentionPolicy` to say."""
+    from disttrain.change import delete
+    from disttrain.client import Client
+
+    return delete(Client(namespace=namespace, context=context), names, yes=yes)

@@ -1,0 +1,78 @@
+"""Verbs about manifests, which need no cluster."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class PlanFormat(StrEnum):
+    """What `plan -o` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def validate(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)
+    ],
+) -> int:
+    """Say all that is wrong with manifests, before anything is applied."""
+    from disttrain.validate import validate
+
+    return max(validate(path) for path in files)
+
+
+def plan(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)],
+    rank: Annotated[int, typer.Option("--rank", metavar="N", help="rank whose memory is estimated")] = 0,
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="fail where the rank needs more, such as 80Gi")
+    ] = None,
+    output: Annotated[
+        PlanFormat, typer.Option("-o", "--output", metavar="FORMAT", help="table or json", show_default=False)
+    ] = PlanFormat.TABLE,
+) -> int:
+    """Show the objects that a job would make, its mesh, and the memory of a rank. Nothing is made."""
+    from disttrain.plan import plan
+
+    return plan(file, rank, gpu_memory, as_json=output is PlanFormat.JSON)
+
+
+def explain(
+    field: Annotated[
+        str | None, typer.Argument(metavar="FIELD", help="for example spec.training.steps", show_default=False)
+    ] = None,
+) -> int:
+    """Say what a field of a job means, its type and default, and the fields in it. Without FIELD: from the top."""
+    from disttrain.explain import explain
+    from disttrain.output import show
+
+    show(explain(field))
+    return 0
+
+
+def init(
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="name of the job (asked for)")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="mlp, resnet or gpt")] = None,
+    script: Annotated[
+        str | None, typer.Option("--script", metavar="FILE", help="your own program, instead of a model")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="image that holds it")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="pods (asked for)")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="GPUs of each pod (asked for)")] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="optimizer steps")] = 100,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="SIZE", help="keep checkpoints in a claim of this size")
+    ] = None,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="file; - prints it")] = "job.yaml",
+    force: Annotated[bool, typer.Option("--force", help="replace a file")] = False,
+) -> int:
+    """Write a commented manifest from a few answers: flags, or questions on a terminal for what they leave open."""
+    from disttrain.asked import answered, deliver
+
+    wishes = answered(
+        name=name, model=model, script=script, image=image, workers=workers, gpus=gpus, steps=steps, storage=storage
+    )
+    return deliver(wishes, output, force=force)

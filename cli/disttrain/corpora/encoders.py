@@ -1,0 +1,171 @@
+"""Text becomes tokens, by a tokenizer's file or byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disttrain.corpora.settings import Settings
+from disttrain_trainer.data.corpora.manifest import BYTES, MAX_VOCABULARY, CorpusError, Tokenizer
+
+BYTE_VALUES = 256
+MAX_TOKENIZER_BYTES = 2**28
+
+
+class Encoder(Protocol):
+    """Tokens of texts, without any that mark a beginning or an end."""
+
+    vocabulary: int
+    """All tokens are below."""
+    utf8: bool
+    """Whether texts must be UTF-8."""
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the tokens of each text."""
+        ...
+
+    def token(self, text: str) -> int | None:
+        """Return the token with this text, None where there is none."""
+        ...
+
+
+class ByteEncoder:
+    """A byte is a token."""
+
+    vocabulary = BYTE_VALUES
+    utf8 = False
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the bytes of each text."""
+        return [np.frombuffer(text, np.uint8) for text in texts]
+
+    def token(self, text: str) -> int | None:
+        """Bytes have no names."""
+        return None
+
+
+class FileEncoder:
+    """A `tokenizer.json`, as the library tokenizers writes it."""
+
+    utf8 = True
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """Raises CorpusError where `content`, the file `name`, is no tokenizer."""
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError as error:
+            raise CorpusError(f"{name} needs the library tokenizers: pip install 'disttrain[data]'") from error
+        try:
+            self._library: Any = Library.from_buffer(content)
+        # The library raises a bare Exception.
+        except Exception as error:
+            raise CorpusError(f"{name} is no tokenizer.json: {error!s:.300}") from error
+        # What a model's own file may ask for; a corpus is neither cut nor filled up.
+        self._library.no_truncation()
+        self._library.no_padding()
+        # Numbers may have gaps.
+        self.vocabulary = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self.vocabulary <= MAX_VOCABULARY:
+            raise CorpusError(f"{name} has {self.vocabulary} tokens, expected 1 to {MAX_VOCABULARY}")
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the tokens of each text."""
+        decoded = [text.decode() for text in texts]
+        return [
+            np.array(found.ids, np.uint32)
+            for found in self._library.encode_batch_fast(decoded, add_special_tokens=False)
+        ]
+
+    def token(self, text: str) -> int | None:
+        """Return the token with this text, None where there is none."""
+        found: int | None = self._library.token_to_id(text)
+        return found
+
+
+def read_tokenizer(settings: Settings) -> bytes | None:
+    """Return the tokenizer's file; None for bytes. Raises CorpusError."""
+    if settings.of_bytes:
+        return None
+    path = Path(settings.tokenizer)
+    try:
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise CorpusError(f"{path} has more than {MAX_TOKENIZER_BYTES} bytes, which no tokenizer has")
+        return path.read_bytes()
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror}; name a tokenizer's file, or `bytes`") from error
+
+
+class SentencePieceEncoder:
+    """A `.model` file of SentencePiece."""
+
+    utf8 = True
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """Raises CorpusError where `content`, the file `name`, is no model."""
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError as error:
+            raise CorpusError(f"{name} needs the library sentencepiece: pip install 'disttrain[data]'") from error
+        try:
+            self._library: Any = SentencePieceProcessor(model_proto=content)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise CorpusError(f"{name} is no model of SentencePiece: {error!s:.300}") from error
+        self.vocabulary: int = self._library.get_piece_size()
+        if not 0 < self.vocabulary <= MAX_VOCABULARY:
+            raise CorpusError(f"{name} has {self.vocabulary} tokens, expected 1 to {MAX_VOCABULARY}")
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the tokens of each text."""
+        return [np.array(self._library.encode(text.decode(), out_type=int), np.uint32) for text in texts]
+
+    def token(self, text: str) -> int | None:
+        """Return the token with this text, None where there is none."""
+        found: int = self._library.piece_to_id(text)
+        return found if self._library.id_to_piece(found) == text else None
+
+
+ENCODERS: dict[str, Callable[[str, bytes], Encoder]] = {
+    "tokenizers": FileEncoder,
+    "sentencepiece": SentencePieceEncoder,
+}
+"""By the kind that the manifest says."""
+
+
+def kind_of(settings: Settings) -> str:
+    """Return which kind of tokenizer is asked for: SentencePiece's files end with .model."""
+    if settings.of_bytes:
+        return BYTES
+    return "sentencepiece" if settings.tokenizer.endswith(".model") else "tokenizers"
+
+
+def build_encoder(name: str, kind: str, content: bytes | None) -> Encoder:
+    """Return the encoder of the content of a tokenizer's file, or of bytes where there is none. Raises CorpusError."""
+    return ByteEncoder() if content is None else ENCODERS[kind](name, content)
+
+
+def describe_tokenizer(settings: Settings, encoder: Encoder, content: bytes | None) -> Tokenizer:
+    """Return what the manifest says of it. Raises CorpusError for an end of documents that it does not know."""
+    return Tokenizer(
+        kind=kind_of(settings),
+        sha256=None if content is None else hashlib.sha256(content).hexdigest(),
+        vocabulary=encoder.vocabulary,
+        end_of_document=_end_of_document(settings, encoder),
+    )
+
+
+def _end_of_document(settings: Settings, encoder: Encoder) -> int | None:
+    given = settings.end_of_document
+    if given is None:
+        return None
+    if (token := encoder.token(given)) is not None:
+        return token
+    if given.isascii() and given.isdigit() and len(given) < 10 and int(given) < encoder.vocabulary:
+        return int(given)
+    raise CorpusError(
+        f"--end-of-document: {given!r} is no token of {settings.tokenizer}, nor a number below {encoder.vocabulary}"
+    )

@@ -1,0 +1,237 @@
+"""From source files to a corpus that is there as a whole or not at all.
+
+In `OUTPUT.partial` lie the plan, a record of each finished shard, and the folder that a rename makes the corpus. What
+was killed goes on from the records: which part of the sources a shard holds depends on the sources and settings alone
+(sources.py), so any process writes the same bytes, at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from disttrain.corpora.documents import blocks_of
+from disttrain.corpora.encoders import Encoder, build_encoder, describe_tokenizer, kind_of, read_tokenizer
+from disttrain.corpora.pool import run_jobs
+from disttrain.corpora.settings import Settings
+from disttrain.corpora.shard import Record, read_record, write_file, write_shard
+from disttrain.corpora.sources import Piece, Source, cut_into_parts, find_sources
+from disttrain_trainer.data.corpora.manifest import (
+    FORMAT,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    CorpusError,
+    CorpusManifest,
+    Tokenizer,
+    TokenType,
+    read_small,
+    shard_files,
+)
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_PLAN_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a preparation is."""
+
+    source_bytes: int
+    """Bytes of the source files whose shards are finished."""
+    total_bytes: int
+    tokens: int
+    shards: int
+    total_shards: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where a corpus lies until it is whole."""
+
+    partial: Path
+
+    @property
+    def plan(self) -> Path:
+        """What it is made of: who goes on must be asked for the same."""
+        return self.partial / "plan"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that prepares."""
+        return self.partial / "lock"
+
+    @property
+    def corpus(self) -> Path:
+        """The folder that a rename makes the corpus."""
+        return self.partial / "corpus"
+
+    def record(self, number: int) -> Path:
+        """The record of a finished shard."""
+        return self.partial / f"shard-{number:06}.json"
+
+    def shard(self, number: int) -> tuple[Path, Path]:
+        """Its tokens and its documents' offsets."""
+        tokens, offsets = shard_files(number)
+        return self.corpus / tokens, self.corpus / offsets
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A shard to be written, by whatever process."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    work: Work
+    tokenizer: Tokenizer
+    field: str
+
+
+def prepare(settings: Settings, tell_progress: Callable[[Progress], None] = lambda _: None) -> CorpusManifest:
+    """Write the corpus, or go on with it where it was stopped, and return its manifest.
+
+    Raises CorpusError, whose message is for the user: bad input with its file and line, a full disk, a folder that is
+    taken. What was complete then stays, and the same call goes on from there.
+    """
+    if os.path.lexists(settings.output):
+        raise CorpusError(f"{settings.output} is there already: name another folder, or remove it")
+    content = read_tokenizer(settings)
+    tokenizer = describe_tokenizer(settings, build_encoder(settings.tokenizer, kind_of(settings), content), content)
+    sources = find_sources(settings)
+    parts = cut_into_parts(sources, settings.part_bytes)
+    work = Work(settings.partial)
+    with _sentences(settings), _owned(work):
+        _begin(work, settings, sources, tokenizer, content)
+        jobs = [_Job(at, part, work, tokenizer, settings.field) for at, part in enumerate(parts)]
+        records = _write_shards(jobs, settings.workers, tell_progress)
+        manifest = _manifest(sources, tokenizer, records)
+        _commit(work, settings.output, manifest)
+    return manifest
+
+
+def _begin(
+    work: Work, settings: Settings, sources: Sequence[Source], tokenizer: Tokenizer, content: bytes | None
+) -> None:
+    """Raises CorpusError where what lies in `OUTPUT.partial` was begun with other sources or settings."""
+    asked = {
+        "sources": [[str(source.path.absolute()), source.size, source.modified] for source in sources],
+        "tokenizer": tokenizer.model_dump(mode="json"),
+        "settings": [settings.field, settings.part_bytes],
+    }
+    own = hashlib.sha256(json.dumps(asked).encode()).hexdigest().encode()
+    if work.plan.exists() and read_small(work.plan, _MAX_PLAN_BYTES) != own:
+        raise CorpusError(
+            f"{work.partial} was begun with other sources, another tokenizer or other options: give those, or remove it"
+        )
+    work.corpus.mkdir(exist_ok=True)
+    if content is not None:
+        write_file(work.corpus / TOKENIZER_FILE, content)
+    write_file(work.plan, own)
+
+
+def _write_shards(jobs: Sequence[_Job], workers: int, tell_progress: Callable[[Progress], None]) -> list[Record]:
+    """Return the records of all shards in order; shards that are there already are kept."""
+    sizes = [sum(piece.size for piece in job.pieces) for job in jobs]
+    found = {job.number: record for job in jobs if (record := _finished(job)) is not None}
+
+    def report() -> None:
+        tokens = sum(record.tokens for record in found.values())
+        tell_progress(Progress(sum(sizes[at] for at in found), sum(sizes), tokens, len(found), len(jobs)))
+
+    report()
+    left = [job for job in jobs if job.number not in found]
+    for job, record in run_jobs(_write, left, workers):
+        found[job.number] = record
+        report()
+    return [found[job.number] for job in jobs]
+
+
+def _finished(job: _Job) -> Record | None:
+    token_type = TokenType.holding(job.tokenizer.vocabulary)
+    return read_record(job.work.record(job.number), job.work.shard(job.number), token_type)
+
+
+def _write(job: _Job) -> Record:
+    """Write one shard. Raises CorpusError, OSError."""
+    encoder = _encoder(job.work.corpus / TOKENIZER_FILE, job.tokenizer.kind, job.tokenizer.sha256)
+    blocks = (block for piece in job.pieces for block in blocks_of(piece, job.field, encoder.utf8))
+    record, shard = job.work.record(job.number), job.work.shard(job.number)
+    return write_shard(record, shard, blocks, encoder, job.tokenizer.end_of_document)
+
+
+@lru_cache(maxsize=1)
+def _encoder(path: Path, kind: str, sha256: str | None) -> Encoder:
+    """Return the encoder of a tokenizer's copy with this digest, which is built once per process."""
+    return build_encoder(str(path), kind, None if sha256 is None else path.read_bytes())
+
+
+def _manifest(sources: Sequence[Source], tokenizer: Tokenizer, records: Sequence[Record]) -> CorpusManifest:
+    shards = [record.shard(number) for number, record in enumerate(records) if record.tokens > 0]
+    if not shards:
+        raise CorpusError(f"{len(sources)} files hold no text: there is nothing to prepare")
+    blank = CorpusManifest(
+        format=FORMAT,
+        token_type=TokenType.holding(tokenizer.vocabulary),
+        tokenizer=tokenizer,
+        source_files=len(sources),
+        source_bytes=sum(source.size for source in sources),
+        shards=shards,
+    )
+    return CorpusManifest.model_validate_json(blank.text())
+
+
+def _commit(work: Work, output: Path, manifest: CorpusManifest) -> None:
+    """Make the folder the corpus, and remove what was needed to go on."""
+    write_file(work.corpus / MANIFEST_FILE, manifest.text().encode())
+    kept = {MANIFEST_FILE, TOKENIZER_FILE, *(name for shard in manifest.shards for name in shard_files(shard.number))}
+    for path in work.corpus.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    _sync(work.corpus)
+    work.corpus.rename(output)
+    _sync(output.absolute().parent)
+    shutil.rmtree(work.partial, ignore_errors=True)
+
+
+@contextmanager
+def _owned(work: Work) -> Iterator[None]:
+    """The folder is this process's alone. Raises CorpusError where another one prepares it."""
+    work.partial.mkdir(parents=True, exist_ok=True)
+    with work.lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CorpusError(f"another process prepares {work.partial}") from error
+        yield
+
+
+@contextmanager
+def _sentences(settings: Settings) -> Iterator[None]:
+    """Errors of the file system become sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise CorpusError(
+                f"no room in {settings.output.absolute().parent} for the corpus: make some and give the same command "
+                f"again; finished shards stay in {settings.partial}"
+            ) from error
+        place = error.filename or settings.partial
+        raise CorpusError(f"{place} cannot be written: {error.strerror or error}") from error
+
+
+def _sync(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,39 @@
+"""What `disttrain data prepare` is asked to do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from disttrain_trainer.data.corpora.manifest import BYTES
+
+DEFAULT_PART_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A preparation. What it writes depends on all of it but `workers`."""
+
+    sources: tuple[Path, ...]
+    """Files, and folders whose files are read recursively."""
+    tokenizer: str
+    """A file, or `bytes`."""
+    output: Path
+    pattern: str = "*"
+    """Which files of a folder are read, as a shell pattern for their names."""
+    field: str = "text"
+    """Where a line of JSON, or a row of a table, has its text."""
+    end_of_document: str | None = None
+    """Token after each document: its text, or its number."""
+    part_bytes: int = DEFAULT_PART_BYTES
+    """Source bytes of a shard, about."""
+    workers: int = 1
+    """Processes."""
+
+    @property
+    def partial(self) -> Path:
+        """Where the corpus lies until it is whole."""
+        return self.output.with_name(f"{self.output.name}.partial")
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether each byte is a token."""
+        return self.tokenizer == BYTES

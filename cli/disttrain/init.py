@@ -1,0 +1,158 @@
+"""`disttrain init`: a few answers -> a commented manifest that `disttrain validate` accepts."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from disttrain.errors import USAGE, CommandError
+from disttrain_api import manifest
+from disttrain_api.errors import ManifestError
+from disttrain_api.names import API_VERSION, KIND, MAX_JOB_NAME_LENGTH, MAX_REPLICAS
+
+
+class BuiltIn(StrEnum):
+    """Models that the trainer brings along, each with data that needs no files."""
+
+    MLP = "mlp"
+    RESNET = "resnet"
+    GPT = "gpt"
+
+
+_DATA = {BuiltIn.MLP: "digits", BuiltIn.RESNET: "digits", BuiltIn.GPT: "text"}
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SIZE = re.compile(r"[1-9]\d{0,6}(Ki|Mi|Gi|Ti)")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the manifest is to say."""
+
+    name: str = "my-job"
+    model: BuiltIn = BuiltIn.MLP
+    script: str | None = None
+    """A program of one's own, started by torchrun; it takes the place of the model."""
+    image: str | None = None
+    workers: int = 2
+    gpus: int = 0
+    """GPUs of each worker."""
+    steps: int = 100
+    storage: str | None = None
+    """Size of the claim that checkpoints outlive pods in; None: none."""
+
+
+def manifest_text(wishes: Wishes) -> str:
+    """Return the manifest, with a comment on each part. Raises CommandError where a wish cannot be met."""
+    _refuse(wishes)
+    text = "\n".join(_lines(wishes)) + "\n"
+    try:
+        manifest.parse(text)
+    except ManifestError as error:
+        raise CommandError("; ".join(map(str, error.problems)), USAGE) from error
+    return text
+
+
+def write(wishes: Wishes, target: Path, *, force: bool) -> None:
+    """Write the manifest into a file. Raises CommandError where there is one already."""
+    text = manifest_text(wishes)
+    try:
+        with target.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise CommandError(f"{target} is there already: name another file with -o, or give --force") from error
+    except OSError as error:
+        raise CommandError(f"cannot write {target}: {error.strerror}") from error
+
+
+def _refuse(wishes: Wishes) -> None:
+    if not _NAME.fullmatch(wishes.name) or len(wishes.name) > MAX_JOB_NAME_LENGTH:
+        expected = f"lower case letters, digits and dashes, a letter first, at most {MAX_JOB_NAME_LENGTH}"
+        raise CommandError(f"--name '{wishes.name}': expected {expected}", USAGE)
+    for option, value, most in (("--workers", wishes.workers, MAX_REPLICAS), ("--steps", wishes.steps, 10**9)):
+        if not 1 <= value <= most:
+            raise CommandError(f"{option} {value}: expected 1 to {most}", USAGE)
+    if not 0 <= wishes.gpus <= 1024:
+        raise CommandError(f"--gpus {wishes.gpus}: expected 0 to 1024", USAGE)
+    if wishes.storage is not None and not _SIZE.fullmatch(wishes.storage):
+        raise CommandError(f"--storage '{wishes.storage}': expected a size such as 10Gi", USAGE)
+    for option, text in (("--script", wishes.script), ("--image", wishes.image)):
+        if text is not None and not (text.isprintable() and 0 < len(text) <= 1000):
+            raise CommandError(f"{option}: expected a line of at most 1000 characters", USAGE)
+    if wishes.script is not None and wishes.image is None:
+        raise CommandError("--script needs --image: the image that holds the script and what it imports", USAGE)
+
+
+def _lines(wishes: Wishes) -> Iterator[str]:
+    yield "# Made by `disttrain init`. What each field means: `disttrain explain spec.training.steps`."
+    yield "# `disttrain run FILE` tries it on this machine, `disttrain submit FILE` sends it to a cluster."
+    yield f"apiVersion: {API_VERSION}"
+    yield f"kind: {KIND}"
+    yield "metadata:"
+    yield f"  name: {_quoted(wishes.name)}"
+    yield "spec:"
+    yield "  workers:"
+    yield "    # Pods. Each is one process, or one process for each of its GPUs."
+    yield f"    replicas: {wishes.workers}"
+    if wishes.gpus:
+        yield f"    gpusPerPod: {wishes.gpus}"
+    else:
+        yield "    # gpusPerPod: 8"
+    if wishes.image is not None:
+        yield f"    image: {_quoted(wishes.image)}"
+    if wishes.script is not None:
+        yield "    # torchrun finds ranks and addresses in its environment: docs/own-programs.md."
+        yield f"    command: [torchrun, {_quoted(wishes.script)}]"
+    yield "    # resources:"
+    yield "    #   requests: {cpu: '4', memory: 16Gi}"
+    if wishes.script is None:
+        yield from _training(wishes)
+    yield from _storage(wishes)
+    yield "  runPolicy:"
+    yield "    # Restarts without a new checkpoint between them before the job fails: docs/failures.md."
+    yield "    maxRestarts: 3"
+
+
+def _training(wishes: Wishes) -> Iterator[str]:
+    yield "  # How the work is cut over the ranks; without this, all of them are replicas: docs/parallelism.md."
+    yield "  # parallelism:"
+    yield "  #   dataParallelShardDegree: 2"
+    yield "  training:"
+    yield "    model:"
+    yield "      # mlp, resnet or gpt; or `entrypoint: package.module:function` for your own."
+    yield f"      name: {wishes.model}"
+    yield "    data:"
+    yield f"      name: {_DATA[wishes.model]}"
+    yield f"    steps: {wishes.steps}"
+    yield "    # Samples for each rank and step."
+    yield "    microBatchSize: 16"
+    yield "    optimizer:"
+    yield "      name: AdamW"
+    yield "      learningRate: 0.001"
+    if wishes.storage is not None:
+        yield "    checkpoint:"
+        yield "      # Steps between two checkpoints."
+        yield f"      interval: {max(wishes.steps // 10, 1)}"
+
+
+def _storage(wishes: Wishes) -> Iterator[str]:
+    if wishes.storage is None:
+        yield "  # Without storage a restart begins at step 0: docs/checkpoints.md."
+        yield "  # storage:"
+        yield "  #   claimName: checkpoints"
+        return
+    yield "  # Where checkpoints outlive pods. All pods must see the same volume."
+    yield "  storage:"
+    yield "    volumeClaimTemplate:"
+    yield "      spec:"
+    yield "        accessModes: [ReadWriteMany]"
+    yield f"        resources: {{requests: {{storage: {wishes.storage}}}}}"
+
+
+def _quoted(text: str) -> str:
+    """Return the text as YAML reads it back, in quotes where it needs them."""
+    return text if re.fullmatch(r"[a-z][a-z0-9./:-]*[a-z0-9]", text) and text not in _WORDS else json.dumps(text)
+
+
+_WORDS = ("true", "false", "null", "yes", "no", "on", "off")

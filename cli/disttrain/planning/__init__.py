@@ -1,0 +1,1 @@
+"""What a job would make and take, before anything is made."""

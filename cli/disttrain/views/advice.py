@@ -1,0 +1,65 @@
+"""What to do about a reason of a condition or a verdict, where the operator's own sentence does not say it."""
+
+# The reasons of disttrain_api.names.Reason and exit_reason, and the kubelet's. {name}, {namespace} are filled in.
+FAILED: dict[str, str] = {
+    "InvalidSpec": "Correct the manifest (`disttrain validate FILE` says everything that is wrong), delete the job and"
+    " submit it again",
+    "InvalidConfiguration": "Correct the manifest as the sentence says; a restart would meet it again",
+    "DataNotFound": "Make the data available to every pod (a volume, or the image), or correct the path",
+    "EntrypointNotImportable": "Put the module into the image, or correct `entrypoint`; `disttrain run FILE` tries it"
+    " here",
+    "CheckpointMismatch": "Name an empty `training.checkpoint.folder`, or bring back the checkpoint's model",
+    "StorageNotShared": "Use storage that all pods share: a claim with ReadWriteMany, or `storage.url`",
+    "StorageFull": "Free or enlarge the storage, or keep fewer checkpoints; then submit the job again: it goes on from"
+    " the last complete one",
+    "CheckpointBroken": "Remove the damaged checkpoint's folder, and the job begins from the one before it",
+    "EvaluationFailed": "Correct the evaluation, or let `training.evaluation.onFailure` be Warn",
+    "CheckpointsTaken": "Give each job a `training.checkpoint.folder` of its own: another one writes to this one's",
+    "EvaluationAborted": "Correct the evaluation; until then the job trains without it",
+    "OOMKilled": "Raise the container's memory limit, or lower `training.microBatchSize`, or set"
+    " `training.activationCheckpointing`; a shard degree spreads the model over more ranks",
+    "RankFailed": "Correct the program; the exception is above, and the log has the rest",
+    "PodFailed": "Correct the program; the log of its pod has more",
+    "NonFiniteLoss": "Lower the learning rate or clip gradients (`training.optimizer`), or use BF16 instead of FP16",
+    "LeftEarly": "Remove the call that leaves the process before its work is done",
+    "DiskFull": "Give the pods more ephemeral storage, or write less",
+    "PortInUse": "Without `hostNetwork` this ends by itself; with it, another program of the node has the port",
+    "NetworkFaulty": "Take the named node out of service (`kubectl cordon`) and look at its network",
+    "PeerLost": "Look at the log of the peer that is named; of programs of your own, at the others' exceptions",
+    "NodeLost": "Look at the node; the job needs nothing of you where others have room",
+    "Evicted": "Ask for as much memory and disk as the pod uses, so that its node does not evict it",
+    "Preempted": "Give the job a higher `priorityClassName`, or let it wait in a queue",
+    "Drained": "Nothing: the node was emptied by somebody, and the job goes on elsewhere",
+    "PodLost": "Find out who deletes pods (`disttrain events {name}`)",
+    "Stopped": "Find out who stops pods: they obeyed a SIGTERM",
+    "Fenced": "Nothing: a newer attempt owns the checkpoints",
+    "RestartsExhausted": "Mend the cause and submit it again: with `storage` it goes on from the last checkpoint",
+    "StartDeadlineExceeded": "Mend what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
+    "ProgressDeadlineExceeded": "Look at where the rank waits (the calls are above, the innermost first): in a"
+    " collective call for a peer that left it out, or for data; where a step may take that long, raise"
+    " `runPolicy.progressDeadlineSeconds`",
+    "ActiveDeadlineExceeded": "Raise `runPolicy.activeDeadlineSeconds`, and submit it again: with `storage` it"
+    " goes on from the last checkpoint",
+    "NoRoom": "Ask for fewer or smaller pods, free room, or raise `schedulingPolicy.timeoutSeconds`",
+    "GateOff": "Choose another `gangScheduler`, or ask an administrator for the gate",
+}
+
+PENDING: dict[str, str] = {
+    "Unschedulable": "`kubectl get nodes` and `disttrain doctor` show what the cluster has",
+    "WaitingForRoom": "Wait for room, or ask for fewer or smaller pods; `disttrain doctor` shows what the nodes have",
+    "RoomLost": "Nothing: the gang tries again",
+    "Queued": "`kubectl get workloads -n {namespace}` shows Kueue's reason and the place in the queue",
+    "QueueNotServed": "Ask an administrator for Kueue in this namespace, or remove the queue's name",
+    "VolumeNotBound": "`kubectl describe pvc -n {namespace}` says what the claim waits for",
+    "ClaimNotFound": "Make the PersistentVolumeClaim, or name another in `storage.claimName`",
+    "ManagedElsewhere": "Look at the controller that `spec.managedBy` names",
+    "OperatorForbidden": "An administrator gives the operator this right; the chart's own roles have it",
+    "OperatorError": "Report it, with the operator's log (`kubectl logs -n disttrain deploy/disttrain`)",
+    "CreateFailed": "`disttrain events {name}` shows what was refused",
+}
+
+CLASSES: dict[str, str] = {
+    "Configuration": "a restart would meet it again, so there was none",
+    "Disruption": "the cluster ended it, so the restart is not counted",
+    "NodeLost": "the node was lost, so the restart is not counted",
+}

@@ -1,0 +1,50 @@
+"""Contrastive learning: samples of two inputs, views of one image, that must find each other among those of others.
+
+The loss is InfoNCE (van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding"). The others
+are those of the microbatch, so that microBatchSize is a part of the method.
+"""
+
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from disttrain_trainer.protocols import Loss, Mean
+
+
+class Views:
+    """Two noisy views of an image, each 64 numbers; a function of the index alone."""
+
+    def __init__(self, images: Tensor, noise: float) -> None:
+        self.images, self.noise = images, noise
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        first, second = (self.images[index] + self.noise * torch.randn(64, generator=generator) for _ in range(2))
+        return first, second
+
+
+class Contrastive:
+    """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
+
+    def __init__(self, width: int = 64, noise: float = 0.2, temperature: float = 0.1) -> None:
+        self.width, self.noise, self.temperature = width, noise, temperature
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Linear(self.width, 32))
+
+    def data(self) -> tuple[Views, Views]:
+        images = torch.from_numpy(load_digits().data).float() / 16
+        return Views(images[:1500], self.noise), Views(images[1500:], self.noise)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        first, second = functional.normalize(model(torch.cat(batch)), dim=-1).chunk(2)
+        scores = first @ second.T / self.temperature
+        own = torch.arange(len(scores), device=scores.device)
+        loss = functional.cross_entropy(scores, own, reduction="sum")
+        return Loss(loss, {"right": Mean((scores.argmax(-1) == own).sum(), len(own))})

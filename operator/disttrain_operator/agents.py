@@ -1,0 +1,227 @@
+"""How jobs are while they run: the agents of their first workers are asked, apart from all other work.
+
+A job is asked once in `interval` seconds at most, and all jobs together `per_second` times a second: each answer may be
+a write of a status. An agent that does not answer costs nothing but its figures, and is asked less and less often. What
+a pod answers is hostile until it is checked: its size, its numbers, and whether it speaks of this job and attempt.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
+from disttrain_api.report import (
+    MAX_AGENT_ANSWER_BYTES,
+    MAX_STACKS_ANSWER_BYTES,
+    AgentStatus,
+    decode_agent_status,
+    decode_stacks,
+)
+from disttrain_operator.decide.hang import MIN_SECONDS, exceeds, main_stack, stall_of
+from disttrain_operator.decide.observed import Live, Stall
+from disttrain_operator.kube.cache import Raw
+from disttrain_operator.kube.client import read_body
+from disttrain_operator.snapshot import World
+
+logger = logging.getLogger(__name__)
+
+AT_A_TIME = 64
+ANSWER_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+_MOST_SKIPPED = 32
+"""Rounds in which an agent that never answers is left out."""
+_PER_TURN = 100
+"""Jobs that are looked at in one turn of the event loop."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The agent of a job's first worker."""
+
+    job_uid: str
+    pod_uid: str
+    attempt: int
+    host: str
+    port: int
+
+
+Ask = Callable[[Agent, str, str], Awaitable[bytes]]
+"""(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
+_STATUS, _STACKS = "/v1/status", "/v1/stacks"
+_MOST_BYTES = {_STATUS: MAX_AGENT_ANSWER_BYTES, _STACKS: MAX_STACKS_ANSWER_BYTES}
+
+
+class Agents:
+    """Asks agents, and keeps the last answer of each job that runs."""
+
+    def __init__(
+        self,
+        world: World,
+        token_of: Callable[[str], str],
+        wake: Callable[[str], None],
+        active: Callable[[], bool],
+        *,
+        interval: float,
+        per_second: float,
+        ask: Ask | None = None,
+    ) -> None:
+        """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid."""
+        self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
+        self._interval, self._pause = interval, 1.0 / per_second
+        self._ask_with = ask
+        self._slots = asyncio.Semaphore(AT_A_TIME)
+        self._live: dict[str, Live] = {}
+        self._failures: Counter[str] = Counter()
+        self._skips: Counter[str] = Counter()
+        self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
+
+    def live(self, job_uid: str) -> Live | None:
+        """The last answer of a job's agent; None: there is none."""
+        return self._live.get(job_uid)
+
+    async def run(self) -> None:
+        """Ask, round after round, until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
+            # What is compressed could become any length.
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        ) as session:
+            ask = self._ask_with or _over_http(session)
+            while True:
+                began = loop.time()
+                if self._active():
+                    await self.round(ask)
+                await asyncio.sleep(max(0.0, began + self._interval - loop.time()))
+
+    async def round(self, ask: Ask) -> None:
+        """Ask every agent that is due once; returns when all have answered or failed."""
+        agents = [agent async for agent in self._agents()]
+        self._forget_all_but({agent.job_uid for agent in agents})
+        async with asyncio.TaskGroup() as tasks:
+            for agent in agents:
+                if not self._is_due(agent.job_uid):
+                    continue
+                await self._slots.acquire()
+                tasks.create_task(self._ask(agent, ask)).add_done_callback(lambda _: self._slots.release())
+                await asyncio.sleep(self._pause)
+
+    async def _agents(self) -> AsyncIterator[Agent]:
+        for number, group in enumerate(self._world.pods.groups()):
+            if number % _PER_TURN == _PER_TURN - 1:
+                await asyncio.sleep(0)
+            owner = self._world.owner(group)
+            newest = max(
+                (agent for pod in self._world.pods.group(group) if owner and (agent := agent_of(owner.uid, pod))),
+                key=lambda agent: agent.attempt,
+                default=None,
+            )
+            if newest is not None:
+                yield newest
+
+    async def _ask(self, agent: Agent, ask: Ask) -> None:
+        uid = agent.job_uid
+        try:
+            answer = await ask(agent, self._token_of(uid), _STATUS)
+        except Exception as error:
+            # Whatever it is, it costs this job's figures and nothing else.
+            logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
+            self._failed(uid, "agent_failures")
+            return
+        status = decode_agent_status(answer)
+        live = live_of(agent, status)
+        if live is None:
+            self._failed(uid, "agent_answers_dropped")
+            return
+        self.counts["agent_answers"] += 1
+        self._failures.pop(uid, None)
+        stall = stall_of(status) if status is not None else None
+        if stall is not None and self._exceeds(uid, stall):
+            live = replace(live, stall=await self._located(agent, ask, stall))
+        if live != self._live.get(uid):
+            self._live[uid] = live
+            self._wake(uid)
+
+    def _exceeds(self, uid: str, stall: Stall) -> bool:
+        job = self._world.job(uid) if stall.seconds >= MIN_SECONDS else None
+        return job is not None and job.spec is not None and exceeds(stall, job.spec)
+
+    async def _located(self, agent: Agent, ask: Ask, stall: Stall) -> Stall | None:
+        """The stall with where its rank is; None where the agent does not say: then it is asked again."""
+        try:
+            answer = await ask(agent, self._token_of(agent.job_uid), _STACKS)
+        except Exception as error:
+            logger.info("the agent of pod %s at %s does not tell its stacks: %r", agent.pod_uid, agent.host, error)
+            return None
+        stacks = decode_stacks(answer, stall.rank)
+        return None if not stacks else replace(stall, stack=main_stack(stacks))
+
+    def _failed(self, uid: str, counted_as: str) -> None:
+        self.counts[counted_as] += 1
+        self._failures[uid] += 1
+        self._skips[uid] = min(2 ** min(self._failures[uid] - 1, 10) - 1, _MOST_SKIPPED)
+
+    def _is_due(self, uid: str) -> bool:
+        if self._skips[uid] <= 0:
+            del self._skips[uid]
+            return True
+        self._skips[uid] -= 1
+        return False
+
+    def _forget_all_but(self, uids: set[str]) -> None:
+        for memory in (self._live, self._failures, self._skips):
+            for uid in [uid for uid in memory if uid not in uids]:
+                del memory[uid]
+
+
+def agent_of(job_uid: str, pod: Raw) -> Agent | None:
+    """Return the agent of a raw pod that runs; None where it has none, or is not its job's first worker."""
+    labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
+    port, attempt = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, "")
+    is_first = (labels.get(Label.ROLE), labels.get(Label.INDEX)) == (Role.WORKER.value, "0")
+    if not is_first or status.get("phase") != "Running" or not (attempt.isdigit() and len(attempt) < 10):
+        return None
+    host = _address(status.get("podIP"))
+    if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
+        return None
+    return Agent(job_uid, pod["metadata"]["uid"], int(attempt), host, port)
+
+
+def _address(text: object) -> str | None:
+    """Return an address that can be a pod's, as it stands in a URL; the operator's own machine is none."""
+    try:
+        address = ipaddress.ip_address(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if address is None or address.is_loopback or address.is_link_local or address.is_multicast:
+        return None
+    if address.is_unspecified or getattr(address, "ipv4_mapped", None) or getattr(address, "scope_id", None):
+        return None
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
+    """Return what an answer says of the job; None where it is no answer, or one of another job or attempt."""
+    if status is None or (status.job_uid, status.attempt) != (agent.job_uid, agent.attempt):
+        return None
+    reports = [rank.report for rank in status.ranks if rank.report is not None and rank.report.total_steps]
+    return Live(agent.pod_uid, agent.attempt, min(reports, key=lambda report: report.rank, default=None))
+
+
+def _over_http(session: aiohttp.ClientSession) -> Ask:
+    async def ask(agent: Agent, token: str, path: str) -> bytes:
+        url, headers = f"http://{agent.host}:{agent.port}{path}", {TOKEN_HEADER: token}
+        async with session.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                raise aiohttp.ClientError(f"it answers {response.status}")
+            return await read_body(response, _MOST_BYTES[path])
+
+    return ask

@@ -1,0 +1,85 @@
+"""Where a job's time goes. Each second counts for the state in which the status says that the job was.
+
+State and count stand in the status together, so a replica that takes over goes on with both. The state follows from
+what else stands there, so a count needs no write of its own: it comes with the next one.
+"""
+
+from datetime import datetime
+
+from disttrain_api.goodput import counted_until
+from disttrain_api.names import Reason
+from disttrain_api.report import RankPhase
+from disttrain_api.status import Goodput, GoodputState, JobStatus, Progress
+from disttrain_api.times import parse_time
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.ledger import ran
+from disttrain_operator.decide.observed import Job
+
+_NO_ROOM = frozenset(
+    {Reason.QUEUED, Reason.WAITING_FOR_ROOM, Reason.ROOM_LOST, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED}
+)
+_OF_PHASE = {
+    RankPhase.STARTING.value: GoodputState.STARTING,
+    RankPhase.EVALUATING.value: GoodputState.EVALUATING,
+    RankPhase.SAVING.value: GoodputState.SAVING,
+}
+
+
+def account(job: Job, status: JobStatus, move: Move, now: datetime) -> JobStatus:
+    """Return `status`, which the move leads to, with the time counted until now.
+
+    job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
+    """
+    former = job.status.goodput
+    if former is not None and status == job.status:
+        return status
+    furthest = max(former.furthest_step if former is not None else 0, *map(_step, (job.status, status)))
+    state = state_of(move, status.progress, furthest)
+    known = former is not None and parse_time(former.update_time) is not None
+    before = former if former is not None and known else _begun(job, state, now)
+    if before.state == GoodputState.TRAINING and _is_first_word(job.status, status):
+        before = before.model_copy(update={"state": GoodputState.STARTING.value})
+    counted = counted_until(before, now)
+    return status.model_copy(update={"goodput": counted.model_copy(update={"state": state, "furthest_step": furthest})})
+
+
+def state_of(move: Move, progress: Progress | None, furthest: int) -> GoodputState | None:
+    """Return what a job that stands where the move says spends its time on; None: it has finished.
+
+    One that runs and whose ranks have not said a word trains, as far as anybody knows.
+    """
+    if move.state in (State.COMPLETE, State.FAILED):
+        return None
+    if move.state in (State.SUSPENDING, State.SUSPENDED):
+        return GoodputState.SUSPENDED
+    if move.state is State.RUNNING:
+        return GoodputState.RESTARTING if move.reason == Reason.POD_FAILED else _of_ranks(progress, furthest)
+    if move.reason in _NO_ROOM:
+        return GoodputState.QUEUED
+    return GoodputState.RESTARTING if move.state is State.RESTARTING else GoodputState.STARTING
+
+
+def _of_ranks(progress: Progress | None, furthest: int) -> GoodputState:
+    if progress is None or progress.phase is None:
+        return GoodputState.TRAINING
+    training = GoodputState.REDOING if progress.step < furthest else GoodputState.TRAINING
+    return _OF_PHASE.get(progress.phase, training)
+
+
+def _is_first_word(former: JobStatus, status: JobStatus) -> bool:
+    """Whether ranks that run say for the first time what they do: until then they were starting."""
+    silent = former.progress is None or former.progress.phase is None
+    speaks = status.progress is not None and status.progress.phase is not None
+    return silent and speaks and ran(former)
+
+
+def _step(status: JobStatus) -> int:
+    return status.progress.step if status.progress is not None else 0
+
+
+def _begun(job: Job, state: GoodputState | None, now: datetime) -> Goodput:
+    """A count without a second. That of a job that nobody has looked at begins when it was made, by any clock."""
+    made = job.created if job.created is not None and not job.status.conditions else now
+    # Of one that ends at the first look, the time until then went into no start, and into nothing else.
+    return Goodput(since=timestamp(made), update_time=timestamp(made), state=state or GoodputState.STARTING)

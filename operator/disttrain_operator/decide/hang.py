@@ -1,0 +1,105 @@
+"""Ranks that train and do no step any more: by what their agent says, never by what it does not say."""
+
+import re
+
+from disttrain_api.bounds import cut
+from disttrain_api.names import Reason
+from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
+from disttrain_api.run_policy import FailureAction, RunPolicy
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import FailureClass, Verdict
+from disttrain_operator.decide.cause import Cause
+from disttrain_operator.decide.failure_policy import Ruling, ruling_on
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.ledger import ran
+from disttrain_operator.decide.observed import PodFacts, Stall
+
+MIN_SECONDS = 60
+"""The least that progressDeadlineSeconds may be."""
+# Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
+_LOGGED_PAUSES = 3
+_MAX_STACK_BYTES = 1200
+_MAX_STACKS_READ = 64 * 1024
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
+_THIS_THREAD = "Current thread "
+_RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
+
+
+def stall_of(status: AgentStatus) -> Stall | None:
+    """Return how long all ranks of an agent's pod have trained without a step; None where one does anything else."""
+    if not status.ranks:
+        return None
+    trained = [_trains(rank) for rank in status.ranks]
+    pauses = [rank.seconds_since_step for rank in status.ranks]
+    known = [pause for pause in pauses if pause is not None]
+    first = min(status.ranks, key=lambda rank: rank.rank)
+    if not all(trained) or len(known) < len(pauses) or first.report is None:
+        return None
+    return Stall(first.rank, min(known), first.report.step, _pace(first.report))
+
+
+def _trains(rank: RankStatus) -> bool:
+    report = rank.report
+    if report is None or rank.exit_code is not None or report.done or report.error is not None:
+        return False
+    return report.phase == RankPhase.TRAINING and report.step < report.total_steps
+
+
+def _pace(report: RankReport) -> float | None:
+    left = report.total_steps - report.step
+    return report.remaining_seconds / left if report.remaining_seconds is not None and left > 0 else None
+
+
+def exceeds(stall: Stall, spec: JobSpec) -> bool:
+    """Return whether they have done no step for longer than the job allows, and than its log needs for some lines."""
+    deadline = spec.run_policy.progress_deadline_seconds
+    if deadline is None or spec.training is None:
+        return False
+    pause = spec.training.logging.interval * (stall.seconds_per_step or 0.0)
+    return stall.seconds >= max(deadline, _LOGGED_PAUSES * pause)
+
+
+def main_stack(text: str) -> str:
+    """Return the calls of the thread that answered, which is the main one, as one line; else the begin of the text."""
+    text = text[:_MAX_STACKS_READ]
+    thread = text.partition(_THIS_THREAD)[2].partition("\n\n")[0].partition("\nThread ")[0]
+    calls = [f"{name} ({path.rpartition('/')[2]}:{line})" for path, line, name in _FRAME.findall(thread or text)]
+    line = " < ".join(calls) or " ".join(text.split())
+    return cut("".join(letter if letter.isprintable() else "?" for letter in line), _MAX_STACK_BYTES)
+
+
+def hang_of(gang: Gang) -> Verdict | None:
+    """Return the verdict over a gang that hangs; None where it gets on, is not all there, or nobody has said so."""
+    live = gang.observed.live
+    if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.ledger):
+        return None
+    if gang.missing or not all(_undisturbed(pod) for pod in gang.pods) or not exceeds(live.stall, gang.spec):
+        return None
+    pod = next((pod for pod in gang.pods if pod.uid == live.pod_uid), None)
+    return None if pod is None else _verdict(pod, live.stall, gang.spec.run_policy)
+
+
+def _undisturbed(pod: PodFacts) -> bool:
+    disturbed = pod.deleting or pod.cut_off or pod.disruption is not None or pod.exit is not None
+    return pod.started and not disturbed
+
+
+def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:
+    cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
+    ruling = ruling_on(policy, cause)
+    if ruling.action not in _RESTARTS_ALL:
+        # What hangs is the gang: no pod is to blame alone, and none has ended.
+        ruling = Ruling(FailureAction.RESTART_GANG)
+    where = f" on node {pod.node}" if pod.node else ""
+    return Verdict(
+        reason=cause.reason,
+        message=f"rank {stall.rank} (pod {pod.name}{where}) has trained for {stall.seconds:.0f} s without a step after"
+        f" step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}); it is in {stall.stack}",
+        class_=cause.class_,
+        action=ruling.action,
+        rule=ruling.rule,
+        role=pod.role,
+        rank=stall.rank,
+        pod=pod.name,
+        node=pod.node,
+    )

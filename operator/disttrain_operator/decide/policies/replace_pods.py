@@ -1,0 +1,88 @@
+"""A member failed whose failure concerns nobody else: it alone is made again, under its old name and address."""
+
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import Verdict
+from disttrain_operator.decide.budget import used_up
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.failure_policy import is_counted
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
+from disttrain_operator.decide.ledger import (
+    backoff_seconds,
+    count_restart,
+    fruitless_replacements,
+    in_attempt,
+    ran,
+    replace_pod,
+)
+from disttrain_operator.decide.observed import Job
+from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.verdict import verdict_of
+from disttrain_operator.decide.waiting import why_waiting
+from disttrain_operator.plan.identity import pod_name
+
+
+def note_replacements(situation: Situation) -> Move | None:
+    """Write down and count which pods are to be made again. What is done about them follows from the status."""
+    ledger = situation.status
+    if not in_attempt(ledger) or not situation.failures.of_single_pods:
+        return None
+    policy, now = situation.run_policy, situation.now
+    message = ""
+    for cause, ruling in situation.failures.of_single_pods:
+        verdict = verdict_of(cause, ruling, policy)
+        counted = is_counted(cause)
+        if counted and (exhausted := used_up(ledger, policy, verdict)):
+            return finish(situation.status, now, State.FAILED, exhausted)
+        ledger = count_restart(ledger, counted=counted)
+        ledger = replace_pod(ledger, cause.pod.name, cause.pod.uid, cause.reason, now)
+        message = message or verdict.message
+    state = State.RUNNING if ran(ledger) else State.STARTING
+    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
+    return Move(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
+
+
+def replace_pods(situation: Situation) -> Move | None:
+    """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
+    job, gang, now = situation.job, situation.gang, situation.now
+    removal = remove(gang.replaced, situation.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
+    if not ran(job.status):
+        return None
+    known = {(pod.role, pod.index) for pod in gang.pods}
+    wanted = [identity for identity in gang.missing if identity not in known]
+    times = [_begins_at(job, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
+    due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
+    later = [time for time in (*times, removal.look_again_at) if time is not None and now < time]
+    unstarted = [pod for pod in gang.unstarted if _begins_at(job, pod.name) is not None]
+    if not (gang.replaced or [time for time in times if time is not None] or unstarted):
+        return None
+    expired = _deadline(job, [pod.name for pod in unstarted], now)
+    if expired is not None:
+        return expired
+    reason, sentence = why_waiting(gang) or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
+    actions = (*removal.actions, *create(gang, due))
+    return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
+
+
+def _begins_at(job: Job, pod: str) -> datetime | None:
+    """When the pod of this name may be made again; None where it was never replaced."""
+    assert job.spec is not None
+    entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
+    pause = backoff_seconds(fruitless_replacements(job.status, pod), job.spec.run_policy) if entries else 0
+    return after(entries[-1].time, pause) if entries else None
+
+
+def _deadline(job: Job, pods: list[str], now: datetime) -> Move | None:
+    assert job.spec is not None
+    seconds = job.spec.run_policy.starting_deadline_seconds
+    for pod in pods:
+        begun = _begins_at(job, pod)
+        if begun is not None and (now - begun).total_seconds() >= seconds:
+            message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
+            return finish(
+                job.status, now, State.FAILED, Verdict(reason=Reason.START_DEADLINE_EXCEEDED, message=message)
+            )
+    return None

@@ -1,0 +1,84 @@
+"""A member failed or vanished, or all hang: the gang is made again from the last checkpoint, or the job fails."""
+
+from disttrain_api.names import Reason
+from disttrain_api.run_policy import FailureAction
+from disttrain_api.status import JobStatus, Verdict
+from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
+from disttrain_operator.decide.budget import used_up
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, remove
+from disttrain_operator.decide.hang import hang_of
+from disttrain_operator.decide.ledger import (
+    await_end,
+    awaited_end,
+    count_restart,
+    end_attempt,
+    in_attempt,
+    next_attempt_at,
+    ran,
+    restarting,
+)
+from disttrain_operator.decide.repetition import repeated
+from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.verdict import verdict_of
+
+
+def restart_policy(situation: Situation) -> Move | None:
+    """Restart or fail the job when a member of its gang failed or vanished and that concerns all, or all hang."""
+    status, failures = situation.status, situation.failures
+    if not in_attempt(status):
+        return None
+    judged = awaited_end(status)
+    if judged is not None:
+        return _restart_or_fail(situation, judged)
+    found = failures.of_the_gang
+    if found is None:
+        hang = hang_of(situation.gang)
+        return None if hang is None else _restart_or_fail(situation, hang)
+    if failures.settled_at is not None:
+        message = "a pod failed; waiting for the exits of its peers, to name the first cause"
+        return Move(_state(status), Reason.POD_FAILED, message, status, look_again_at=failures.settled_at)
+    verdict = verdict_of(*found, situation.run_policy)
+    return _restart_or_fail(situation, repeated(status, verdict) or verdict)
+
+
+def _state(status: JobStatus) -> State:
+    if ran(status):
+        return State.RUNNING
+    return State.RESTARTING if restarting(status) else State.STARTING
+
+
+def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
+    policy, status, now = situation.run_policy, situation.status, situation.now
+    counted = verdict.action != FailureAction.RESTART_WITHOUT_COUNTING
+    if verdict.action == FailureAction.FAIL_JOB:
+        return finish(status, now, State.FAILED, verdict)
+    if counted and (exhausted := used_up(status, policy, verdict)):
+        may_be_renewed = policy.max_restarts and any(pod.alive for pod in situation.gang.pods)
+        if may_be_renewed:
+            return _hear_last_reports(situation, verdict)
+        return finish(status, now, State.FAILED, exhausted)
+    ledger = count_restart(end_attempt(status, now, verdict), counted=counted)
+    begins_at = next_attempt_at(ledger, policy)
+    begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"
+    event = Event(Reason.GANG_RESTARTED, f"{verdict.message}; attempt {ledger.attempt + 1} {begins}", warning=True)
+    if begins_at is not None:
+        return wait_for_attempt(situation.job, situation.observed, ledger, begins_at, now, event)
+    return start_attempt(situation.job, situation.observed, ledger, now, event)
+
+
+def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
+    """No restart is left unless a pod that still runs knows of a new checkpoint: reports come with the pods' ends."""
+    alive = [pod for pod in situation.gang.pods if pod.alive]
+    why = f"attempt {situation.gang.attempt} has failed"
+    removal = remove(alive, situation.run_policy, situation.now, why, SURVIVOR_GRACE_SECONDS)
+    message = (
+        f"{verdict.message}; no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
+    )
+    event = Event(Reason.POD_FAILED, message, warning=True)
+    ledger = await_end(situation.status, verdict)
+    return Move(
+        _state(situation.status), Reason.POD_FAILED, message, ledger, removal.actions, (event,), removal.look_again_at
+    )

@@ -1,0 +1,92 @@
+"""From the first pod of an attempt to the moment when all of them run."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_api.status import JobStatus, Verdict
+from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.ledger import (
+    in_attempt,
+    mark_admitted,
+    mark_running,
+    next_attempt_at,
+    ran,
+)
+from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.waiting import why_not_running, why_waiting
+
+
+def begin(situation: Situation) -> Move | None:
+    """Begin an attempt where none is under way: the first one, one after a suspension, or after a pause."""
+    job, observed, status, now = situation.job, situation.observed, situation.status, situation.now
+    if in_attempt(status):
+        return None
+    begins_at = next_attempt_at(status, situation.run_policy)
+    if begins_at is not None and _end(status) <= now < begins_at:
+        return wait_for_attempt(job, observed, status, begins_at, now)
+    word = Reason.RESUMED if status.attempt else Reason.CREATING_PODS
+    return start_attempt(job, observed, status, now, Event(word, f"attempt {status.attempt + 1} begins"))
+
+
+def starting_deadline(situation: Situation) -> Move | None:
+    """Fail a job whose pods do not all run in time, with the reason why they do not."""
+    gang = _admitted(situation)
+    deadline = starting_deadline_at(situation.job, gang.ledger)
+    if ran(situation.status) or gang.all_started or gang.queued or situation.now < deadline:
+        return None
+    seconds = situation.run_policy.starting_deadline_seconds
+    waiting = why_waiting(gang)
+    message = (
+        f"not all pods ran within startingDeadlineSeconds ({seconds}): {waiting[1] if waiting else _unexplained(gang)}"
+    )
+    reason = waiting[0] if waiting else Reason.START_DEADLINE_EXCEEDED
+    return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
+
+
+def startup(situation: Situation) -> Move | None:
+    """Bring all pods of the current attempt to run; say why where they do not."""
+    if ran(situation.status):
+        return None
+    gang = _admitted(situation)
+    if gang.all_started:
+        message = f"all {len(gang.members)} pods run"
+        event = Event(Reason.ALL_PODS_RUNNING, message)
+        ledger = gang.ledger if gang.released_at is None else mark_admitted(gang.ledger, gang.released_at)
+        ledger = mark_running(ledger, situation.now)
+        return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
+    return bring_up(gang, situation.now, starting_deadline_at(situation.job, gang.ledger))
+
+
+def running(situation: Situation) -> Move | None:
+    """Nothing to do: the gang runs."""
+    message = f"all {len(situation.gang.members)} pods run"
+    return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
+
+
+def _admitted(situation: Situation) -> Gang:
+    """The gang with its admission in the ledger, if a queue has let it go just now."""
+    gang = situation.gang
+    if not gang.let_go or gang.ledger.attempts[-1].admitted_time is not None:
+        return gang
+    return replace(gang, ledger=mark_admitted(gang.ledger, situation.now))
+
+
+def _unexplained(gang: Gang) -> str:
+    """What can be said of pods that nobody gives a reason for: volumes that cannot be mounted, mostly."""
+    if gang.unstarted:
+        pod = gang.unstarted[0]
+        where = f"on node {pod.node}" if pod.node else "on no node yet"
+        return f"pod {pod.name} ({where}) gives no reason; the Events of `kubectl describe pod {pod.name}` may"
+    return why_not_running(gang)[1]
+
+
+def _end(status: JobStatus) -> datetime:
+    """When the last attempt ended; a clock that was set back since does not make the pause longer."""
+    end = status.attempts[-1].end_time
+    assert end is not None
+    return after(end, 0)

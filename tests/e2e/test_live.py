@@ -1,0 +1,87 @@
+"""A job looked at while it runs, by kubectl and by the command; tasks of one's own from the examples."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.manifests import ONE_THREAD, example, long_job
+from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict
+
+
+def disttrain(kubectl: Kubectl, *words: str) -> str:
+    """Standard output of the command in the test's namespace."""
+    command = [sys.executable, "-m", "disttrain.main", *words, "-n", kubectl.namespace]
+    environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, f"disttrain {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("live"))
+    kubectl.wait_for("{.status.progress.step}", "live")
+    status = kubectl.status("live")
+    assert status["phase"] == "Running", "its pods have not ended: the agent was asked"
+    assert status["progress"]["phase"] in {"Training", "Saving"}
+    assert status["progress"]["totalSteps"] == 1_000_000
+    assert status["progress"]["loss"] > 0
+    assert status["progress"]["remainingSeconds"] > 0
+    heading, line = (row.split() for row in kubectl("get", "dtj", "live").splitlines())
+    shown = dict(zip(heading, line, strict=True))
+    assert int(shown["STEP"]) >= 20
+    assert float(shown["LOSS"]) > 0
+    # The figures of a checkpoint come as well, without any pod's end.
+    kubectl.wait_for("{.status.checkpoint.step}", "live")
+
+    assert "live" in disttrain(kubectl, "list")
+    assert "dp2" in disttrain(kubectl, "describe", "live")
+    assert "live" in disttrain(kubectl, "why", "live")
+    assert "1000000" in disttrain(kubectl, "top", "--once").replace(",", "").replace(" ", "")
+    last = disttrain(kubectl, "logs", "live", "--rank", "0", "--tail", "1")
+    assert "loss" in last
+    disttrain(kubectl, "restart", "live")
+    kubectl.wait_for("{.status.attempt}=2", "live")
+    end_soon(kubectl, "live")
+
+
+@pytest.mark.parametrize("name", ["masked", "contrastive", "distillation"])
+def test_a_task_of_ones_own_trains(kubectl: Kubectl, name: str) -> None:
+    """The example's code is in the trainer's image; its workers run on two nodes."""
+    kubectl.apply(example(f"tasks/{name}", workers={"template": ONE_THREAD}))
+    kubectl.wait("Finished", name)
+    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+    progress = kubectl.status(name)["progress"]
+    assert progress["step"] == progress["totalSteps"]
+    assert {figure["name"] for figure in progress["metrics"]} >= {"loss"}
+
+
+# Every rank of the pod, and neither the agent nor this shell, whose own words are not to match.
+STOP_RANKS = """
+stopped=0
+for process in /proc/[0-9]*; do
+    if grep -qs 'disttrain[_]trainer' "$process/cmdline"; then
+        kill -STOP "${process#/proc/}" && stopped=$((stopped + 1))
+    fi
+done
+[ "$stopped" -gt 0 ]
+"""
+
+
+def test_a_gang_that_hangs_is_restarted_from_its_checkpoint(kubectl: Kubectl) -> None:
+    """A rank that is stopped holds its peer up; nobody ends, and no program raises anything."""
+    kubectl.apply(long_job("hang", runPolicy={"progressDeadlineSeconds": 60, "maxRestarts": 1}))
+    kept = train_until_a_checkpoint(kubectl, "hang")
+    stopped = pod(kubectl, "hang", "worker", "1")["metadata"]["name"]
+    kubectl("exec", stopped, "-c", "trainer", "--", "sh", "-c", STOP_RANKS)
+    found = verdict(kubectl, "hang")
+    assert (found["class"], found["reason"]) == ("Hang", "ProgressDeadlineExceeded"), found
+    assert "rank 0" in found["message"]
+    assert "without a step" in found["message"]
+    assert "train" in found["message"].partition("it is in")[2], "the verdict says in which calls"
+    kubectl.wait_for("{.status.attempt}=2", "hang")
+    kubectl.wait("Running", "hang")
+    assert first_step(kubectl, "hang", attempt=2) > kept
+    end_soon(kubectl, "hang")

@@ -1,0 +1,213 @@
+"""The agent's API, asked over HTTP: by who knows the token, by who does not, and by who means harm."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from disttrain_agent.limits import Admission, Bucket, Limits
+from disttrain_api.agent_token import agent_token
+from disttrain_api.names import STACKS_SIGNAL, TOKEN_HEADER, Env
+from disttrain_api.report import AgentStatus, decode_agent_status
+from tests.cluster.paths import REPOSITORY
+from tests.waiting import GENEROUS
+
+from .conftest import Pod
+
+JOB_TOKEN = "a token of the job"
+TOKEN = agent_token(JOB_TOKEN)
+TRAINING = f"""
+import faulthandler
+sys.path.insert(0, {str(REPOSITORY)!r})
+part = pathlib.Path(os.environ["{Env.REPORT_DIR}"]) / "part"
+faulthandler.register({STACKS_SIGNAL}, file=open(part, "ab", buffering=0))
+part.rename(part.with_name(f"rank-{{rank}}.stacks"))
+print("one", flush=True)
+print("two", flush=True)
+report(step=1, totalSteps=9, phase="Training")
+ready()
+def where_it_waits():
+    while not (folder / "on").exists():
+        time.sleep(0.01)
+where_it_waits()
+report(step=2, totalSteps=9, phase="Evaluating", loss=0.5, remainingSeconds=7.5)
+note("stepped")
+while not (folder / "done").exists():
+    time.sleep(0.01)
+"""
+
+
+def a_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def asked(pod: Pod) -> Pod:
+    """A pod whose agent can be asked, and whose rank waits for the file `on`, then for `done`."""
+    pod.changes |= {Env.AGENT_PORT: str(a_port()), Env.JOB_UID: "uid-1", Env.ATTEMPT: "3"}
+    (pod.folder / "token").write_text(JOB_TOKEN)
+    return pod.start(TRAINING).until_ready()
+
+
+def ask(pod: Pod, path: str, token: str | None = TOKEN, **options: Any) -> tuple[int, Any]:
+    headers = {} if token is None else {TOKEN_HEADER: token}
+    url = f"http://127.0.0.1:{pod.changes[Env.AGENT_PORT]}{path}"
+    request = urllib.request.Request(url, headers=headers | options.pop("headers", {}), **options)
+    try:
+        with urllib.request.urlopen(request, timeout=GENEROUS) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def status_of(pod: Pod) -> AgentStatus:
+    code, answer = ask(pod, "/v1/status")
+    assert code == 200
+    status = decode_agent_status(json.dumps(answer).encode())
+    assert status is not None
+    return status
+
+
+def let_go(pod: Pod) -> None:
+    (pod.folder / "on").touch()
+    (pod.folder / "done").touch()
+    assert pod.wait() == 0, pod.log
+
+
+def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
+    first = status_of(asked)
+    assert (first.job_uid, first.attempt) == ("uid-1", 3)
+    (rank,) = first.ranks
+    assert rank.report is not None
+    assert (rank.rank, rank.exit_code, rank.report.step, rank.report.phase) == (1, None, 1, "Training")
+    assert rank.seconds_since_step is None
+    os.kill(rank.pid or 0, 0)
+    (asked.folder / "on").touch()
+    asked.until(lambda: bool(asked.seen("stepped")), "the next step is reported")
+    (rank,) = status_of(asked).ranks
+    assert rank.report is not None
+    assert (rank.report.step, rank.report.phase, rank.report.remaining_seconds) == (2, "Evaluating", 7.5)
+    assert rank.seconds_since_step is not None
+    let_go(asked)
+
+
+def test_logs_are_the_last_lines_of_a_rank(asked: Pod) -> None:
+    asked.until(lambda: "[rank 1] two" in asked.log, "both lines are passed on")
+    assert ask(asked, "/v1/logs?rank=1&tail=1") == (200, {"rank": 1, "lines": ["two"]})
+    assert ask(asked, "/v1/logs?rank=1&tail=999999999") == (200, {"rank": 1, "lines": ["one", "two"]})
+    assert ask(asked, "/v1/logs?rank=7")[0] == 404
+    for wrong in ("", "?rank=", "?rank=-1", "?rank=1e3", "?rank=" + "1" * 400, "?rank=1&tail=x"):
+        assert ask(asked, f"/v1/logs{wrong}")[0] == 400, wrong
+    let_go(asked)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="real-time signals")
+def test_stacks_name_the_function_that_a_rank_is_in_and_a_rank_that_is_stopped_says_nothing(asked: Pod) -> None:
+    code, answer = ask(asked, "/v1/stacks")
+    assert code == 200
+    assert "where_it_waits" in answer["stacks"]["1"]
+    pid = status_of(asked).ranks[0].pid or 0
+    os.kill(pid, signal.SIGSTOP)
+    assert "does not answer" in ask(asked, "/v1/stacks")[1]["stacks"]["1"]
+    os.kill(pid, signal.SIGCONT)
+    let_go(asked)
+
+
+def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -> None:
+    for token in (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9"):
+        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/stacks", "/v1/none"):
+            code, answer = ask(asked, path, token)
+            assert (code, list(answer)) == (401, ["error"])
+    assert ask(asked, "/healthz", None) == (200, {"ok": True})
+    assert ask(asked, "/v1/none")[0] == 404
+    assert ask(asked, "/v1/status", method="DELETE")[0] == 405
+    assert ask(asked, "/v1/status", data=b"{}")[0] == 413
+    assert status_of(asked).refused["token"] == 24
+    let_go(asked)
+
+
+def test_an_agent_without_token_or_port_answers_nobody_and_trains(pods: Callable[..., Pod]) -> None:
+    port = str(a_port())
+    pod = pods(1, **{Env.AGENT_PORT: port}).start(TRAINING).until_ready()
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port)), GENEROUS):
+        pass
+    let_go(pod)
+
+
+def test_a_port_that_is_taken_costs_the_api_alone(pod: Pod) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        pod.changes[Env.AGENT_PORT] = str(taken.getsockname()[1])
+        (pod.folder / "token").write_text(JOB_TOKEN)
+        let_go(pod.start(TRAINING))
+    assert "cannot listen" in pod.log
+
+
+def test_hostile_clients_are_refused_and_disturb_nothing(asked: Pod) -> None:
+    """Garbage, floods, bodies and headers without end, connections that say nothing or half of it."""
+    address = ("127.0.0.1", int(asked.changes[Env.AGENT_PORT] or 0))
+    status_of(asked)
+
+    def send(*parts: bytes, shut: bool = False) -> bytes:
+        with socket.create_connection(address, GENEROUS) as connection:
+            try:
+                for part in parts:
+                    connection.sendall(part)
+                if shut:
+                    connection.shutdown(socket.SHUT_WR)
+                return connection.recv(65536)
+            except ConnectionError:
+                return b""
+
+    assert b"200 OK" not in send(b"\x00\xff" * 2000)
+    assert b"200 OK" not in send(b"GET /v1/status HTTP/1.1\r\n", shut=True)
+    assert b"200 OK" not in send(b"GET /v1/status HTTP/1.1\r\nX: ", *[b"x" * 4096] * 16)
+    endless = b"POST /v1/status HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert b"200 OK" not in send(endless, *[b"1000\r\n" + b"x" * 4096 + b"\r\n"] * 16)
+    waiting = [socket.create_connection(address, GENEROUS) for _ in range(30)]
+    flood = [socket.create_connection(address, GENEROUS) for _ in range(300)]
+    for connection in (*flood, *waiting):
+        connection.close()
+
+    refused = status_of_when_let_in(asked).refused
+    assert refused["connections"] > 100
+    assert "Traceback" not in asked.log
+    let_go(asked)
+
+
+def status_of_when_let_in(pod: Pod) -> AgentStatus:
+    found: list[AgentStatus] = []
+
+    def answers() -> bool:
+        try:
+            found.append(status_of(pod))
+        except OSError:
+            return False
+        return True
+
+    pod.until(answers, "the agent lets one more in")
+    return found[-1]
+
+
+def test_a_bucket_gives_its_rate_and_twice_that_at_once() -> None:
+    bucket = Bucket(10, now=0.0)
+    assert [bucket.take(0.0) for _ in range(21)] == [True] * 20 + [False]
+    assert [bucket.take(0.1), bucket.take(0.1)] == [True, False]
+    assert sum(bucket.take(100.0) for _ in range(50)) == 20
+
+
+def test_one_address_does_not_take_all_connections() -> None:
+    admission = Admission(Limits(connections=4, connections_of_address=2, connections_per_second=100))
+    assert [admission.enter("a", 0) for _ in range(3)] == [True, True, False]
+    assert [admission.enter(other, 0) for other in "bcd"] == [True, True, False]
+    admission.leave("a")
+    assert [admission.enter("a", 0), admission.enter("a", 0)] == [True, False]
+    assert admission.refused == {"connections": 3}

@@ -1,0 +1,34 @@
+"""How long a rank has done no step, by its agent's clock."""
+
+from pathlib import Path
+
+from disttrain_agent.reports import Reports, report_path
+from disttrain_api.report import RankPhase, RankReport
+from disttrain_trainer.runtime.files import rewrite
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_time_without_a_step_begins_anew_after_an_evaluation(tmp_path: Path) -> None:
+    clock = Clock()
+    reports = Reports(tmp_path, [0], clock)
+
+    def says(at: float, step: int, phase: RankPhase) -> float | None:
+        clock.now = at
+        rewrite(report_path(tmp_path, 0), RankReport(rank=0, step=step, phase=phase).model_dump_json(by_alias=True))
+        reports.of(0)
+        return reports.seconds_since_step(0)
+
+    assert says(0, 0, RankPhase.STARTING) is None
+    assert says(50, 0, RankPhase.TRAINING) is None, "the first step may have to be compiled"
+    assert says(90, 10, RankPhase.TRAINING) == 0
+    assert says(95, 10, RankPhase.TRAINING) == 5
+    assert says(96, 10, RankPhase.EVALUATING) == 0
+    assert says(900, 10, RankPhase.EVALUATING) == 804
+    assert says(901, 10, RankPhase.TRAINING) == 0
+    assert says(931, 10, RankPhase.TRAINING) == 30

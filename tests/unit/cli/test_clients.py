@@ -1,0 +1,99 @@
+"""The Python clients: the same calls on a cluster, with asyncio, and on this machine."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+import yaml
+
+import disttrain
+from disttrain import AsyncClient, Client, CommandError, LocalClient
+from disttrain_api.errors import ManifestError
+from tests.builders import a_job, a_manifest, a_raw_pod, ended
+from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.waiting import GENEROUS
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    return tmp_path / "kubeconfig"
+
+
+def test_every_name_of_the_package_is_there_and_no_other() -> None:
+    assert [name for name in disttrain.__all__ if getattr(disttrain, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = disttrain.absent
+
+
+@pytest.mark.parametrize("module", ["client", "async_client", "local_client"])
+def test_the_examples_in_the_docstrings_are_read(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
+) -> None:
+    """Lines that need a cluster or minutes are skipped; what they call exists, as the tests below show."""
+    monkeypatch.chdir(tmp_path)
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig)
+        found = doctest.testmod(__import__(f"disttrain.{module}", fromlist=["x"]))
+    assert (found.failed, found.attempted > 0) == (0, True)
+
+
+async def test_asyncio_awaits_the_same_calls(kubeconfig: Path) -> None:
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig, namespace="default")
+        client = AsyncClient()
+        job = await client.submit({**a_manifest(), "metadata": {"name": "digits", "uid": a_job().uid}})
+        assert [found.name for found in await client.list()] == [job.name]
+        assert (await client.suspend("digits")).suspend
+        assert not (await client.resume("digits")).suspend
+        api.put_pod(
+            ended(a_raw_pod(a_job()), 0), "2026-01-01T12:00:00Z [rank 0] one", "2026-01-01T12:00:01Z [rank 0] two"
+        )
+        assert [line async for line in client.logs("digits")] == ["[rank 0] one", "[rank 0] two"]
+        finished = {"type": "Finished", "status": "True", "reason": "x", "message": "", "observedGeneration": 1}
+        status = {"conditions": [finished | {"lastTransitionTime": "2026-01-01T12:00:00Z"}]}
+        api.put_job({"metadata": {"name": "digits", "namespace": "default"}, "status": status})
+        assert (await client.wait("digits", timeout=GENEROUS)).finished
+        assert [seen.finished async for seen in client.follow("digits")] == [True]
+        await client.delete("digits")
+        with pytest.raises(CommandError, match="not found"):
+            await client.get("digits")
+
+
+def test_the_namespace_of_the_client_wins_over_the_manifests(kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(a_manifest()))
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig)
+        Client(namespace="team-a").submit(tmp_path / "job.yaml")
+        assert [*api.objects] == [f"{JOBS.format('team-a')}/digits"]
+
+
+def test_on_this_machine_a_job_is_submitted_waited_for_and_read(tmp_path: Path) -> None:
+    client = LocalClient(runs=tmp_path / "runs")
+    workers = {"replicas": 2, "command": ["sh", "-c", "echo one; echo from $NODE_RANK"]}
+    job = client.submit(a_manifest("own", workers=workers, training=None))
+    assert (job.name, job.finished) == ("own", False)
+    done = client.wait("own", timeout=GENEROUS)
+    assert (done.uid, done.phase) == (job.uid, "Succeeded")
+    assert sorted(client.logs("own", tail=1)) == ["from 0", "from 1"]
+    assert list(client.logs("own", attempt=2)) == []
+    with pytest.raises(CommandError, match="no job other in "):
+        client.get("other")
+
+
+def test_on_this_machine_a_job_can_be_stopped(tmp_path: Path) -> None:
+    client = LocalClient(runs=tmp_path)
+    client.submit(a_manifest("own", workers={"replicas": 1, "command": ["sleep", "1000"]}, training=None))
+    with pytest.raises(TimeoutError, match="own has not finished within 0 s"):
+        client.wait("own", timeout=0)
+    client.delete("own")
+    with pytest.raises(CommandError, match="own did not come to an end: it was stopped"):
+        client.wait("own")
+
+
+def test_on_this_machine_a_wrong_job_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="stepz"):
+        LocalClient(runs=tmp_path / "runs").submit(a_manifest(training={"stepz": 1}))
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,308 @@
+"""The verbs that look at jobs and change them, against a small API server."""
+
+import json
+import re
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import disttrain.jobs
+from disttrain.main import main
+from disttrain_api.times import timestamp
+from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, running
+from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.waiting import GENEROUS
+
+EVIL = "\x1b]0;owned\x07 [bold]not bold[/bold] \u202eback\r\n\x9b31m"
+JOB = "disttrainingjobs/digits"
+
+
+def a_condition(type_: str, status: str = "True", reason: str = "Because", message: str = "it is so") -> dict[str, Any]:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T12:00:00Z",
+        "observedGeneration": 1,
+    }
+
+
+def a_status(*holding: str, **more: Any) -> dict[str, Any]:
+    phase = {"Complete": "Succeeded"}.get(holding[0], holding[0]) if holding else "Pending"
+    attempt = {"number": 1, "startTime": "2026-01-01T12:00:00Z", "runningTime": "2026-01-01T12:00:10Z"}
+    base = {"phase": phase, "attempt": 1, "worldSize": 2, "mesh": "dp2", "ready": "2/2", "attempts": [attempt]}
+    return base | {"conditions": [a_condition(type_) for type_ in holding]} | more
+
+
+def said_lines(api: FakeApi, pod: dict[str, Any], *lines: str) -> None:
+    api.put_pod(pod, *(f"2026-01-01T12:00:{at:02}.5Z {line}" for at, line in enumerate(lines)))
+
+
+def said(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What the command prints on standard output."""
+    assert main(words) == code
+    return capfd.readouterr().out
+
+
+def test_jobs_are_rows_with_their_progress(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    progress = {"step": 42, "totalSteps": 100, "loss": 0.25, "updateTime": "2026-01-01T12:00:00Z"}
+    api.put_job(a_raw_job(status=a_status("Running", progress=progress)))
+    api.put_job(a_raw_job("fresh"))
+    heading, first, second = said(capfd, "list").splitlines()
+    assert heading.split() == ["NAME", "PHASE", "MESH", "READY", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
+    assert first.split()[:7] == ["digits", "Running", "dp2", "2/2", "42/100", "(42%)", "0.25"]
+    assert second.split()[:3] == ["fresh", "Pending", "-"]
+    assert "default" in said(capfd, "list", "-A", "-o", "wide")
+
+
+def test_no_jobs_are_no_error(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert capfd.readouterr() == ("", "no jobs in namespace default\n")
+
+
+def test_json_and_yaml_are_what_the_api_server_holds(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status={"phase": EVIL}) | {})
+    read = json.loads(said(capfd, "get", "digits", "-o", "json"))
+    assert (read["metadata"]["uid"], read["status"]["phase"]) == (UID, EVIL)
+    text = said(capfd, "list", "-o", "yaml")
+    assert text.isascii()
+    assert yaml.safe_load(text)["items"][0]["status"]["phase"] == EVIL
+
+
+def test_a_thousand_jobs_are_read_page_by_page(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    path = JOBS.format("default")
+    api.answers[path] = (200, {"items": [a_raw_job("one")], "metadata": {}})
+    said(capfd, "list")
+    assert f"GET {path}?limit=500" in api.asked
+
+
+@pytest.mark.parametrize("verb", ["get", "describe", "why", "logs", "events", "suspend", "resume", "restart", "delete"])
+def test_a_job_that_is_not_there_is_one_sentence(api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "absent"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == 'disttrain: cannot read default/absent: disttrainingjobs.disttrain.io "absent" not found\n'
+
+
+@pytest.mark.parametrize("name", ["../pods", "a/b", "A", "-a", "a?watch=true", "a b"])
+def test_a_name_that_cannot_be_is_usage(api: FakeApi, name: str) -> None:
+    assert main(["get", "--", name]) == 2
+    assert api.asked == []
+
+
+@pytest.mark.parametrize("verb", ["list", "get", "describe", "why", "events"])
+def test_nothing_that_a_tenant_writes_reaches_the_terminal_as_a_command(
+    api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = {"step": 1, "path": EVIL, "time": "2026-01-01T12:00:00Z"}
+    verdict = {"reason": EVIL, "message": EVIL, "class": EVIL, "rule": EVIL, "pod": EVIL, "rank": 0}
+    attempts = [{"number": 1, "startTime": EVIL, "verdict": verdict}]
+    goodput = {"since": EVIL, "updateTime": EVIL, "state": EVIL, "spent": [{"state": EVIL, "seconds": 5}]}
+    status = a_status(
+        "Failed", goodput=goodput, phase=EVIL, mesh=EVIL, ready=EVIL, checkpoint=checkpoint, attempts=attempts
+    )
+    status["conditions"] = [a_condition("Failed", reason=EVIL, message=EVIL)]
+    api.put_job(a_raw_job(status=status))
+    about = {"uid": UID, "name": "digits", "kind": EVIL}
+    event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": EVIL, "message": EVIL, "type": EVIL}
+    api.put("/api/v1/namespaces/default/events", event)
+    text = said(capfd, verb, *([] if verb == "list" else ["digits"]))
+    assert "\\x1b]0;owned\\x07 [bold]not bold[/bold] \\u202eback" in text
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_a_page_says_where_the_time_went_until_now(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    spent = [{"state": "Starting", "seconds": 3600}, {"state": "Training", "seconds": 0}]
+    began = datetime.now(UTC) - timedelta(hours=3, seconds=1)
+    goodput = {"since": "2026-01-01T12:00:00Z", "updateTime": timestamp(began), "state": "Training", "spent": spent}
+    api.put_job(a_raw_job(status=a_status("Running", goodput=goodput)))
+    assert re.search(r"Goodput: +75% of 4h \(training 3h, starting 60m\)", said(capfd, "describe", "digits"))
+
+
+def test_a_page_draws_the_mesh_with_the_state_of_each_rank(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    job = a_job()
+    parallelism = {"tensorParallelDegree": 2}
+    api.put_job(a_raw_job(workers={"replicas": 2, "processesPerPod": 2}, parallelism=parallelism) | {})
+    api.put_job({"metadata": {"name": "digits", "namespace": "default"}, "status": a_status("Running", worldSize=4)})
+    api.put_pod(running(a_raw_pod(job, index=0)))
+    text = said(capfd, "describe", "digits")
+    drawn = [line.split() for line in text.splitlines() if line.strip().startswith("replica")]
+    assert drawn == [["replica", "0", "●0", "●1"], ["replica", "1", "·2", "·3"]]
+
+
+def test_logs_come_in_the_order_of_time_with_their_ranks(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    job = a_job()
+    api.put_job(a_raw_job(status=a_status("Running")))
+    for index in range(2):
+        said_lines(api, running(a_raw_pod(job, index=index)), f"[rank {index}] \x1b[32mstep 1\x1b[0m", "[agent] x")
+    out = said(capfd, "logs", "digits")
+    assert out.splitlines() == ["[rank 0] step 1", "[rank 1] step 1", "[agent 0] x", "[agent 1] x"]
+    assert said(capfd, "logs", "digits", "--rank", "1") == "[rank 1] step 1\n"
+    assert said(capfd, "logs", "digits", "--tail", "1") == "[agent 0] x\n[agent 1] x\n"
+
+
+def test_a_log_cannot_speak_for_another_rank_or_to_the_terminal(
+    api: FakeApi, capfd: pytest.CaptureFixture[str]
+) -> None:
+    api.put_job(a_raw_job(status=a_status("Running")))
+    said_lines(api, running(a_raw_pod(a_job())), "[rank 7] I am rank 7", EVIL.replace("\r\n", ""), "old\rnew")
+    out = said(capfd, "logs", "digits").splitlines()
+    assert out[0] == "[rank 0] [rank 7] I am rank 7"
+    assert out[1] == "[rank 0] \\x1b]0;owned\\x07 [bold]not bold[/bold] \\u202eback\\x9b31m"
+    assert out[2] == "[rank 0] new"
+
+
+def test_following_goes_through_pending_pods_and_a_restart_to_the_end(
+    api: FakeApi, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job()
+    api.put_job(a_raw_job(workers={"replicas": 1}, status=a_status(attempts=[])))
+
+    def read(log: str) -> None:
+        with api.changed:
+            assert api.changed.wait_for(lambda: any(log in line for line in api.asked), timeout=GENEROUS)
+
+    def play() -> None:
+        first, second = a_raw_pod(job), a_raw_pod(job, attempt=2)
+        api.put_pod(first)
+        said_lines(api, running(first), "[rank 0] one", "[rank 0] two")
+        read("a1/log")
+        api.put_pod(ended(first, 1))
+        api.put_job(a_raw_job(status=a_status("Restarting", attempt=2)))
+        said_lines(api, running(second), "[rank 0] three")
+        api.put_pod(ended(second, 0))
+        read("a2/log")
+        api.put_job(a_raw_job(status=a_status("Complete", "Finished", attempt=2)))
+
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    out = said(capfd, "logs", "-f", "digits")
+    player.join()
+    assert out.splitlines() == ["[rank 0] one", "[rank 0] two", "--- attempt 2 ---", "[rank 0] three"]
+
+
+@pytest.mark.parametrize(
+    ("status", "options", "sentence"),
+    [
+        (a_status(attempts=[], attempt=0), [], "has no pods yet; `disttrain why digits` says why"),
+        (a_status("Failed", "Finished"), [], "are gone, and with them their logs"),
+        (a_status("Running"), ["--attempt", "7"], "the pods of attempt 7 are gone"),
+        (a_status("Running"), ["--rank", "2"], "has ranks 0 to 1"),
+    ],
+)
+def test_where_there_is_no_log_it_says_why(
+    api: FakeApi, capfd: pytest.CaptureFixture[str], status: dict[str, Any], options: list[str], sentence: str
+) -> None:
+    api.put_job(a_raw_job(status=status))
+    assert main(["logs", "digits", *options]) == 1
+    assert sentence in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ["x", "3-1", "-1", "", "1;2", "99999999"])
+def test_ranks_that_cannot_be_are_usage(api: FakeApi, ranks: str) -> None:
+    assert main(["logs", "digits", f"--rank={ranks}"]) == 2
+
+
+def test_suspending_and_resuming_change_one_field(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running")))
+    assert "pods write a checkpoint and stop" in said(capfd, "suspend", "digits")
+    assert "is suspended already" in said(capfd, "suspend", "digits")
+    assert "goes on" in said(capfd, "resume", "digits")
+    assert "is not suspended" in said(capfd, "resume", "digits")
+    bodies = [line.split(" ", 2)[2] for line in api.asked if line.startswith("PATCH")]
+    assert bodies == ['{"spec": {"suspend": true}}', '{"spec": {"suspend": false}}']
+
+
+def play_operator(api: FakeApi, *holding: str) -> threading.Thread:
+    """Once spec.suspend is set, write this status."""
+    path = f"{JOBS.format('default')}/digits"
+
+    def play() -> None:
+        with api.changed:
+            api.changed.wait_for(lambda: api.objects[path]["spec"].get("suspend"), timeout=GENEROUS)
+        api.put_job({"metadata": {"name": "digits", "namespace": "default"}, "status": a_status(*holding)})
+
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    return player
+
+
+def test_a_restart_waits_until_the_pods_have_ended(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running")))
+    player = play_operator(api, "Suspended")
+    assert [line.split(" ", 1)[1] for line in said(capfd, "restart", "digits").splitlines()] == [
+        "is being suspended: its pods write a checkpoint and stop",
+        "goes on",
+    ]
+    player.join()
+    assert api.objects[f"{JOBS.format('default')}/digits"]["spec"]["suspend"] is False
+
+
+def test_a_restart_of_a_job_that_fails_meanwhile_says_so(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running")))
+    play_operator(api, "Failed", "Finished")
+    assert main(["restart", "digits"]) == 1
+    assert "finished before it was suspended (Failed)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume", "restart"])
+def test_a_finished_job_is_not_changed(api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Complete", "Finished")))
+    assert main([verb, "digits"]) == 1
+    assert "has finished (Succeeded) and never starts again" in capfd.readouterr().err
+    assert not [line for line in api.asked if line.startswith("PATCH")]
+
+
+def test_a_job_that_runs_is_not_deleted_unasked(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running")))
+    assert main(["delete", "digits"]) == 1
+    assert "dtj/digits has not finished: --yes deletes without asking" in capfd.readouterr().err
+    assert said(capfd, "delete", "digits", "--yes") == "dtj/digits deleted from namespace default\n"
+    assert api.objects == {}
+
+
+def test_on_a_terminal_each_verb_says_what_one_would_do_next(
+    api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disttrain.jobs, "is_terminal", lambda: True)
+    api.put_job(a_raw_job(status=a_status("Failed", "Finished")))
+    for words in (["list"], ["get", "digits"], ["describe", "digits"], ["events", "digits"]):
+        assert main(words) == 0
+        assert "\nNext: disttrain why digits" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ((401, {"message": "Unauthorized"}), "does not accept these credentials (401)"),
+        ((403, {"message": "dora may not"}), "cannot read default/digits: dora may not"),
+        ((404, b"404 page not found"), "the cluster does not know DistTrainingJobs; install the chart first"),
+        ((500, b"<html>"), "cannot read default/digits: 500"),
+        ((200, b"<html>"), "the answer is not JSON"),
+        ((200, b"[]"), "the answer is no object"),
+    ],
+)
+def test_what_the_api_server_refuses_is_one_sentence(
+    api: FakeApi, capfd: pytest.CaptureFixture[str], answer: tuple[int, Any], sentence: str
+) -> None:
+    api.answers[f"{JOBS.format('default')}/digits"] = answer
+    assert main(["get", "digits"]) == 1
+    err = capfd.readouterr().err
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_of_several_kubeconfigs_the_one_with_the_context_is_read(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_text("contexts: []")
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'other'}:{tmp_path / 'kubeconfig'}")
+    api.put_job(a_raw_job())
+    assert "digits" in said(capfd, "list", "--context", "fake")
+    assert main(["list", "--context", "absent"]) == 1
+    assert "no context named 'absent'" in capfd.readouterr().err

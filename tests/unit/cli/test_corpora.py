@@ -1,0 +1,263 @@
+"""`disttrain data`: the same corpus by however many processes and after whatever kill, and sentences for bad input."""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from disttrain.corpora.documents import BLOCK_BYTES
+from disttrain.corpora.look import inspect, verify
+from disttrain.corpora.prepare import prepare
+from disttrain.corpora.settings import Settings
+from disttrain.main import main
+from disttrain_trainer.data.corpora.corpus import open_corpus
+from disttrain_trainer.data.corpora.files import NumberFiles
+from disttrain_trainer.data.corpora.manifest import CorpusError
+from disttrain_trainer.data.corpora.spans import split
+from disttrain_trainer.data.corpora.stream import TokenStream
+from tests.corpora import prepared, sentences, trained_tokenizer, write_sources
+from tests.small_disk import small_disk
+from tests.waiting import until
+
+
+def tokens_of(folder: Path) -> list[int]:
+    corpus, files = open_corpus(folder), NumberFiles()
+    stream = TokenStream(split(corpus.shards, 0.0, files)[0], corpus.vocabulary, files)
+    return stream.read(0, len(stream)).tolist()
+
+
+def content_of(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(trained_tokenizer())
+    return path
+
+
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: Path) -> None:
+    sources = write_sources(tmp_path / "sources", lines=150)
+    found = []
+    for workers in (1, 2, 3):
+        output = tmp_path / f"by-{workers}"
+        told = []
+        settings = Settings(
+            (sources,), str(tokenizer), output, end_of_document="<end>", part_bytes=15_000, workers=workers
+        )
+        manifest = prepare(settings, told.append)
+        assert told[-1].shards == told[-1].total_shards == len(manifest.shards) > 3
+        assert told[-1].source_bytes == told[-1].total_bytes
+        assert not settings.partial.exists()
+        found.append(content_of(output))
+    assert found[0] == found[1] == found[2]
+
+
+def test_tokens_are_those_of_the_tokenizer_and_documents_end_with_theirs(tmp_path: Path, tokenizer: Path) -> None:
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_str(trained_tokenizer())
+    library.no_truncation()
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "a.txt").write_text(sentences(3) * 20)
+    (sources / "b.jsonl").write_text("".join(json.dumps({"text": sentences(at)}) + "\n" for at in range(300)))
+    with gzip.open(sources / "c.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "naïve 犬"}) + "\n\n" + json.dumps({"text": ""}) + "\n")
+    (sources / ".hidden.txt").write_text("not read")
+    output = tmp_path / "corpus"
+    prepare(Settings((sources,), str(tokenizer), output, end_of_document="<end>", part_bytes=5_000))
+    texts = [sentences(3) * 20, *(sentences(at) for at in range(300)), "naïve 犬"]
+    end = library.token_to_id("<end>")
+    expected = [token for text in texts for token in [*library.encode(text).ids, end]]
+    assert tokens_of(output) == expected
+    figures = inspect(output)
+    assert (figures.documents, figures.tokens, figures.end_of_document) == (302, len(expected), end)
+    starts = np.fromfile(output / "shard-000000.offsets", "<u8").tolist()
+    assert starts[:2] == [0, len(library.encode(texts[0]).ids) + 1]
+    verify(output)
+
+
+def test_a_long_text_of_bytes_is_one_document_and_whole(tmp_path: Path) -> None:
+    text = ("x" * 99 + "\n").encode() * (BLOCK_BYTES // 40) + b"\xff end"
+    output = prepared(tmp_path, text)
+    assert bytes(tokens_of(output)) == text
+    assert inspect(output).documents == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_preparation_goes_on_and_writes_the_same(tmp_path: Path, workers: int) -> None:
+    sources = write_sources(tmp_path / "sources", lines=100)
+    whole, output = tmp_path / "whole", tmp_path / "corpus"
+    asked = {"sources": (sources,), "tokenizer": "bytes", "part_bytes": 4_000, "workers": workers}
+    prepare(Settings(**asked, output=whole))
+    script = tmp_path / "program.py"
+    script.write_text(KILLED_AFTER_THREE_SHARDS)
+    with subprocess.Popen([sys.executable, script, sources, output, str(workers)], start_new_session=True) as process:
+        assert process.wait() == -signal.SIGKILL
+    # Workers end with their parent.
+    until(lambda: not session_lives(process.pid))
+    told = []
+    prepare(Settings(**asked, output=output), told.append)
+    assert 3 <= told[0].shards < told[0].total_shards
+    assert content_of(output) == content_of(whole)
+
+
+KILLED_AFTER_THREE_SHARDS = """
+import os, signal, sys
+from pathlib import Path
+from disttrain.corpora.prepare import prepare
+from disttrain.corpora.settings import Settings
+
+def told(now):
+    if now.shards == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    sources, output, workers = sys.argv[1:]
+    prepare(Settings((Path(sources),), "bytes", Path(output), part_bytes=4_000, workers=int(workers)), told)
+"""
+
+
+def session_lives(session: int) -> bool:
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+BAD = {
+    "no text": ("a.txt", b"one\ntwo\n\xff\xfe\n", "a.txt: line 3 is no UTF-8 text (byte 0xff)"),
+    "no JSON": ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl: line 2 is not JSON"),
+    "no object": ("a.jsonl", b"[1]\n", "a.jsonl: line 1 is a list, expected an object with `text`"),
+    "no field": ("a.jsonl", b'{"text": "a"}\n\n{"body": 1}\n', "line 3 has no text in `text`; it has 'body'"),
+    "depth": ("a.jsonl", b"[" * 100_000 + b"\n", "line 1 is not JSON: it is nested too deeply"),
+    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1 holds half a character"),
+    "no gzip": ("a.txt.gz", b"plain", "a.txt.gz is no whole gzip file"),
+    "cut gzip": ("a.txt.gz", gzip.compress(bytes(range(100)) * 9)[:-9], "a.txt.gz is no whole gzip file"),
+    "nothing": ("a.txt", b"", "1 files hold no text"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_with_file_and_line(
+    case: str, tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, content, sentence = BAD[case]
+    (tmp_path / name).write_bytes(content)
+    output = tmp_path / "corpus"
+    arguments = ["data", "prepare", str(tmp_path / name), "--tokenizer", str(tokenizer), "--output", str(output)]
+    assert main([*arguments, "--workers", "1"]) == 1
+    assert sentence in capfd.readouterr().err.splitlines()[-1]
+    assert not output.exists()
+
+
+def test_the_line_is_right_in_the_midst_of_a_file_that_is_cut(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": sentences(at)}) for at in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{", *lines]))
+    with pytest.raises(CorpusError, match=r"a\.jsonl: line 201 is not JSON"):
+        prepare(Settings((tmp_path / "a.jsonl",), "bytes", tmp_path / "corpus", part_bytes=10_000, workers=2))
+
+
+def test_what_cannot_be_begun_is_said(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a.txt").write_text("text\n" * 100)
+    (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    asked = {"sources": (tmp_path / "a.txt",), "tokenizer": "bytes", "output": tmp_path / "out"}
+    for changes, sentence in [
+        ({"sources": (tmp_path / "missing",)}, "missing does not exist"),
+        ({"sources": (tmp_path / "empty",)}, "holds no file that matches"),
+        ({"sources": (tmp_path,)}, "which is read: name another folder"),
+        ({"tokenizer": str(tmp_path / "none.json")}, "none.json cannot be read"),
+        ({"tokenizer": str(tmp_path / "bad.json")}, "bad.json is no tokenizer.json"),
+        ({"end_of_document": "256"}, "is no token of bytes, nor a number below 256"),
+        ({"output": tmp_path / "a.txt"}, "is there already"),
+    ]:
+        with pytest.raises(CorpusError, match=sentence):
+            prepare(Settings(**(asked | changes)))
+    # Begun with one tokenizer, not continued with another.
+    (tmp_path / "b.jsonl").write_text("{")
+    with pytest.raises(CorpusError, match="not JSON"):
+        prepare(Settings(**(asked | {"sources": (tmp_path / "b.jsonl",)})))
+    with pytest.raises(CorpusError, match="was begun with other sources"):
+        prepare(Settings(**asked))
+
+
+def damage(path: Path, at: int = 0, value: bytes = b"\xff\xff") -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + len(value)] = value
+    path.write_bytes(content)
+
+
+def test_verify_names_the_file_that_is_not_as_it_was_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = prepared(tmp_path)
+    assert main(["data", "verify", str(folder)]) == 0
+    assert main(["data", "inspect", str(folder), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["vocabulary"] == 256
+    damage(folder / "shard-000000.tokens", 100, b"zz")
+    assert main(["data", "verify", str(folder)]) == 1
+    assert "shard-000000.tokens has other bytes than were written" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    sources = write_sources(tmp_path / "sources", lines=4000)
+    whole = tmp_path / "whole"
+    prepare(Settings((sources,), "bytes", whole, part_bytes=100_000))
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        settings = Settings((sources,), "bytes", disk / "corpus", part_bytes=100_000)
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(disk_room(disk) - 700_000))
+        with pytest.raises(CorpusError, match=r"no room in .* give the same command again"):
+            prepare(settings)
+        ballast.unlink()
+        told = []
+        prepare(settings, told.append)
+        assert told[0].shards > 0
+        assert content_of(settings.output) == content_of(whole)
+
+
+def disk_room(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def test_tables_and_sentencepiece(tmp_path: Path) -> None:
+    import pyarrow
+    import sentencepiece
+    from pyarrow import parquet
+
+    texts = [sentences(at) for at in range(300)]
+    prefix = tmp_path / "own"
+    (tmp_path / "texts").write_text("".join(texts))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts"), model_prefix=str(prefix), vocab_size=60, hard_vocab_limit=False, minloglevel=2
+    )
+    library = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    parquet.write_table(pyarrow.table({"body": texts, "id": range(300)}), sources / "a.parquet", row_group_size=50)
+    settings = Settings(
+        (sources,), f"{prefix}.model", tmp_path / "corpus", field="body", end_of_document="</s>", part_bytes=5_000
+    )
+    assert len(prepare(settings).shards) > 1
+    assert tokens_of(settings.output) == [
+        token for text in texts for token in [*library.encode(text), library.eos_id()]
+    ]
+    parquet.write_table(pyarrow.table({"body": ["a", None]}), sources / "a.parquet")
+    for field, sentence in (("text", "has no column `text`; it has 'body'"), ("body", "row 2 has no `body`")):
+        with pytest.raises(CorpusError, match=sentence):
+            prepare(Settings((sources,), "bytes", tmp_path / field, field=field))
+    (sources / "a.parquet").write_bytes(b"PAR1 no table")
+    with pytest.raises(CorpusError, match=r"a\.parquet is no sound Parquet file"):
+        prepare(Settings((sources,), "bytes", tmp_path / "none"))

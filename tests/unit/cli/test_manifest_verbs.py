@@ -1,0 +1,114 @@
+"""`disttrain init` and `disttrain explain`."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttrain.errors import CommandError
+from disttrain.explain import explain
+from disttrain.init import BuiltIn, Wishes, manifest_text
+from disttrain.main import main
+from disttrain_api import manifest
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
+TEXTS = st.one_of(st.none(), st.text(min_size=1, max_size=60))
+WISHES = st.builds(
+    Wishes,
+    name=NAMES,
+    model=st.sampled_from(BuiltIn),
+    script=TEXTS,
+    image=TEXTS,
+    workers=st.integers(1, 10_000),
+    gpus=st.integers(0, 1024),
+    steps=st.integers(1, 10**9),
+    storage=st.sampled_from([None, "1Gi", "500Mi"]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(WISHES)
+def test_whatever_is_wished_is_a_valid_manifest_or_a_sentence(wishes: Wishes) -> None:
+    try:
+        text = manifest_text(wishes)
+    except CommandError:
+        assert wishes.script is not None or wishes.image is not None
+        return
+    job = manifest.parse(text)
+    assert job.metadata.name == wishes.name
+    assert job.spec.workers.replicas == wishes.workers
+    assert (job.spec.workers.gpus_per_pod or 0) == wishes.gpus
+    assert job.spec.workers.image == wishes.image
+    assert job.spec.workers.command == (None if wishes.script is None else ["torchrun", wishes.script])
+    assert (job.spec.storage is None) == (wishes.storage is None)
+
+
+@pytest.mark.parametrize("model", BuiltIn)
+def test_every_model_has_data_and_plain_wishes_are_never_refused(model: BuiltIn) -> None:
+    for wishes in (Wishes(model=model), Wishes(model=model, storage="10Gi", gpus=8)):
+        assert manifest.parse(manifest_text(wishes)).spec.training is not None
+    assert "torchrun, train.py" in manifest_text(Wishes(script="train.py", image="me/image:1"))
+
+
+def test_a_file_is_not_replaced_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--name", "first"]) == 0
+    assert main(["validate", "job.yaml"]) == 0
+    assert main(["init", "--name", "second"]) == 1
+    assert "job.yaml is there already" in capfd.readouterr().err
+    assert "name: first" in (tmp_path / "job.yaml").read_text()
+    assert main(["init", "--name", "second", "--force"]) == 0
+    assert "name: second" in (tmp_path / "job.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--name", "A"],
+        ["--workers", "0"],
+        ["--gpus", "-1"],
+        ["--model", "x"],
+        ["--script", "a.py"],
+        ["--storage", "x"],
+        ["--model", "gpt", "--script", "a"],
+    ],
+)
+def test_what_cannot_be_is_usage(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", *words]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("spec.training.steps", ["spec.training.steps <integer>  (required", "steps"]),
+        ("training.steps", ["spec.training.steps <integer>"]),
+        ("runPolicy.maxRestarts", ["default 3, ≥ 0, ≤ 1000", "before the job fails"]),
+        ("spec.runPolicy.failurePolicy.rules", ["list of object", "action <FailJob | RestartGang"]),
+        ("training.model.config", ["FIELDS for name: gpt", "vocabularySize <integer>"]),
+        ("status.attempts", ["verdict <object>"]),
+        (None, ["spec <object>", "status <object>"]),
+    ],
+)
+def test_a_field_is_explained_as_the_reference_does(field: str | None, says: list[str]) -> None:
+    text = explain(field)
+    for words in says:
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("spec.training.stepz", "spec.training has no field 'stepz'; did you mean `steps`?"),
+        ("spec.workers.template.spec", "`kubectl explain pod` has these"),
+        ("spec.suspend.x", "spec.suspend has no fields of its own"),
+        ("\x1b[31m", "has no field '\\x1b[31m'"),
+    ],
+)
+def test_a_field_that_is_not_there_is_usage(field: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", field]) == 2
+    assert says in capfd.readouterr().err

@@ -1,0 +1,214 @@
+"""`disttrain why` names the cause and what to do, in each situation that the operator's status can show."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from disttrain.cluster.remote import RemoteJob
+from disttrain.views.why import Why, why
+from disttrain_api.names import Reason
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.observed import Job, job_facts
+from disttrain_operator.decide.reading import observe
+from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, ended, running, waiting
+
+STAMP = "2026-01-01T12:00:00Z"
+LATER = NOW + timedelta(minutes=5)
+
+
+def a_condition(type_: str, status: str, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": STAMP,
+        "observedGeneration": 1,
+    }
+
+
+def held(reason: str, message: str = "the sentence of the operator", **more: Any) -> dict[str, Any]:
+    attempts = [{"number": 1, "startTime": STAMP}]
+    return {"attempt": 1, "attempts": attempts, "conditions": [a_condition("Running", "False", reason, message)]} | more
+
+
+def failed(reason: str, **verdict: Any) -> dict[str, Any]:
+    said = {"reason": reason, "message": "rank 0 did it", **verdict}
+    return {
+        "attempt": 1,
+        "completionTime": STAMP,
+        "attempts": [{"number": 1, "startTime": STAMP, "endTime": STAMP, "verdict": said}],
+        "conditions": [
+            a_condition("Failed", "True", reason, "rank 0 did it"),
+            a_condition("Finished", "True", reason, ""),
+        ],
+    }
+
+
+def restarting(reason: str, message: str, /, **verdict: Any) -> dict[str, Any]:
+    said = {"reason": "OOMKilled", "message": "rank 3 ran out of memory", "class": "OutOfMemory", "rank": 3, **verdict}
+    first = {"number": 1, "startTime": STAMP, "endTime": STAMP, "verdict": said}
+    return {
+        "attempt": 2,
+        "restarts": 1,
+        "restartsSinceCheckpoint": 1,
+        "attempts": [first, {"number": 2, "startTime": STAMP}],
+        "conditions": [
+            a_condition("Running", "False", reason, message),
+            a_condition("Restarting", "True", "GangRestarted", "rank 3 ran out of memory"),
+        ],
+    }
+
+
+def runs(**more: Any) -> dict[str, Any]:
+    attempt = {"number": 1, "startTime": STAMP, "runningTime": STAMP}
+    condition = a_condition("Running", "True", "AllPodsRunning", "all 2 pods run")
+    return {"attempt": 1, "attempts": [attempt], "conditions": [condition]} | more
+
+
+def progress(**more: Any) -> dict[str, Any]:
+    return {"step": 42, "totalSteps": 100, "updateTime": STAMP} | more
+
+
+SUSPENDED = [a_condition("Suspended", "True", "Suspended", "spec.suspend is true; set it to false to go on")]
+SUSPENDING = [a_condition("Suspended", "False", "Suspending", "spec.suspend is true: pods write a checkpoint and stop")]
+
+SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], list[str]]] = [
+    # what, status, spec, what the paragraph says, what is to be done
+    ("nobody looks", None, {}, ["no operator has looked at it"], ["disttrain doctor"]),
+    ("another's", held("ManagedElsewhere"), {"managedBy": "x.io/y"}, ["names the controller x.io/y"], ["managedBy"]),
+    ("no room", held("Unschedulable", "0/3 nodes"), {}, ["since 5m (Unschedulable): 0/3 nodes", "2 pods"], ["doctor"]),
+    ("gate", held("WaitingForRoom", "needs 8 pods"), {}, ["needs 8 pods"], ["ask for fewer or smaller pods"]),
+    ("queue", held("Queued", "waiting in queue q"), {}, ["waiting in queue q"], ["kubectl get workloads -n default"]),
+    ("no Kueue", held("QueueNotServed"), {}, ["QueueNotServed"], ["administrator"]),
+    ("image", held("ImagePullBackOff", 'image "a" cannot be pulled'), {}, ['image "a" cannot be pulled'], []),
+    ("quota", held("QuotaExceeded", "exceeded quota; raise it"), {}, ["exceeded quota; raise it"], []),
+    ("volume", held("VolumeNotBound"), {}, ["VolumeNotBound"], ["kubectl describe pvc -n default"]),
+    ("operator fails", held("OperatorError", "KeyError"), {}, ["KeyError"], ["Report it"]),
+    ("old pods", held("WaitingForOldPods"), {}, ["two attempts never run side by side"], ["Nothing"]),
+    ("starting", held("WaitingForPods"), {}, ["starting since 5m: 0 of 2 pods run"], []),
+    ("restart", restarting("WaitingForPods", ""), {}, ["attempt 1 ended, because rank 3 ran out"], ["memory limit"]),
+    ("back-off", restarting("BackingOff", "attempt 3 begins at 12:09"), {}, ["Attempt 3 begins at 12:09."], []),
+    (
+        "hang",
+        restarting(
+            "WaitingForPods",
+            "",
+            **{
+                "class": "Hang",
+                "reason": "ProgressDeadlineExceeded",
+                "message": "rank 0 has trained for 700 s without a step; it is in all_reduce (c10d.py:28)",
+            },
+        ),
+        {},
+        ["without a step; it is in all_reduce (c10d.py:28)", "(ProgressDeadlineExceeded)"],
+        ["Look at where the rank waits"],
+    ),
+    (
+        "drain",
+        restarting("WaitingForPods", "", **{"class": "Disruption"}),
+        {},
+        ["not counted"],
+        [],
+    ),
+    (
+        "runs",
+        runs(progress=progress(samplesPerSecond=99.0)),
+        {},
+        ["step that is known is 42 of 100", "99 samples/s"],
+        [],
+    ),
+    ("no news", runs(progress=progress(updateTime="2026-01-01T11:00:00Z")), {}, ["heard of 65m ago"], ["hangs"]),
+    ("no steps", runs(), {}, ["have not reported a step yet", "no `storage`: a restart would begin at step 0"], []),
+    ("slow by restarts", runs(restarts=5), {}, ["It is slow since it has restarted 5 times"], []),
+    ("evaluation", runs(progress=progress(evaluationFailure="no data")), {}, ["Its evaluation failed: no data"], []),
+    ("suspended", held("Suspended", conditions=SUSPENDED), {"suspend": True}, ["is suspended"], ["disttrain resume"]),
+    ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),
+    ("memory", failed("OOMKilled"), {}, ["failed 5m ago in attempt 1 (OOMKilled): rank 0 did it"], ["memory limit"]),
+    ("exhausted", failed("RestartsExhausted", **{"class": "OutOfMemory"}), {}, ["RestartsExhausted"], ["memory limit"]),
+    ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would meet it again"], ["correct the path"]),
+    ("spec", failed("InvalidSpec"), {}, ["InvalidSpec"], ["disttrain validate"]),
+    ("deadline", failed("ActiveDeadlineExceeded"), {}, ["ActiveDeadline"], ["activeDeadlineSeconds"]),
+    ("nan", failed("NonFiniteLoss"), {}, ["NonFiniteLoss"], ["learning rate"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "says", "does"), [one[1:] for one in SITUATIONS], ids=[one[0] for one in SITUATIONS]
+)
+def test_each_situation_has_its_cause_and_what_to_do(
+    status: dict[str, Any] | None, spec: dict[str, Any], says: list[str], does: list[str]
+) -> None:
+    raw = a_raw_job(status=status, **spec)
+    raw["metadata"]["creationTimestamp"] = STAMP
+    found = why(RemoteJob(raw), [], [], LATER)
+    assert found.paragraph.startswith("digits ")
+    assert "\n" not in found.paragraph
+    for words in says:
+        assert words in found.paragraph
+    for words in does:
+        assert words in " ".join(found.todo)
+
+
+def decided(pods: list[dict[str, Any]]) -> tuple[Job, dict[str, Any]]:
+    """The job after the operator has looked at its first attempt with these pods, and as it is stored."""
+    job, raw = a_job(), a_raw_job()
+    for observed in ([], pods):
+        decision = decide(job, observe(observed, services=[]), NOW)
+        raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        job = job_facts(raw)
+    return job, raw
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda pod: waiting(pod, "ErrImagePull", 'failed to pull "an/image:1": not found'), "cannot be pulled"),
+        (lambda pod: waiting(pod, "CreateContainerConfigError", 'secret "s" not found'), 'secret "s" not found'),
+        (lambda pod: pod, "0 of 2 pods run"),
+        (running, "all of its 2 pods run"),
+        (lambda pod: ended(pod, 137, reason="OOMKilled"), "ran out of memory"),
+    ],
+    ids=["image", "secret", "pending", "running", "killed"],
+)
+def test_what_the_operator_itself_writes_is_understood(change: Any, says: str) -> None:
+    pods = [change(a_raw_pod(a_job(), index=index)) for index in range(2)]
+    _, raw = decided(pods)
+    assert says in why(RemoteJob(raw), pods, [], LATER).paragraph
+
+
+def test_a_pod_that_starts_is_named_with_its_newest_event() -> None:
+    pods = [a_raw_pod(a_job(), index=index) for index in range(2)]
+    name = pods[0]["metadata"]["name"]
+    event = {"involvedObject": {"name": name}, "reason": "Pulling", "message": "Pulling image x."}
+    found: Why = why(RemoteJob(a_raw_job(status=held(Reason.WAITING_FOR_PODS))), pods, [event], LATER)
+    assert f"Pod {name} (and 1 more) is on no node yet" in found.paragraph
+    assert "The newest event on it: Pulling: Pulling image x." in found.paragraph
+    assert "If it does not run within 25m it fails" not in found.paragraph, "the manifest does not say so"
+
+
+def test_by_when_it_must_run_is_said_where_the_stored_job_says_it() -> None:
+    raw = a_raw_job(status=held("Unschedulable"), runPolicy={"startingDeadlineSeconds": 1800})
+    assert "If it does not run within 25m it fails" in why(RemoteJob(raw), [], [], LATER).paragraph
+
+
+def test_a_silent_node_is_named() -> None:
+    pod = running(a_raw_pod(a_job()))
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    found = why(RemoteJob(a_raw_job(status=runs())), [pod], [], LATER)
+    assert "does not hear of node node1" in found.paragraph
+    assert "kubectl get nodes" in " ".join(found.todo)
+
+
+def test_the_log_that_is_left_is_named_with_the_rank() -> None:
+    pod = ended(a_raw_pod(a_job()), 137)
+    found = why(RemoteJob(a_raw_job(status=failed("OOMKilled", rank=0))), [pod], [], LATER)
+    assert found.next[0] == "disttrain logs digits --attempt 1 --rank 0"
+
+
+@pytest.mark.parametrize("status", [{"conditions": 1}, {"phase": [], "attempts": {}}, {"attempts": [{"number": "x"}]}])
+def test_a_status_that_cannot_be_read_is_no_traceback(status: dict[str, Any]) -> None:
+    raw = a_raw_job(status=status, workers={"replicas": "x"}, runPolicy=[])
+    raw["spec"]["workers"] = 7
+    assert why(RemoteJob(raw), [{}, {"metadata": {"labels": 1}}], [{}, {"involvedObject": 1}], LATER).paragraph

@@ -1,0 +1,208 @@
+"""A gang that trains and does no step is restarted, and nothing else is taken for that."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from disttrain_api.report import AgentStatus, RankError, RankReport, RankStatus
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.hang import exceeds, main_stack, stall_of
+from disttrain_operator.decide.observed import Live, Stall
+from disttrain_operator.decide.reading import observe
+from tests.builders import a_job
+from tests.unit.decide.world import World, a_running_world
+
+STALL = Stall(rank=0, seconds=700, step=40, seconds_per_step=1.0, stack="all_reduce (distributed_c10d.py:2810)")
+LIMIT = {"progressDeadlineSeconds": 600, "restartBackoffSeconds": 0}
+
+
+def a_rank(rank: int = 0, seconds: float | None = 700.0, exit_code: int | None = None, **report: Any) -> RankStatus:
+    given = {"step": 40, "total_steps": 100, "phase": "Training", "remaining_seconds": 60.0, **report}
+    told = RankReport(rank=rank, **given)
+    return RankStatus(rank=rank, seconds_since_step=seconds, exit_code=exit_code, report=told)
+
+
+def stall(*ranks: RankStatus) -> Stall | None:
+    return stall_of(AgentStatus(job_uid="u", attempt=1, ranks=list(ranks)))
+
+
+def test_all_ranks_that_train_without_a_step_stall_since_the_last_of_them_did_one() -> None:
+    assert stall(a_rank(3, 900.0), a_rank(2, 800.0)) == Stall(2, 800.0, 40, 1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        a_rank(1, seconds=None),
+        a_rank(1, phase="Saving"),
+        a_rank(1, phase="Evaluating"),
+        a_rank(1, phase="Starting"),
+        a_rank(1, phase=None),
+        a_rank(1, phase="OfAnotherVersion"),
+        a_rank(1, exit_code=0),
+        a_rank(1, exit_code=-9),
+        a_rank(1, done=True),
+        a_rank(1, step=100),
+        a_rank(1, error=RankError(exit_code=1, reason="RankFailed", message="no")),
+        RankStatus(rank=1, seconds_since_step=700.0),
+    ],
+    ids=lambda rank: str(rank.report and rank.report.phase),
+)
+def test_ranks_do_not_stall_where_one_does_anything_else(other: RankStatus) -> None:
+    assert stall(a_rank(0), other) is None
+    assert stall(other) is None
+    assert stall() is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "interval", "pace", "is_over"),
+    [
+        (599, 1, 1.0, False),
+        (600, 1, 1.0, True),
+        (600, 1, None, True),
+        (2999, 100, 10.0, False),
+        (3000, 100, 10.0, True),
+    ],
+    ids=["not yet", "over", "no pace is known", "two lines of the log take longer", "the log should have come"],
+)
+def test_the_deadline_is_never_shorter_than_the_log_is_slow(
+    seconds: float, interval: int, pace: float | None, is_over: bool
+) -> None:
+    job = a_job(runPolicy=LIMIT, training={"logging": {"interval": interval}})
+    assert job.spec is not None
+    assert exceeds(replace(STALL, seconds=seconds, seconds_per_step=pace), job.spec) is is_over
+
+
+def told(world: World, **changes: Any) -> Decision:
+    """What is decided when the first worker's agent has said so."""
+    live = Live(world.pod()["metadata"]["uid"], world.job.status.attempt, None, STALL)
+    observed = replace(observe(world.pods.values(), world.gone), live=replace(live, **changes))
+    return decide(world.job, observed, world.now)
+
+
+def test_a_gang_that_hangs_is_restarted_and_counted_and_the_verdict_says_where_it_was() -> None:
+    world = a_running_world(runPolicy=LIMIT)
+    decision = told(world)
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert (verdict.class_, verdict.action, verdict.reason) == ("Hang", "RestartGang", "ProgressDeadlineExceeded")
+    assert (verdict.rank, verdict.node, verdict.pod) == (0, "node1", world.pod()["metadata"]["name"])
+    for words in ("700 s without a step after step 40", "progressDeadlineSeconds: 600", STALL.stack):
+        assert words in verdict.message
+        assert words in decision.events[0].message
+    assert (decision.status.attempt, decision.status.restarts_since_checkpoint) == (2, 1)
+
+
+def test_the_answer_of_the_attempt_that_hung_says_nothing_of_the_next() -> None:
+    world = a_running_world(runPolicy=LIMIT)
+    uid = world.pod()["metadata"]["uid"]
+    status = told(world).status
+    assert status is not None
+    world.raw_job["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.settle().confirm_deletions().settle().run_all()
+    decision = told(world, pod_uid=uid, attempt=1)
+    assert (decision.reason, decision.actions) == ("AllPodsRunning", ())
+
+
+def test_a_job_without_a_restart_left_fails_with_the_hang_as_its_cause() -> None:
+    decision = told(a_running_world(runPolicy=LIMIT | {"maxRestarts": 0}))
+    assert decision.reason == "ProgressDeadlineExceeded"
+    assert decision.status is not None
+    assert decision.status.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("rule", "action"),
+    [
+        ({"action": "FailJob", "reasons": ["ProgressDeadlineExceeded"]}, "FailJob"),
+        ({"action": "RestartWithoutCounting"}, "RestartWithoutCounting"),
+        ({"action": "FailJob", "exitCodes": {"values": [1]}}, "RestartGang"),
+    ],
+)
+def test_a_rule_of_the_failure_policy_may_match_it(rule: dict[str, Any], action: str) -> None:
+    decision = told(a_running_world(runPolicy=LIMIT | {"failurePolicy": {"rules": [rule]}}))
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert verdict.action == action
+
+
+def _silent(world: World) -> None:
+    pod = deepcopy(world.pod(1))
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.put(pod)
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "what"),
+    [
+        ({}, {}, None),
+        (LIMIT, {"stall": None}, None),
+        (LIMIT, {"stall": replace(STALL, seconds=599)}, None),
+        (LIMIT, {"attempt": 7}, None),
+        (LIMIT, {"pod_uid": "of another life"}, None),
+        (LIMIT, {}, lambda world: world.drain(1)),
+        (LIMIT, {}, lambda world: world.drain(0, None)),
+        (LIMIT, {}, lambda world: world.end(1, 0)),
+        (LIMIT, {}, lambda world: world.edit(suspend=True)),
+        (LIMIT, {}, _silent),
+    ],
+    ids=[
+        "no limit",
+        "its ranks get on",
+        "not yet",
+        "of another attempt",
+        "of another pod",
+        "a pod is drained",
+        "a pod is deleted",
+        "a pod has ended",
+        "it is suspended",
+        "a node is not heard of",
+    ],
+)
+def test_nothing_else_is_a_hang(policy: dict[str, Any], changes: dict[str, Any], what: Any) -> None:
+    world = a_running_world(runPolicy=policy)
+    if what is not None:
+        what(world)
+    status = told(world, **changes).status
+    assert status is not None
+    verdict = status.attempts[0].verdict
+    assert verdict is None or verdict.class_ != "Hang"
+    assert status.attempt == 1
+
+
+def test_a_gang_that_has_not_run_yet_does_not_hang() -> None:
+    world = a_running_world(runPolicy=LIMIT)
+    del world.raw_job["status"]["attempts"][0]["runningTime"]
+    assert told(world).reason == "AllPodsRunning"
+
+
+OF_FAULTHANDLER = """Thread 0x7f (most recent call first):
+  File "/x/pool.py", line 1 in run
+
+Current thread 0x7e (most recent call first):
+  File "/x/y/c10d.py", line 28 in all_reduce
+  File "/x/step.py", line 9 in step
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (OF_FAULTHANDLER, "all_reduce (c10d.py:28) < step (step.py:9)"),
+        ("it does not answer: it is stopped", "it does not answer: it is stopped"),
+        ("a\x1b[31m\n b", "a?[31m b"),
+    ],
+)
+def test_a_stack_is_one_line_of_the_thread_that_answered(text: str, line: str) -> None:
+    assert main_stack(text) == line
+
+
+def test_a_stack_without_end_is_cut() -> None:
+    assert len(main_stack("x" * 10**6).encode()) <= 1200
+    deep = "Current thread 0x1 (most recent call first):\n" + '  File "/a.py", line 1 in recurse\n' * 10**5
+    assert len(main_stack(deep).encode()) <= 1200

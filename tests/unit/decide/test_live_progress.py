@@ -1,0 +1,91 @@
+"""Progress of a job while it runs, as its agent says it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from disttrain_api.report import CheckpointReport, PodReport, RankReport
+from disttrain_api.status import Progress
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.progress import duration
+from disttrain_operator.decide.reading import observe
+from tests.unit.decide.world import World, a_running_world
+
+
+def a_report(step: int, **fields: Any) -> RankReport:
+    return RankReport(rank=0, step=step, total_steps=100, phase="Training", remaining_seconds=5400.4, **fields)
+
+
+def told(world: World, live: Live | None) -> World:
+    """The operator decides with this answer and writes the status."""
+    observed = replace(observe(world.pods.values(), world.gone), live=live)
+    status = decide(world.job, observed, world.now).status
+    assert status is not None
+    world.raw_job["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return world
+
+
+def live_of(world: World, spoken: RankReport | None, **changes: Any) -> Live:
+    return replace(Live(world.pod()["metadata"]["uid"], 1, spoken), **changes)
+
+
+def progress(world: World) -> Progress:
+    found = world.job.status.progress
+    assert found is not None
+    return found
+
+
+def test_a_job_that_runs_says_its_step_its_loss_and_the_time_that_is_left() -> None:
+    world = a_running_world()
+    told(world, live_of(world, a_report(5, loss=0.5, samples_per_second=10.0)))
+    seen = progress(world)
+    assert (seen.step, seen.total_steps, seen.loss, seen.samples_per_second) == (5, 100, 0.5, 10.0)
+    assert (seen.phase, seen.remaining_seconds, seen.remaining) == ("Training", 5400, "1h30m")
+    told(world, None)
+    assert progress(world) == seen, "an agent that does not answer takes nothing away"
+
+
+def test_a_checkpoint_that_is_heard_of_renews_the_restarts_at_once() -> None:
+    world = a_running_world().end(1, 137).settle().confirm_deletions().settle().run_all()
+    assert world.job.status.restarts_since_checkpoint == 1
+    checkpoint = CheckpointReport(step=4, path="/checkpoints/a", time="2026-01-01T12:00:00Z")
+    told(world, live_of(world, a_report(5, checkpoint=checkpoint), attempt=2))
+    assert world.job.status.checkpoint is not None
+    assert (world.job.status.checkpoint.step, world.job.status.restarts_since_checkpoint) == (4, 0)
+
+
+def test_last_words_are_newer_than_any_answer_and_then_nothing_is_left_to_wait_for() -> None:
+    world = a_running_world()
+    live = live_of(world, a_report(5))
+    told(world, live)
+    world.end(0, 0, report=PodReport(progress=a_report(7)))
+    told(world, live)
+    seen = progress(world)
+    assert (seen.step, seen.phase, seen.remaining_seconds, seen.remaining) == (7, None, None, None)
+
+
+@pytest.mark.parametrize("changes", [{"pod_uid": "of another life"}, {"report": None}])
+def test_what_no_pod_of_the_job_says_changes_nothing(changes: dict[str, Any]) -> None:
+    world = a_running_world()
+    told(world, live_of(world, a_report(5), **changes))
+    assert world.job.status.progress is None
+
+
+def test_a_job_whose_pods_are_gone_shows_no_time_that_is_left() -> None:
+    world = a_running_world()
+    told(world, live_of(world, a_report(5)))
+    for name in list(world.pods):
+        world.remove(name, remembered=False)
+    told(world, None)
+    seen = progress(world)
+    assert (seen.step, seen.phase, seen.remaining) == (5, None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (59, "59s"), (61, "1m1s"), (5400, "1h30m"), (200_000, "2d7h"), (9e15, "104166666666d16h")],
+)
+def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

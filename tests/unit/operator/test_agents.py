@@ -1,0 +1,274 @@
+"""Asking the agents of jobs that run: what is believed of an answer, and what an agent that does not answer costs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from disttrain_api.names import AGENT_PORT, CONTAINER, TOKEN_HEADER, Env, Role
+from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
+from disttrain_operator.agents import Agent, Agents, Ask, _over_http, agent_of
+from disttrain_operator.decide.observed import Live
+from disttrain_operator.kept_pod import keep_pod
+from disttrain_operator.snapshot import World
+from tests.builders import UID, a_job, a_raw_job, a_raw_pod, running
+from tests.unit.operator.conftest import eventually
+
+Raw = dict[str, Any]
+
+
+def a_pod(attempt: int = 1, index: int = 0, host: str = "10.0.0.7", port: object = AGENT_PORT, **status: Any) -> Raw:
+    """A pod that runs, with an agent."""
+    pod = running(a_raw_pod(a_job(), Role.WORKER, index, attempt))
+    env = [{"name": Env.AGENT_PORT, "value": str(port)}]
+    pod["spec"] |= {"containers": [{"name": CONTAINER, "env": env}]}
+    pod["metadata"]["resourceVersion"] = "5"
+    pod["status"] |= {"podIP": host} | status
+    return pod
+
+
+def an_answer(attempt: int = 1, uid: str = UID, **report: Any) -> bytes:
+    rank = {"rank": 0, "step": 5, "totalSteps": 9, **report}
+    return json.dumps({"jobUid": uid, "attempt": attempt, "ranks": [{"rank": 0, "report": rank}]}).encode()
+
+
+STACKS = json.dumps(
+    {"stacks": {"0": 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 3 in all_reduce\n'}}
+).encode()
+
+
+def a_silent_answer(seconds: float) -> bytes:
+    answer = json.loads(an_answer(phase="Training"))
+    answer["ranks"][0]["secondsSinceStep"] = seconds
+    return json.dumps(answer).encode()
+
+
+class Fleet:
+    """A job with pods, and agents whose answers the test sets."""
+
+    def __init__(self, *pods: Raw, **spec: Any) -> None:
+        self.world = World()
+        for cache in (self.world.jobs, self.world.pods):
+            cache.replace([], 1)
+        self.world.jobs.observe(a_raw_job(**spec) | {"metadata": a_raw_job()["metadata"] | {"resourceVersion": "4"}})
+        for pod in pods:
+            self.world.pods.observe(pod)
+        self.asked: list[tuple[Agent, str]] = []
+        self.woken: list[str] = []
+        self.answers: Callable[[Agent], bytes] = lambda agent: an_answer()
+        self.stacks: Callable[[Agent], bytes] = lambda agent: STACKS
+        self.agents = Agents(
+            self.world, lambda uid: f"token of {uid}", self.woken.append, lambda: True, interval=10, per_second=1e6
+        )
+
+    async def round(self, ask: Ask | None = None) -> Live | None:
+        await self.agents.round(ask or self._ask)
+        return self.agents.live(UID)
+
+    async def _ask(self, agent: Agent, token: str, path: str) -> bytes:
+        if path == "/v1/stacks":
+            return self.stacks(agent)
+        self.asked.append((agent, token))
+        return self.answers(agent)
+
+
+async def test_the_first_worker_of_the_newest_attempt_is_asked_and_wakes_its_job_with_what_is_new() -> None:
+    fleet = Fleet(a_pod(1), a_pod(2), a_pod(2, 1), a_pod(3, phase="Pending"))
+    fleet.answers = lambda agent: an_answer(2)
+    live = await fleet.round()
+    assert live is not None
+    assert live.report is not None
+    assert (live.attempt, live.report.step, fleet.woken) == (2, 5, [UID])
+    assert [(agent.attempt, agent.host, agent.port, token) for agent, token in fleet.asked] == [
+        (2, "10.0.0.7", AGENT_PORT, f"token of {UID}")
+    ]
+    await fleet.round()
+    assert fleet.woken == [UID], "nothing new: nobody is woken"
+    fleet.answers = lambda agent: an_answer(2, step=6)
+    await fleet.round()
+    assert fleet.woken == [UID, UID]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        an_answer(attempt=2),
+        an_answer(uid="another"),
+        b'{"jobUid": "' + UID.encode() + b'", "attempt": 1, "ranks": [' + b'{"rank": 0},' * 300 + b'{"rank": 1}]}',
+        b" " * (MAX_AGENT_ANSWER_BYTES + 1),
+    ],
+)
+async def test_what_is_no_answer_of_this_attempt_is_dropped_and_counted(answer: bytes) -> None:
+    fleet = Fleet(a_pod())
+    fleet.answers = lambda agent: answer
+    assert await fleet.round() is None
+    assert (fleet.woken, fleet.agents.counts["agent_answers_dropped"]) == ([], 1)
+
+
+async def test_figures_that_no_status_can_hold_are_left_out() -> None:
+    fleet = Fleet(a_pod())
+    fleet.answers = lambda agent: an_answer(loss="1e999", remainingSeconds=-1, samplesPerSecond="x" * 100, phase=7)
+    live = await fleet.round()
+    assert live is not None
+    assert live.report is not None
+    report = live.report
+    assert (report.step, report.loss, report.remaining_seconds, report.phase) == (5, None, None, None)
+
+
+async def test_an_agent_that_does_not_answer_is_asked_less_and_less_often_until_it_does() -> None:
+    fleet = Fleet(a_pod())
+
+    def away(agent: Agent) -> bytes:
+        raise TimeoutError
+
+    fleet.answers = away
+    for _ in range(64):
+        await fleet.round()
+    assert 5 <= len(fleet.asked) <= 8
+    fleet.answers = lambda agent: an_answer()
+    for _ in range(33):
+        await fleet.round()
+    assert fleet.agents.live(UID) is not None
+    before = len(fleet.asked)
+    await fleet.round()
+    assert len(fleet.asked) == before + 1
+
+
+async def test_of_a_job_whose_pod_has_ended_nothing_is_remembered() -> None:
+    pod = a_pod()
+    fleet = Fleet(pod)
+    assert await fleet.round() is not None
+    ended = a_pod(phase="Failed")
+    ended["metadata"]["resourceVersion"] = "9"
+    fleet.world.pods.observe(ended)
+    assert await fleet.round() is None
+
+
+async def test_ranks_that_do_no_step_for_too_long_are_asked_where_they_are() -> None:
+    fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
+    fleet.answers = lambda agent: a_silent_answer(99)
+    live = await fleet.round()
+    assert live is not None
+    assert live.stall is None
+    fleet.answers = lambda agent: a_silent_answer(101)
+    live = await fleet.round()
+    assert live is not None
+    assert live.stall is not None
+    assert (live.stall.seconds, live.stall.stack, len(fleet.woken)) == (101, "all_reduce (b.py:3)", 2)
+
+
+def refuses(agent: Agent) -> bytes:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("stacks", [refuses, lambda agent: b"{}", lambda agent: b'{"stacks": {"1": "x"}}'])
+async def test_without_stacks_it_is_asked_again_and_nothing_is_said(stacks: Callable[[Agent], bytes]) -> None:
+    fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
+    fleet.answers, fleet.stacks = lambda agent: a_silent_answer(500), stacks
+    live = await fleet.round()
+    assert live is not None
+    assert (live.stall, live.report is not None) == (None, True)
+    fleet.stacks = lambda agent: STACKS
+    live = await fleet.round()
+    assert live is not None
+    assert live.stall is not None
+
+
+async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
+    fleet = Fleet(a_pod())
+    fleet.answers, fleet.stacks = lambda agent: a_silent_answer(10**6), refuses
+    live = await fleet.round()
+    assert live is not None
+    assert live.stall is None
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod(host="127.0.0.1"),
+        a_pod(host="169.254.169.254"),
+        a_pod(host="::1"),
+        a_pod(host="fe80::1%eth0"),
+        a_pod(host="::ffff:127.0.0.1"),
+        a_pod(host="0.0.0.0"),
+        a_pod(host="224.0.0.1"),
+        a_pod(host="example.org/x?"),
+        a_pod(host=""),
+        a_pod(port=443),
+        a_pod(port=""),
+        a_pod(port="29700 "),
+        a_pod(port=10**9),
+        a_pod(index=1),
+        a_pod(phase="Succeeded"),
+    ],
+    ids=lambda pod: (
+        f"{pod['status']['podIP']} {pod['spec']['containers'][0]['env'][0]['value']} {pod['status']['phase']}"
+    ),
+)
+def test_no_address_is_asked_that_cannot_be_an_agents(pod: Raw) -> None:
+    assert agent_of(UID, keep_pod(pod)) is None
+
+
+def test_an_address_of_version_6_is_asked_in_brackets() -> None:
+    found = agent_of(UID, keep_pod(keep_pod(a_pod(host="fd00::7"))))
+    assert found is not None
+    assert found.host == "[fd00::7]"
+
+
+@asynccontextmanager
+async def served(handler: Callable[[web.Request], Any]) -> AsyncIterator[tuple[Agent, Ask]]:
+    """An agent at an address of this machine, and the way of asking it."""
+    application = web.Application()
+    application.router.add_get("/{path:.*}", handler)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        host, port = runner.addresses[0][:2]
+        yield Agent(UID, "pod", 1, host, port), _over_http(session)
+    await runner.cleanup()
+
+
+async def test_over_http_the_token_is_sent_and_answers_are_bounded_and_not_followed_elsewhere() -> None:
+    async def answers(request: web.Request) -> web.StreamResponse:
+        if request.headers.get(TOKEN_HEADER) == "elsewhere":
+            raise web.HTTPFound("/elsewhere")
+        if request.headers.get(TOKEN_HEADER) == "endless":
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            while True:
+                await stream.write(b" " * 65536)
+        return web.Response(body=an_answer())
+
+    async with served(answers) as (agent, ask):
+        for path in ("/v1/status", "/v1/stacks"):
+            assert await ask(agent, "t", path) == an_answer()
+            for token in ("elsewhere", "endless"):
+                with pytest.raises(Exception, match=r"302|larger than"):
+                    await ask(agent, token, path)
+
+
+async def test_rounds_go_on_whatever_an_agent_does() -> None:
+    fleet = Fleet(a_pod())
+    asked = asyncio.Event()
+
+    async def breaks(agent: Agent, token: str, path: str) -> bytes:
+        asked.set()
+        raise RuntimeError("nobody has thought of it")
+
+    agents = Agents(fleet.world, str, fleet.woken.append, lambda: True, interval=0.001, per_second=1e6, ask=breaks)
+    task = asyncio.create_task(agents.run())
+    await eventually(lambda: agents.counts["agent_failures"] > 2)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

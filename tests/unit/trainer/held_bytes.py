@@ -1,0 +1,57 @@
+"""A real rank that counts the bytes it holds in its second step, into a file beside its report."""
+
+import json
+import os
+from pathlib import Path
+
+from disttrain_trainer.estimate.imagined import WatchedPrecision
+from disttrain_trainer.estimate.meter import StorageMeter
+from disttrain_trainer.parallel.meta import local_part
+from disttrain_trainer.runtime.config import read_config
+from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.mesh import join_world
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step, update_parameters
+from disttrain_trainer.strategies.choose import build_job_state
+
+
+def main() -> None:
+    config = read_config()
+    device = find_device(config.local_rank, config.local_world_size, config.threads_given, 1)
+    world = join_world(config, device)
+    state = build_job_state(config, world)
+    meter = StorageMeter()
+    module, found = state.module, {}
+
+    def step() -> None:
+        batches = load_step(state, world, state.cursor)
+        meter.show(tensor for batch in batches for tensor in batch.batch)
+        before = meter.live
+        state.precision = WatchedPrecision(
+            state.precision, lambda: found.setdefault("activations", meter.peak - before) and None
+        )
+        with meter.counting():
+            accumulate_gradients(state, batches, 1.0, 1.0, world.replicas)
+            found["gradients"] = held(parameter.grad for parameter in state.parameters)
+            norm = clip_gradients(state, 1.0, world)
+            state.optimizer.step()
+        update_parameters(state, 0.0, norm)
+
+    def held(tensors) -> int:  # type: ignore[no-untyped-def]
+        return sum(local_part(tensor).nbytes for tensor in tensors)
+
+    def kept():  # type: ignore[no-untyped-def]
+        return [value for one in state.optimizer.state.values() for value in one.values()]
+
+    meter.show([*module.parameters(), *module.buffers()])
+    step()
+    found.clear()
+    meter.peak = meter.live
+    step()
+    found |= {"peak": meter.peak, "optimizer_state": held(kept())}
+    found |= {"parameters": held(module.parameters()), "buffers": held(module.buffers())}
+    Path(os.environ["HELD_BYTES"], f"rank-{config.rank}.json").write_text(json.dumps(found))
+    world.part()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What a rank is said to need is what a rank of a real job holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from disttrain_api.jobconfig import JobConfig
+from disttrain_trainer.estimate.measure import Estimate, NotFollowedError, estimate
+from disttrain_trainer.estimate.meter import StorageMeter
+from disttrain_trainer.runtime.config import Config, resolve
+from tests.unit.trainer.worlds import job, launch
+
+SHARD, TENSOR = "dataParallelShardDegree", "tensorParallelDegree"
+ADAM = {"name": "AdamW", "learningRate": 0.01}
+GPT = {"name": "gpt", "config": {"layers": 3, "heads": 4, "width": 64}}
+TRAINING = {
+    "model": GPT,
+    "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 32}},
+    "optimizer": ADAM,
+    "steps": 3,
+    "globalBatchSize": 16,
+}
+# parallelism, changes of the training
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dp2": ({}, {}),
+    "dp2, momentum": ({}, {"optimizer": {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}}),
+    "dp2, recomputed": ({}, {"activationCheckpointing": "Full"}),
+    "dp2, selectively recomputed": ({}, {"activationCheckpointing": "Selective"}),
+    "dp2, bfloat16, accumulated": ({}, {"precision": "BF16", "gradientAccumulationSteps": 4}),
+    "fsdp2": ({SHARD: 2}, {}),
+    "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
+    "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
+    "tp2": ({TENSOR: 2}, {}),
+    "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full"}),
+}
+BETWEEN_RANKS = 0.2
+"""gloo lets what it has sent between two layers go a moment later: the same run holds a tenth more or less."""
+HELD = ("parameters", "buffers", "gradients", "optimizer_state")
+
+
+class Looking(nn.Module):
+    """A forward pass that depends on the values of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.table(tokens)
+        return outputs * 2 if bool(tokens.sum() > 3) else outputs
+
+
+def looks_at_values() -> nn.Module:
+    return Looking()
+
+
+def looks_while_it_is_built() -> nn.Module:
+    model = Looking()
+    assert float(model.table.weight.detach().sum()) != 0.5
+    return model
+
+
+def estimated(training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0) -> Estimate:
+    config = JobConfig.model_validate(job(training, parallelism=parallelism))
+    mesh, batch = resolve(config, ranks)
+    return estimate(Config(job=config, mesh=mesh, batch=batch, rank=rank, world_size=ranks))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
+    parallelism, changes = LAYOUTS[layout]
+    training = {**TRAINING, **changes}
+    where = {"HELD_BYTES": str(tmp_path), "module": "tests.unit.trainer.held_bytes"}
+    with launch(tmp_path / "world", job(training, parallelism=parallelism), 2, **where) as world:
+        for rank in world.ended():
+            assert rank.code == 0, rank.err
+    for rank in range(2):
+        real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        found = estimated(training, 2, parallelism, rank)
+        assert {name: getattr(found, name) for name in HELD} == {name: real[name] for name in HELD}
+        near = {"rel": BETWEEN_RANKS if TENSOR in parallelism else 0.05}
+        assert found.activations == pytest.approx(real["activations"], **near)
+        assert found.peak == pytest.approx(real["peak"], **near)
+        assert found.unknown is None
+
+
+def test_ranks_that_do_not_exist_cost_nothing() -> None:
+    """A model of 26 billion parameters; the test has no such memory."""
+    config = {"layers": 8, "heads": 128, "width": 16384}
+    large = {"model": {"name": "gpt", "config": config}, "activationCheckpointing": "Full", "globalBatchSize": 64}
+    found = estimated({**TRAINING, **large, "precision": "BF16"}, 64, {SHARD: 64}, rank=63)
+    assert found.parameters * 64 == pytest.approx(4 * 8 * 12 * 16384**2, rel=0.01)
+    assert found.optimizer_state == pytest.approx(2 * found.parameters, rel=1e-4)
+    assert found.building == pytest.approx(64 * found.parameters, rel=1e-3)
+    assert found.peak is not None
+    assert found.peak > found.held
+    assert torch.distributed.is_initialized() is False
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "changes", "reason"),
+    [
+        ({"pipelineParallelDegree": 2}, {}, "stages of a pipeline"),
+        ({"dataParallel": {"mode": "BMUF", "bmuf": {"period": 8}}}, {}, "mode BMUF"),
+        ({"dataParallel": {"compression": {"name": "FP16"}}}, {}, "compression of gradients"),
+        ({"devicesPerProcess": 2, "dataParallelReplicateDegree": 2}, {}, "`devicesPerProcess`"),
+        ({SHARD: 2}, {"offload": {"parameters": True}}, "`training.offload`"),
+        ({SHARD: 2, "expertParallelDegree": 2}, {"model": {"name": "gpt", "config": {"experts": 4}}}, "which expert"),
+        ({}, {"model": {"entrypoint": f"{__name__}:looks_at_values"}}, "cannot be followed without values"),
+        ({}, {"data": {"name": "corpus", "config": {"path": "/nowhere", "sequenceLength": 32}}}, "data cannot be"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_followed_is_named_and_the_rest_is_known(
+    parallelism: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
+    found = estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)
+    assert found.unknown is not None
+    assert reason in found.unknown
+    assert (found.activations, found.peak) == (None, None)
+    assert found.parameters == found.gradients > 0
+    assert found.optimizer_state >= 2 * found.parameters
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "changes", "reason"),
+    [
+        ({"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}}, {}, "PipeDream keeps versions"),
+        ({"dataParallel": {"mode": "ParameterServer"}}, {}, "with parameter servers"),
+        ({}, {"model": {"entrypoint": f"{__name__}:looks_while_it_is_built"}}, "looks at values while it is built"),
+    ],
+    ids=["PipeDream", "parameter servers", "values"],
+)
+def test_where_nothing_can_be_built_that_is_said(
+    parallelism: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
+    with pytest.raises(NotFollowedError, match=reason):
+        estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)
+
+
+def test_a_model_that_is_built_without_memory_is_never_whole() -> None:
+    whole, part = (
+        estimated({**TRAINING, "model": {**GPT, "metaDevice": meta}}, 2, {SHARD: 2}) for meta in (False, True)
+    )
+    assert (whole.building, part.building) == (2 * part.parameters, 0)
+    assert whole.peak == part.peak
+
+
+def test_the_meter_forgets_what_is_gone_and_sees_what_is_resized() -> None:
+    meter = StorageMeter()
+    with meter.counting():
+        one = torch.zeros(10)
+        view = one[2:]
+        assert meter.live == 40
+        del one
+        assert meter.live == 40
+        view.untyped_storage().resize_(0)
+        assert meter.live == 0
+        other = torch.zeros(3)
+        assert meter.live == 12
+        del view, other
+    assert (meter.live, meter.peak) == (0, 40)

@@ -1,0 +1,180 @@
+"""Tasks of one's own: trained in every layout that takes them as in one process, and refused by name where wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_api.manifest import load
+from tests.unit.trainer.layouts import SHARD, TENSOR
+from tests.unit.trainer.worlds import ROOT, require_same, run_cases, small
+
+REPORTED = ("loss_metrics/global_avg_loss", "grad_norm")
+
+
+def with_task(task: str, config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """`small` with a task of task_code.py."""
+    entrypoint = {"entrypoint": f"tests.unit.trainer.task_code:{task}", "config": config or {}}
+    training = small(task=entrypoint, logging={"interval": 1}, evaluation={"interval": 3}, **changes)
+    del training["model"], training["data"]
+    return training
+
+
+BUILT_IN = small(logging={"interval": 1}, evaluation={"interval": 3})
+PLANNED = {"plan": True}
+FIRST = {"learningRateFactor": 0}
+STILL = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9, "groups": [{**FIRST, "pattern": "4.*"}]}
+# ranks, training, parallelism, the case that trains the same in one process
+CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], str | None]] = {
+    "built in": (1, BUILT_IN, {}, None),
+    "one step": (1, {**BUILT_IN, "optimizer": STILL, "steps": 1}, {}, None),
+    "alone": (1, with_task("Classify"), {}, "built in"),
+    "twins": (1, with_task("Twins"), {}, None),
+    "planned": (1, with_task("Twins", PLANNED), {}, None),
+    "grouped": (1, {**BUILT_IN, "optimizer": STILL}, {}, None),
+    "an optimizer of its own, fsdp2": (2, with_task("Optimized", optimizer={}), {SHARD: 2}, "grouped"),
+    "dp2": (2, with_task("Classify"), {}, "built in"),
+    "dp2, accumulated": (2, with_task("Twins", gradientAccumulationSteps=4), {}, "twins"),
+    "dp2, static graph": (2, with_task("Twins"), {"dataParallel": {"staticGraph": True}}, "twins"),
+    "fsdp2": (2, with_task("Twins"), {SHARD: 2}, "twins"),
+    "tp2": (2, with_task("Twins", PLANNED), {TENSOR: 2}, "planned"),
+}
+REFUSED = {
+    "incomplete": "`training.task.entrypoint`: tests.unit.trainer.task_code:Wrong returned a Wrong without data()",
+    "tensor": "Wrong.loss(model, batch) returned a tensor of shape [], expected disttrain_trainer.protocols.Loss(",
+    "mean for each": "returned a Loss whose sum is a tensor of shape [12, 5], expected one number in a tensor",
+    "detached": "Wrong.loss(model, batch) returned a Loss whose sum has no gradient",
+    "figure": "Wrong.loss returned a float as `right`, expected protocols.Mean(sum, weight)",
+    "name": r"Wrong.loss returned a figure named 'right\n', expected letters",
+    "weight": "Wrong.weight(batch) returned 'many', expected a number from 0 on",
+    "shapes": "`training.task`: part ['x'] of sample",
+    "types": " is a object: batches are made of tensors, numbers and text",
+}
+
+
+def example(name: str) -> dict[str, Any]:
+    training = load(ROOT / "examples" / "tasks" / f"{name}.yaml").spec.training
+    assert training is not None
+    described: dict[str, Any] = training.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return described
+
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples" / "tasks").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for world in (1, 2):
+        cases = {
+            name: [{"training": training, "parallelism": parallelism}]
+            for name, (ranks, training, parallelism, _) in CASES.items()
+            if ranks == world
+        }
+        if world == 2:
+            cases["resumed"] = [
+                {"training": with_task("Classify"), "stop_after": 2},
+                {"training": with_task("Classify")},
+            ]
+            cases |= {how: [{"training": with_task("Wrong", {"how": how})}] for how in REFUSED}
+            cases["forgetful"] = [{"training": with_task("Optimized", {"forgets": "0.bias"}, optimizer={})}]
+            cases["two optimizers"] = [{"training": with_task("Optimized")}]
+            cases["no such parameter"] = [{"training": small(optimizer={"groups": [{**FIRST, "pattern": "head.*"}]})}]
+            cases["two inputs"] = [
+                {"training": small(data={"entrypoint": "tests.unit.trainer.task_code:samples_of_two_inputs"})}
+            ]
+            cases |= {name: [{"training": example(name)}] for name in EXAMPLES}
+        found |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
+    return found
+
+
+def series(result: dict[str, Any], key: str) -> list[float]:
+    return [line[key] for line in result["metrics"] if key in line]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3]])
+def test_a_task_trains_what_it_trains_in_one_process(results: dict[str, dict[str, Any]], name: str) -> None:
+    found, expected = results[name], results[str(CASES[name][3])]
+    assert found["errors"] == [None]
+    require_same(found["parameters"], expected["parameters"])
+    for key in REPORTED:
+        assert len(series(found, key)) == 6
+        assert series(found, key) == pytest.approx(series(expected, key), rel=1e-10)
+    key = "validation_metrics/global_avg_loss"
+    assert len(series(found, key)) == 2
+    assert series(found, key) == pytest.approx(series(expected, key), rel=1e-10)
+
+
+@pytest.mark.parametrize(("name", "reference"), [("dp2", "alone"), ("dp2, accumulated", "twins"), ("tp2", "planned")])
+def test_figures_of_a_task_are_those_of_all_samples(
+    results: dict[str, dict[str, Any]], name: str, reference: str
+) -> None:
+    keys = {key for line in results[reference]["metrics"] for key in line if key.startswith(("task/", "validation"))}
+    assert keys > {"validation_metrics/global_avg_loss"}
+    for key in keys:
+        assert series(results[name], key) == pytest.approx(series(results[reference], key), rel=1e-10)
+    assert any(key.startswith("task/") for key in keys)
+
+
+def test_accuracy_is_that_of_the_built_in_task(results: dict[str, dict[str, Any]]) -> None:
+    key = "validation_metrics/accuracy"
+    assert series(results["dp2"], key) == series(results["built in"], key)
+
+
+def test_a_task_that_was_stopped_goes_on_to_the_last_bit(results: dict[str, dict[str, Any]]) -> None:
+    assert results["resumed"]["errors"][1] is None
+    require_same(results["resumed"]["parameters"], results["dp2"]["parameters"], 0.0)
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_is_no_task_is_refused_by_name(results: dict[str, dict[str, Any]], how: str) -> None:
+    (error,) = results[how]["errors"]
+    assert error.startswith("InvalidConfiguration: ")
+    assert REFUSED[how] in error
+
+
+def test_a_sample_of_two_inputs_without_a_task_is_named(results: dict[str, dict[str, Any]]) -> None:
+    (error,) = results["two inputs"]["errors"]
+    assert "the input of sample 0 is a tuple ([0] a tensor of shape [2], float32, [1] a tensor of shape [3]" in error
+    assert "give a `training.task`" in error
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (
+            "forgetful",
+            "Optimized.optimizer(parameters) returned one without 0.bias, expected one of all the parameters",
+        ),
+        ("two optimizers", "`training.optimizer`: Optimized has a method `optimizer`: remove one of the two"),
+        ("no such parameter", "no parameter matches the pattern 'head.*'; the model has 0.weight, 0.bias,"),
+    ],
+)
+def test_parameters_that_no_optimizer_or_group_would_get_are_named(
+    results: dict[str, dict[str, Any]], case: str, said: str
+) -> None:
+    (error,) = results[case]["errors"]
+    assert said in error
+
+
+def test_a_group_whose_factor_is_0_stands_still(results: dict[str, dict[str, Any]]) -> None:
+    moved, still = results["built in"]["parameters"], results["grouped"]["parameters"]
+    assert {name for name in moved if not moved[name].equal(still[name])} == set(moved)
+    first = results["one step"]["parameters"]
+    assert {name for name in first if first[name].equal(still[name])} == {"4.weight", "4.bias"}
+
+
+LEARNED = {
+    "contrastive": ("right", 0.6, 1.0),
+    "distillation": ("accuracy", 0.8, 1.0),
+    "masked": ("restored", 0.8, 1.0),
+    "stream": ("right", 0.3, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert results[name]["errors"] == [None]
+    figure, least, most = LEARNED[name]
+    assert least <= series(results[name], f"validation_metrics/{figure}")[-1] <= most
+    assert Path(ROOT, "examples", "tasks", f"{name}.py").exists()

@@ -1,0 +1,100 @@
+"""Models of transformers, composed of the library's layers, compute what the library's own do."""
+
+import pytest
+import torch
+
+from disttrain_api.transformers_config import TransformersConfig
+from disttrain_trainer.models.transformers.config import library_config
+from disttrain_trainer.models.transformers.heads import Heads
+from disttrain_trainer.models.transformers.model import build
+from disttrain_trainer.parallel.meta import materialise
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.transformers_code import FAMILIES, described, double_transformers
+
+transformers = pytest.importorskip("transformers")
+
+
+def library_model(family):
+    config = library_config(TransformersConfig(config=described(family)))
+    return transformers.AutoModelForCausalLM.from_config(config).double()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_gradients_are_the_librarys(family):
+    torch.manual_seed(0)
+    ours, theirs = double_transformers(family), library_model(family)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(16, (3, 8))
+    found, expected = ours(tokens), theirs(tokens).logits
+    assert torch.equal(found, expected)
+    weights = torch.randn_like(expected)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        assert torch.linalg.vector_norm(gradients[name]) > 0
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-10, atol=1e-12)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("family", "changes", "parts"),
+        [
+            ("llama", {"model_type": "gemma2"}, ["model_type must be one of granite, llama,", "`gemma2`"]),
+            ("llama", {"hiden_size": 32}, ["`hiden_size` is no field of a llama", "hidden_size"]),
+            ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_type `dynamic`", "length"]),
+            ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["differ by layer"]),
+            ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, ["`chunked_attention`", "layer_types"]),
+            ("llama", {"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
+            ("llama", {"hidden_act": "no_such"}, ["no llama can be built so", "no_such"]),
+            ("llama", {"num_attention_heads": 0}, ["training.model.config"]),
+            ("llama", {"num_hidden_layers": 10**9}, ["num_hidden_layers must be a whole number from 1 to 1000"]),
+            ("llama", {"hidden_size": "wide"}, ["training.model.config"]),
+        ],
+    )
+    def test_what_we_would_compute_otherwise_is_refused_by_name(self, family, changes, parts):
+        with pytest.raises(InvalidConfiguration) as refused:
+            double_transformers(family, **changes)
+        assert all(part in str(refused.value) for part in parts), refused.value
+
+    @pytest.mark.parametrize(
+        ("content", "part"),
+        [
+            (None, "No such file"),
+            (b"{", "is no JSON"),
+            (b"[]", "no JSON object"),
+            (b"{}", "found none"),
+            (b'{"model_type": ' + b"[" * 5000, "is no JSON"),
+            (b" " * 2_000_000, "more than 1000000 bytes"),
+            (b'{"model_type": "llama", "num_hidden_layers": "two"}', "training.model.config"),
+        ],
+    )
+    def test_a_config_file_that_is_none_ends_with_a_sentence(self, tmp_path, content, part):
+        if content is not None:
+            (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(InvalidConfiguration, match=part):
+            build(TransformersConfig(path=str(tmp_path), sequence_length=8))
+
+    def test_ranks_that_would_get_parts_of_heads_are_refused(self):
+        heads = Heads("num_key_value_heads", 2)
+        heads.require_whole(2)
+        with pytest.raises(InvalidConfiguration, match=r"num_key_value_heads 2 .* multiple of 4"):
+            heads.require_whole(4)
+
+    def test_adapters_for_what_a_layer_has_not_are_refused(self):
+        with pytest.raises(InvalidConfiguration, match="no `q_proj`, expected some of o_proj, qkv_proj"):
+            double_transformers("phi3", lora={"targets": ["q_proj"]})
+
+
+def test_a_layer_that_is_initialised_gets_the_same_values_without_memory():
+    """So that a model that is built on the meta device is no other one."""
+    with torch.device("meta"):
+        module = build(TransformersConfig(config=described("llama"), sequence_length=8))
+    materialise(module, torch.device("cpu"), seed=0)
+    torch.manual_seed(0)
+    usual = build(TransformersConfig(config=described("llama"), sequence_length=8))
+    rotary = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    assert torch.equal(module.get_buffer(rotary), usual.get_buffer(rotary))
+    for name, parameter in usual.named_parameters():
+        assert module.get_parameter(name).std().item() == pytest.approx(parameter.std().item(), rel=0.5), name

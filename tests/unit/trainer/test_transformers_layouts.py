@@ -1,0 +1,94 @@
+"""Models of transformers train in every layout as in one process: parameters, gradients, losses."""
+
+import pytest
+
+from tests.soak import SOAK
+from tests.unit.trainer.layouts import ACCUMULATE, ADAMW, COMMON, FULL, PIPELINE, REPLICATE, SGD, SHARD, TENSOR, TOKENS
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, run_layouts, small
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+
+ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TIED = {"tie_word_embeddings": True}
+
+
+def training(family, optimizer=SGD, **config):
+    arguments = {"family": family, **config}
+    model = {"entrypoint": "tests.unit.trainer.transformers_code:double_transformers", "config": arguments}
+    return small(**COMMON, model=model, data=TOKENS, optimizer=optimizer)
+
+
+TRAININGS = {
+    "llama": training("llama", ADAMW),
+    "llama, tied": training("llama", **TIED),
+    # Gradients of everything that an adapter passes on; the model itself must stay as it is.
+    "lora": training("qwen3", ADAMW, lora={"rank": 2, "targets": ALL_PROJECTIONS}),
+    "lora, fused": training("phi3", lora={"rank": 2, "targets": ["qkv_proj", "o_proj"]}),
+    **{name: training(name) for name in ("qwen2, windows", "qwen3", "olmo2", "phi3", "granite", "smollm3")},
+}
+SEQUENCE = {TENSOR: 2, "sequenceParallel": True}
+EVERYTHING = {**SEQUENCE, "vocabularyParallel": True}
+# ranks, training, parallelism, changes of the training
+ALL_LAYOUTS = {
+    "dp2": (2, "llama", {}, ACCUMULATE),
+    "fsdp2": (2, "llama, tied", {SHARD: 2}, FULL),
+    "tp2": (2, "llama", {TENSOR: 2}, {}),
+    "tp2, everything": (2, "llama, tied", EVERYTHING, FULL),
+    "pp2": (2, "llama, tied", {PIPELINE: 2}, ACCUMULATE | FULL),
+    "pp2, ZBVZeroBubble": (2, "llama", {PIPELINE: 2, "pipeline": {"schedule": "ZBVZeroBubble"}}, {}),
+    "pp2 by layers": (2, "granite", {PIPELINE: 2, "pipeline": {"layersPerStage": [3, 4]}}, {}),
+    "fsdp2, smollm3": (2, "smollm3", {SHARD: 2}, {}),
+    "tp2, windows": (2, "qwen2, windows", {TENSOR: 2}, {}),
+    "tp2, phi3": (2, "phi3", {TENSOR: 2}, {}),
+    **{f"tp2, sequence, {name}": (2, name, SEQUENCE, {}) for name in ("qwen3", "olmo2", "phi3", "granite")},
+    "dp2, lora": (2, "lora", {}, ACCUMULATE),
+    "fsdp2, lora": (2, "lora", {SHARD: 2}, FULL),
+    "tp2, lora": (2, "lora", {TENSOR: 2}, {}),
+    "tp2, sequence, lora": (2, "lora", EVERYTHING, FULL),
+    "tp2, lora, fused": (2, "lora, fused", SEQUENCE, {}),
+    "pp2, lora": (2, "lora", {PIPELINE: 2}, ACCUMULATE),
+    "fsdp2 x tp2, lora": (4, "lora", {SHARD: 2, **SEQUENCE}, {}),
+    "pp2 x fsdp2, lora": (4, "lora", {PIPELINE: 2, SHARD: 2}, ACCUMULATE),
+    "fsdp2 x tp2, everything": (4, "llama", {SHARD: 2, **EVERYTHING}, ACCUMULATE),
+    "pp2 x tp2, everything": (4, "llama, tied", {PIPELINE: 2, **EVERYTHING}, FULL),
+    "pp2 x fsdp2": (4, "llama, tied", {PIPELINE: 2, SHARD: 2}, {}),
+    "dp2 x tp2, qwen3": (4, "qwen3", {REPLICATE: 2, TENSOR: 2}, {}),
+    "dp2 x fsdp2": (4, "llama", {REPLICATE: 2, SHARD: 2}, {}),
+}
+# fsdp2, tp2 and pp2 of a llama, whole and with adapters, are in test_transformers_weights.py, too.
+_SHORT = {
+    "dp2, lora",
+    "pp2 by layers",
+    "tp2, everything",
+    "tp2, sequence, lora",
+    "tp2, sequence, olmo2",
+    "tp2, sequence, phi3",
+    "tp2, sequence, qwen3",
+}
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name in _SHORT}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    used = {training for _, training, *_ in LAYOUTS.values()}
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, {name: [{"training": TRAININGS[name]}] for name in used})
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return run_layouts(tmp_path_factory, TRAININGS, LAYOUTS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_equals_one_process(alone, together, layout):
+    found, expected = together[layout], alone[LAYOUTS[layout][1]]
+    assert found["errors"] == expected["errors"] == [None]
+    trained = [name for name in expected["parameters"] if "lora" not in LAYOUTS[layout][1] or ".lora_" in name]
+    assert expected["gradients"].keys() == set(trained)
+    require_same(found["gradients"], expected["gradients"])
+    require_same(found["parameters"], expected["parameters"])
+    for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/global_avg_loss"):
+        values = [line[key] for line in expected["metrics"] if key in line]
+        assert values
+        assert [line[key] for line in found["metrics"] if key in line] == pytest.approx(values, rel=1e-10)

@@ -1,0 +1,223 @@
+"""Weights of transformers models out and in: what `from_pretrained` and peft read computes what was trained."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from disttrain.main import main
+from disttrain_api.transformers_config import LoraConfig, TransformersConfig
+from disttrain_trainer.checkpoint.export import StoredModel
+from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, read_files
+from disttrain_trainer.checkpoint.safetensors_writer import Described, write_folder
+from disttrain_trainer.models.transformers.config import library_config
+from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
+from disttrain_trainer.transformers_export import export_model
+from tests.builders import a_manifest
+from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
+from tests.unit.trainer.test_transformers_layouts import training
+from tests.unit.trainer.transformers_code import described, double_transformers
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+
+TIED = {"tie_word_embeddings": True}
+LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
+GIVEN = TransformersConfig(config=described("llama") | TIED)
+ADAPTED = GIVEN.model_copy(update={"lora": LoraConfig.model_validate(LORA)})
+PROMPT = torch.arange(8).unsqueeze(0)
+
+
+def llama(**changes):
+    return training("llama", **TIED, **changes)
+
+
+def beginning_from(path, **changes):
+    """A run whose own initialisation is another one than the seed's."""
+    return llama(**changes) | {"seed": 9, "checkpoint": {"initialFrom": str(path)}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def seeds(folder):
+    """What one process has trained, and where its checkpoint is."""
+    cases = {"whole": [{"training": llama()}], "adapted": [{"training": llama(lora=LORA)}]}
+    found = run_cases(folder / "seeds", 1, cases)
+    return {name: (result["parameters"], folder / "seeds" / name / "test" / "step-4") for name, result in found.items()}
+
+
+@pytest.fixture(scope="module")
+def exported(folder, seeds):
+    """The model in several files."""
+    target = folder / "exported"
+    export_model(StoredModel(seeds["whole"][1]), GIVEN, target, most=4000)
+    return target
+
+
+def logits_of(parameters, **config):
+    module = double_transformers("llama", **TIED, **config)
+    module.load_state_dict(parameters)
+    return module.eval()(PROMPT)
+
+
+class TestExport:
+    def test_from_pretrained_computes_the_same(self, seeds, exported):
+        files = sorted(path.name for path in exported.iterdir())
+        assert len(files) > 4
+        assert {"config.json", INDEX_FILE} < set(files)
+        assert "lm_head.weight" not in json.loads((exported / INDEX_FILE).read_text())["weight_map"]
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        assert not any(told.values()), told
+        assert model.dtype == torch.float64
+        assert torch.equal(model(PROMPT).logits, logits_of(seeds["whole"][0]))
+
+    def test_the_command_copies_the_tokenizer(self, seeds, exported, tmp_path, capfd):
+        model, target = tmp_path / "model", tmp_path / "out"
+        model.mkdir()
+        (model / "config.json").write_bytes((exported / "config.json").read_bytes())
+        (model / "tokenizer.json").write_text("{}")
+        arguments = ["export", str(seeds["whole"][1]), str(target), "--model", str(model)]
+        assert main(arguments) == 0
+        assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+        assert load_file(target / "model.safetensors").keys() == seeds["whole"][0].keys() - {"lm_head.weight"}
+        assert main(arguments) == 1
+        assert f"{target} is there already" in capfd.readouterr().err
+
+    def test_killed_amid_an_export_nothing_has_its_name(self, tmp_path):
+        tensors = [Described(name, torch.float32, (2,)) for name in "ab"]
+
+        def dies(name):
+            if name == "b":
+                os._exit(9)
+            return torch.ones(2)
+
+        child = os.fork()
+        if not child:
+            try:
+                write_folder(tmp_path / "out", tensors, dies, {"config.json": b"{}"})
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert not (tmp_path / "out").exists()
+
+    def test_an_export_that_fails_leaves_nothing(self, tmp_path):
+        def fails(_):
+            raise OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            write_folder(tmp_path / "out", [Described("a", torch.float32, (2,))], fails, {})
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestImport:
+    @pytest.fixture(scope="class")
+    def alone(self, folder, seeds, exported):
+        cases = {
+            "checkpoint": [{"training": beginning_from(seeds["whole"][1])}],
+            "files": [{"training": beginning_from(exported)}],
+            "adapted": [{"training": beginning_from(exported, lora=LORA)}],
+            "deeper": [{"training": beginning_from(exported, num_hidden_layers=3)}],
+        }
+        return run_cases(folder / "alone", 1, cases)
+
+    @pytest.fixture(scope="class")
+    def together(self, folder, exported):
+        layouts = {"fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}
+        begins = {"files": beginning_from(exported), "adapted": beginning_from(exported, lora=LORA)}
+        cases = {
+            f"{name}, {begin}": [{"training": described, "parallelism": layout}]
+            for name, layout in layouts.items()
+            for begin, described in begins.items()
+        }
+        return run_cases(folder / "together", 2, cases)
+
+    def test_files_are_the_checkpoint_bit_by_bit(self, alone):
+        found, expected = alone["files"], alone["checkpoint"]
+        assert found["errors"] == expected["errors"] == [None]
+        for name, value in expected["parameters"].items():
+            assert torch.equal(found["parameters"][name], value)
+
+    @pytest.mark.parametrize("begin", ["files", "adapted"])
+    @pytest.mark.parametrize("layout", ["fsdp2", "tp2", "pp2"])
+    def test_every_layout_reads_them(self, alone, together, layout, begin):
+        found = together[f"{layout}, {begin}"]
+        assert found["errors"] == [None]
+        require_same(found["parameters"], alone[begin]["parameters"])
+
+    def test_adapters_train_and_nothing_else_does(self, alone, seeds):
+        for name, value in alone["adapted"]["parameters"].items():
+            if ".lora_" not in name:
+                assert torch.equal(value, seeds["whole"][0][name]), name
+
+    def test_another_model_is_refused_by_name(self, alone):
+        (error,) = alone["deeper"]["errors"]
+        assert "has no parameter `model.layers.2." in error
+
+
+class TestAdapters:
+    def test_peft_reads_the_adapter_and_merging_changes_nothing(self, seeds, tmp_path):
+        peft = pytest.importorskip("peft")
+        parameters, checkpoint = seeds["adapted"]
+        assert (
+            main(["export", str(checkpoint), str(tmp_path / "adapter"), "--model", manifest(tmp_path), "--adapter"])
+            == 0
+        )
+        assert main(["export", str(checkpoint), str(tmp_path / "merged"), "--model", manifest(tmp_path)]) == 0
+        base = transformers.AutoModelForCausalLM.from_config(library_config(GIVEN)).double()
+        base.load_state_dict({name: value for name, value in parameters.items() if ".lora_" not in name})
+        unadapted = base(PROMPT).logits
+        found = (
+            peft.PeftModel.from_pretrained(base, tmp_path / "adapter", torch_device="cpu")
+            .double()
+            .eval()(PROMPT)
+            .logits
+        )
+        expected = logits_of(parameters, lora=LORA)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert (found - unadapted).abs().max() > 1e-3
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        torch.testing.assert_close(merged(PROMPT).logits, expected, rtol=1e-12, atol=1e-12)
+
+    def test_without_their_description_they_are_not_left_out(self, seeds, tmp_path):
+        with pytest.raises(InvalidConfiguration, match="has adapters: give the manifest"):
+            export_model(StoredModel(seeds["adapted"][1]), GIVEN, tmp_path / "out")
+
+
+def manifest(folder):
+    """The job that the adapters were trained by, as `disttrain` reads it."""
+    model = {"name": "transformers", "config": {"config": GIVEN.config, "lora": LORA}}
+    data = {"name": "synthetic", "config": {"kind": "Tokens", "vocabularySize": 16}}
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(a_manifest(training={"model": model, "data": data})))
+    return str(path)
+
+
+class TestHostileIndex:
+    @pytest.mark.parametrize(
+        ("content", "part"),
+        [
+            (b"{", "no index"),
+            (b"[]", "no index"),
+            (b'{"weight_map": []}', "no index"),
+            (b'{"weight_map": {"a": 1}}', "no index"),
+            (b'{"weight_map": {"a": "../a.safetensors"}}', "beside the index"),
+            (b'{"weight_map": {"a": "/etc/passwd"}}', "beside the index"),
+            (b'{"weight_map": {"a": "a.bin"}}', "beside the index"),
+            (b'{"weight_map": {"a": "no.safetensors"}}', "cannot be read"),
+            (b'{"weight_map": {"a": "a.safetensors", "b": "a.safetensors"}}', "`b` is not in a.safetensors"),
+            (b'{"weight_map": {"b": "a.safetensors"}}', "`a` is in a.safetensors, where the index does not"),
+            (b" " * 26_000_000, "more than 25000000 bytes"),
+        ],
+    )
+    def test_it_ends_with_a_sentence(self, tmp_path, content, part):
+        save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+        (tmp_path / INDEX_FILE).write_bytes(content)
+        with pytest.raises(CheckpointBroken, match=part):
+            read_files(tmp_path / INDEX_FILE)

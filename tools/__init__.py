@@ -1,0 +1,1 @@
+"""What is run to write the documentation, and by nobody else."""

@@ -1,0 +1,146 @@
+"""The pod's environment, read once, and the environment of each of its ranks."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from disttrain_api.agent_token import agent_token
+from disttrain_api.errors import DisttrainError
+from disttrain_api.names import DEFAULT_GRACE_SECONDS, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
+
+
+class PodError(DisttrainError):
+    """The pod's environment or configuration cannot be used; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class PodEnvironment:
+    """What the agent must know of its pod."""
+
+    node_rank: int
+    ranks_here: int
+    master_address: str
+    config: Path
+    scratch: Path
+    grace_seconds: float
+    variables: Mapping[str, str]
+    job_uid: str = ""
+    attempt: int = 0
+    agent_port: int | None = None
+    """Where the agent answers; None: nowhere."""
+
+    @property
+    def agent_token(self) -> str | None:
+        """The token of who may ask the agent; None where the pod has no token of its job that can be read."""
+        try:
+            token = self.config.with_name(TOKEN_FILE).read_text().strip()
+        except (OSError, ValueError):
+            return None
+        return agent_token(token) if token else None
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether all pods of the job are processes of this machine."""
+        return self.master_address in ("127.0.0.1", "::1", "localhost")
+
+    @property
+    def report_dir(self) -> Path:
+        """Where the ranks keep their reports."""
+        return report_dir(self.scratch)
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this pod."""
+        first = self.node_rank * self.ranks_here
+        return range(first, first + self.ranks_here)
+
+    def of_rank(self, rank: int) -> dict[str, str]:
+        """The whole environment of one rank."""
+        local = {
+            Env.RANK: str(rank),
+            Env.LOCAL_RANK: str(rank - self.ranks.start),
+            Env.LOCAL_WORLD_SIZE: str(self.ranks_here),
+            Env.GROUP_RANK: str(self.node_rank),
+            Env.REPORT_DIR: str(self.report_dir),
+        }
+        defaults = {"PYTHONUNBUFFERED": "1"}
+        if self.ranks_here > 1:
+            # As torchrun does: every rank would otherwise start a thread per core of the node.
+            defaults["OMP_NUM_THREADS"] = "1"
+        return {**defaults, **self.variables, **local}
+
+
+def report_dir(scratch: Path) -> Path:
+    """Where the ranks of a pod with this scratch folder keep their reports."""
+    return scratch / "reports"
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """The file into which a rank that can be asked for its stacks writes them. folder: of the reports."""
+    return folder / f"rank-{rank}.stacks"
+
+
+def meeting_file(folder: Path) -> Path:
+    """The file through which ranks of this pod meet that are a world of their own. folder: of the reports."""
+    return folder / "meeting"
+
+
+def termination_log(variables: Mapping[str, str]) -> Path:
+    """Where the pod's last words go; known even if nothing else of its environment is right."""
+    return Path(variables.get(Env.TERMINATION_LOG, TERMINATION_LOG))
+
+
+def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironment:
+    """The pod's environment. Raises PodError, which names the variable, where it is not the operator's."""
+    ranks_here = _integer(variables, Env.LOCAL_WORLD_SIZE, minimum=1)
+    node_rank = _integer(variables, Env.NODE_RANK, minimum=0)
+    world_size = _integer(variables, Env.WORLD_SIZE, minimum=1)
+    _integer(variables, Env.MASTER_PORT, minimum=1)
+    if (node_rank + 1) * ranks_here > world_size:
+        raise PodError(
+            f"{Env.NODE_RANK} {node_rank} with {ranks_here} ranks per pod does not fit {Env.WORLD_SIZE} {world_size}"
+        )
+    return PodEnvironment(
+        node_rank=node_rank,
+        ranks_here=ranks_here,
+        master_address=_text(variables, Env.MASTER_ADDR),
+        config=Path(_text(variables, Env.CONFIG)),
+        scratch=Path(variables.get(Env.SCRATCH, SCRATCH_DIR)),
+        grace_seconds=_integer(variables, Env.GRACE_SECONDS, minimum=0, default=DEFAULT_GRACE_SECONDS),
+        variables=dict(variables),
+        job_uid=variables.get(Env.JOB_UID, ""),
+        attempt=_integer(variables, Env.ATTEMPT, minimum=0, default=0),
+        agent_port=_integer(variables, Env.AGENT_PORT, minimum=1, default=0) or None,
+    )
+
+
+def check_config(path: Path) -> None:
+    """Raise PodError where the ranks could not read their configuration. What it means is checked by the ranks."""
+    try:
+        json.loads(path.read_bytes())
+    except OSError as error:
+        raise PodError(f"cannot read the configuration {path} ({Env.CONFIG}): {error.strerror}") from error
+    except ValueError as error:
+        raise PodError(f"the configuration {path} ({Env.CONFIG}) is not JSON: {error}") from error
+
+
+def _text(variables: Mapping[str, str], name: str) -> str:
+    value = variables.get(name, "")
+    if not value:
+        raise PodError(f"the environment variable {name} must be set; the operator sets it on every pod of a job")
+    return value
+
+
+def _integer(variables: Mapping[str, str], name: str, *, minimum: int, default: int | None = None) -> int:
+    if default is not None and name not in variables:
+        return default
+    text = _text(variables, name)
+    try:
+        value = int(text)
+    except ValueError:
+        value = minimum - 1
+    if value < minimum:
+        raise PodError(f"the environment variable {name} must be an integer of at least {minimum}, not '{text}'")
+    return value

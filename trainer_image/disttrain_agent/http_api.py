@@ -1,0 +1,112 @@
+"""The agent's HTTP API: who knows its token (disttrain_api.agent_token) may look at the ranks, and change nothing.
+
+    GET /healthz                    without a token
+    GET /v1/status                  AgentStatus
+    GET /v1/logs?rank=R&tail=N      the last lines of a rank
+    GET /v1/stacks                  the stacks of all ranks
+
+Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from disttrain_agent.limits import Admission, Bucket, Limits
+from disttrain_agent.look import Look
+from disttrain_agent.output import KEPT_LINES
+from disttrain_api.names import TOKEN_HEADER
+
+_DEFAULT_TAIL = 100
+_MAX_DIGITS = 10
+
+
+def protocols(look: Look, token: str, admission: Admission, limits: Limits) -> Callable[[], asyncio.Protocol]:
+    """Return a factory of protocols that answer requests."""
+    api = Api(look, token, admission, limits)
+    quiet = logging.getLogger("disttrain_agent.http")
+    # Whoever sends garbage would fill the pod's log.
+    quiet.disabled = True
+    return web.Server(
+        api.answer, logger=quiet, access_log=None, keepalive_timeout=0, lingering_time=0, max_line_size=1024,
+        max_field_size=4096, max_headers=64,
+    )  # fmt: skip
+
+
+class Api:
+    """Requests to answers."""
+
+    def __init__(self, look: Look, token: str, admission: Admission, limits: Limits) -> None:
+        self._look, self._token, self._refused = look, token.encode(), admission.refused
+        self._rate = Bucket(limits.requests_per_second, asyncio.get_running_loop().time())
+        self._routes: Mapping[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
+            "/v1/status": self._status,
+            "/v1/logs": self._logs,
+            "/v1/stacks": self._stacks,
+        }
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; its connection then ends."""
+        try:
+            response = _json(200, await self._find(request))
+        except RefusedError as refusal:
+            if refusal.counted_as:
+                self._refused[refusal.counted_as] += 1
+            response = _json(refusal.code, {"error": str(refusal)})
+        response.force_close()
+        return response
+
+    async def _find(self, request: web.BaseRequest) -> Any:
+        if request.can_read_body:
+            raise RefusedError(413, "no request has a body", "size")
+        if request.path == "/healthz":
+            return {"ok": True}
+        given = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, self._token):
+            raise RefusedError(401, f"the header {TOKEN_HEADER} must hold the token of the job's agents", "token")
+        if not self._rate.take(asyncio.get_running_loop().time()):
+            raise RefusedError(429, "too many requests", "rate")
+        route = self._routes.get(request.path)
+        if route is None:
+            raise RefusedError(404, f"no such page; there are {', '.join(self._routes)}")
+        if request.method != "GET":
+            raise RefusedError(405, "only GET is answered")
+        return await route(request)
+
+    async def _status(self, request: web.BaseRequest) -> Any:
+        status = self._look.status(self._refused)
+        return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    async def _logs(self, request: web.BaseRequest) -> Any:
+        rank = _number(request, "rank", None)
+        lines = self._look.log(rank, min(_number(request, "tail", _DEFAULT_TAIL), KEPT_LINES))
+        if lines is None:
+            raise RefusedError(404, f"no rank {rank} in this pod")
+        return {"rank": rank, "lines": lines}
+
+    async def _stacks(self, request: web.BaseRequest) -> Any:
+        return {"stacks": await self._look.stacks()}
+
+
+class RefusedError(Exception):
+    """A request that is not served: its code, a sentence, and what it is counted as."""
+
+    def __init__(self, code: int, sentence: str, counted_as: str = "") -> None:
+        super().__init__(sentence)
+        self.code, self.counted_as = code, counted_as
+
+
+def _json(code: int, answer: Any) -> web.Response:
+    return web.Response(status=code, text=json.dumps(answer), content_type="application/json")
+
+
+def _number(request: web.BaseRequest, name: str, default: int | None) -> int:
+    text = request.query.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise RefusedError(400, f"`{name}` must be a whole number")
+    return int(text)

@@ -1,0 +1,85 @@
+"""Where the agent listens. The server itself is loaded when the first connection comes."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from disttrain_agent.door import Door
+from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.limits import Admission, Limits
+from disttrain_agent.look import Look
+
+_BACKLOG = 64
+
+
+@dataclass
+class Listener:
+    """A socket that listens, and the server that answers on it once somebody has come."""
+
+    socket: socket.socket
+    look: Look
+    token: str
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serving: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._loop.add_reader(self.socket, self._somebody_comes)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        if self._serving is None:
+            self._loop.remove_reader(self.socket)
+        else:
+            self._serving.cancel()
+        if self._server is not None:
+            self._server.close()
+        self.socket.close()
+
+    def _somebody_comes(self) -> None:
+        self._loop.remove_reader(self.socket)
+        self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        protocols = await asyncio.to_thread(_load)
+        admission = Admission(self.limits)
+        door = Door(protocols(self.look, self.token, admission, self.limits), admission, self.limits)
+        self._server = await self._loop.create_server(door, sock=self.socket, backlog=_BACKLOG)
+
+
+Protocols = Callable[[Look, str, Admission, Limits], Callable[[], asyncio.Protocol]]
+
+
+def _load() -> Protocols:
+    from disttrain_agent.http_api import protocols
+
+    return protocols
+
+
+def listen(
+    pod: PodEnvironment, look: Look, say: Callable[[str], None], limits: Limits | None = None
+) -> Listener | None:
+    """Listen where the pod says. None, and a sentence, where that cannot be: the training goes on without."""
+    token = pod.agent_token
+    if pod.agent_port is None or token is None:
+        return None
+    try:
+        opened = _open(pod.agent_port, loopback=pod.on_loopback)
+    except (OSError, OverflowError) as error:
+        say(f"cannot listen on port {pod.agent_port}: {error}; nobody can ask how the ranks are")
+        return None
+    opened.setblocking(False)
+    return Listener(opened, look, token, limits or Limits())
+
+
+def _open(port: int, *, loopback: bool) -> socket.socket:
+    if loopback:
+        return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        # A kernel may know IPv6 and be told not to use it.
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)

@@ -1,0 +1,86 @@
+"""What can be asked of a pod's ranks while they run."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from disttrain_agent.environment import PodEnvironment, stacks_file
+from disttrain_agent.processes import Processes, RankProcess
+from disttrain_agent.reports import Reports
+from disttrain_api.names import STACKS_SIGNAL
+from disttrain_api.report import AgentStatus, RankStatus
+
+MAX_STACKS_BYTES = 256 * 1024
+_STACKS_SECONDS = 2.0
+_PAUSE_SECONDS = 0.05
+
+
+class Look:
+    """A view of the ranks of one pod. It changes nothing."""
+
+    def __init__(self, pod: PodEnvironment, processes: Processes, reports: Reports) -> None:
+        self._pod, self._processes, self._reports = pod, processes, reports
+        self._asking = asyncio.Lock()
+
+    def status(self, refused: Mapping[str, int]) -> AgentStatus:
+        """Return where every rank is. refused: what the API has refused so far, by the reason."""
+        ranks = [self._rank(process) for process in self._processes.ranks]
+        return AgentStatus(job_uid=self._pod.job_uid, attempt=self._pod.attempt, ranks=ranks, refused=dict(refused))
+
+    def log(self, rank: int, lines: int) -> list[str] | None:
+        """Return the last lines that a rank printed; None where the pod has no such rank."""
+        process = self._process(rank)
+        return None if process is None else process.output.last(lines)
+
+    async def stacks(self) -> dict[str, str]:
+        """Return the stacks of each rank's threads, or why they cannot be had, by the rank."""
+        async with self._asking:
+            ranks = self._processes.ranks
+            found = await asyncio.gather(*(self._stacks(process) for process in ranks))
+            return {str(process.rank): text for process, text in zip(ranks, found, strict=True)}
+
+    async def _stacks(self, process: RankProcess) -> str:
+        path = stacks_file(self._pod.report_dir, process.rank)
+        if not process.alive:
+            return "it has ended"
+        if not path.exists():
+            # A program that does not expect the signal would end by it.
+            return "it cannot be asked: it is starting, or not the trainer"
+        try:
+            os.truncate(path, 0)
+            os.kill(process.pid, STACKS_SIGNAL)
+        except OSError as error:
+            return f"it cannot be asked: {error.strerror}"
+        return await _written(path, lambda: process.alive) or "it does not answer: it is stopped, or the disk is full"
+
+    def _rank(self, process: RankProcess) -> RankStatus:
+        rank = process.rank
+        report = self._reports.of(rank)
+        return RankStatus(
+            rank=rank,
+            pid=process.pid,
+            exit_code=process.returncode,
+            seconds_since_step=self._reports.seconds_since_step(rank),
+            report=report,
+        )
+
+    def _process(self, rank: int) -> RankProcess | None:
+        return next((process for process in self._processes.ranks if process.rank == rank), None)
+
+
+async def _written(path: Path, alive: Callable[[], bool]) -> str:
+    """What is written to the file until it grows no more."""
+    size = 0
+    for _ in range(int(_STACKS_SECONDS / _PAUSE_SECONDS)):
+        await asyncio.sleep(_PAUSE_SECONDS)
+        with contextlib.suppress(OSError):
+            former, size = size, path.stat().st_size
+            if size and size == former:
+                break
+        if not alive():
+            break
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(MAX_STACKS_BYTES).decode(errors="replace")
+    return ""

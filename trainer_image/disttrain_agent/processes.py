@@ -1,0 +1,180 @@
+"""The ranks of a pod as processes: start, signal, reap, read. It decides nothing."""
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, Protocol
+
+from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.output import RankOutput
+
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 64 * 1024
+
+
+class Child(Protocol):
+    """What is needed of a `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+    stdout: IO[bytes] | None
+
+
+Start = Callable[[Sequence[str], dict[str, str]], Child]
+"""Starts a command in an environment: a child of ours, with nothing to read, in a process group of its own, that dies
+with us; what it says on both its outputs is in `stdout`. Raises OSError."""
+
+
+def execute(command: Sequence[str], environment: dict[str, str]) -> Child:
+    """The Start of a program of its own."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # A group of its own: it can be killed with its children, and a terminal's Ctrl-C reaches the agent alone.
+        process_group=0,
+        # It makes one system call; the agent has no other thread by now.
+        preexec_fn=die_with(os.getpid()),  # noqa: PLW1509
+    )
+
+
+class RankProcess:
+    """One rank. `returncode` is None while it runs, negative where a signal ended it, as in `subprocess`."""
+
+    def __init__(self, rank: int, command: Sequence[str], environment: dict[str, str], start: Start) -> None:
+        self.rank = rank
+        self.output = RankOutput(rank)
+        self.told = False
+        """Whether it was sent a signal before it ended."""
+        self._child = start(command, environment)
+        assert self._child.stdout is not None
+        self._pipe = self._child.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._child.returncode
+
+    @property
+    def alive(self) -> bool:
+        return self._child.returncode is None
+
+    def terminate(self) -> None:
+        """SIGTERM to the rank alone: its children (data loaders) are its own to stop."""
+        if self.alive:
+            self.told = True
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the rank and its children."""
+        if self.alive:
+            self.told = True
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def ended(self, status: int) -> None:
+        """It was reaped with this wait status."""
+        self._child.returncode = os.waitstatus_to_exitcode(status)
+        # Children that it left behind, for example data loaders of a rank that was killed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def read(self) -> bool:
+        """Pass on what it printed; False at the end of its output."""
+        try:
+            data = os.read(self._pipe, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.output.feed(data)
+        return bool(data)
+
+    def close(self) -> None:
+        """Pass on what is still in the pipe. Orphans may hold its other end, so its end is not waited for."""
+        assert self._child.stdout is not None
+        if self._child.stdout.closed:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe, _READ_BYTES):
+                self.output.feed(data)
+        self.output.finish()
+        self._child.stdout.close()
+
+
+class Processes:
+    """All ranks of the pod, and whatever else is this process's child by being an orphan of its pod."""
+
+    def __init__(self, on_end: Callable[[RankProcess], None]) -> None:
+        self.ranks: list[RankProcess] = []
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def start(self, pod: PodEnvironment, command: Sequence[str], start: Start) -> None:
+        """Start every rank of the pod."""
+        for rank in pod.ranks:
+            process = RankProcess(rank, command, pod.of_rank(rank), start)
+            self.ranks.append(process)
+            self._loop.add_reader(process._pipe, self._read, process)
+
+    @property
+    def alive(self) -> list[RankProcess]:
+        return [process for process in self.ranks if process.alive]
+
+    def reap(self) -> None:
+        """Take the exit of every child that has ended: ranks, and orphans where this process is PID 1."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for process in self.ranks:
+                if process.pid == pid and process.alive:
+                    process.ended(status)
+                    self._loop.remove_reader(process._pipe)
+                    process.close()
+                    self._on_end(process)
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for process in self.ranks:
+            process.kill()
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+
+    def _read(self, process: RankProcess) -> None:
+        if not process.read():
+            self._loop.remove_reader(process._pipe)
+
+
+def die_with(parent: int) -> Callable[[], None] | None:
+    """What a child of `parent` does first: ask to be killed when it dies.
+
+    In a container the kernel does this for the children of PID 1; as a process of a laptop they would live on.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = _libc().prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

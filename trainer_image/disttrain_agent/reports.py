@@ -1,0 +1,112 @@
+"""What the ranks report, and the pod's termination message made of it."""
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from disttrain_agent.environment import meeting_file, stacks_file
+from disttrain_api.report import MAX_TERMINATION_MESSAGE_BYTES, PodReport, RankFailure, RankReport, encode_pod_report
+
+_FALLOC_FL_KEEP_SIZE = 1
+"""Of fallocate(2)."""
+_REPORT_BYTES = 8192
+"""As much as a report with the longest error has."""
+
+
+class Reports:
+    """The report files of this pod's ranks, read again only where they changed."""
+
+    def __init__(self, folder: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._ranks, self._clock = folder, tuple(ranks), clock
+        self._stepped: dict[int, float] = {}
+        self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
+
+    def prepare(self) -> None:
+        """Make the folder; what a former life has left in it says nothing about this one. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        meeting_file(self._folder).unlink(missing_ok=True)
+        for rank in self._ranks:
+            path = report_path(self._folder, rank)
+            path.unlink(missing_ok=True)
+            stacks_file(self._folder, rank).unlink(missing_ok=True)
+            # A rank can fail on a disk that is full before its first report.
+            _reserve(path, _REPORT_BYTES)
+
+    def of(self, rank: int) -> RankReport | None:
+        """The latest report of a rank, None before its first."""
+        path = report_path(self._folder, rank)
+        # Half a report cannot be seen, ranks rename; one of another version of the trainer is as good as none.
+        with contextlib.suppress(OSError, ValueError):
+            stat = path.stat()
+            version = (stat.st_mtime_ns, stat.st_ino)
+            if self._read.get(rank, (None, None))[0] != version:
+                self._take(rank, version, RankReport.model_validate_json(path.read_bytes()))
+        return self._read[rank][1] if rank in self._read else None
+
+    def _take(self, rank: int, version: tuple[int, int], report: RankReport) -> None:
+        former = self._read.get(rank)
+        if former is not None and _is_news(former[1], report, stepped=rank in self._stepped):
+            self._stepped[rank] = self._clock()
+        self._read[rank] = (version, report)
+
+    def seconds_since_step(self, rank: int) -> float | None:
+        """Return how long ago a report with another step was seen, or with another phase after it; None: none was."""
+        at = self._stepped.get(rank)
+        return None if at is None else self._clock() - at
+
+    def progress(self) -> RankReport | None:
+        """The report of the lowest rank that has one."""
+        return next((report for rank in self._ranks if (report := self.of(rank)) is not None), None)
+
+
+def _is_news(former: RankReport, report: RankReport, *, stepped: bool) -> bool:
+    """Whether a rank has done a step. After a long evaluation it has not stood still: its time begins anew."""
+    return former.step != report.step or (stepped and former.phase != report.phase)
+
+
+class TerminationMessage:
+    """The pod's last words, kept up to date while it lives: a container that is killed cannot write any."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: str | None = None
+        # Now: a disk can fill up before there is anything to say. Empty, it leaves the kubelet the end of the log.
+        _reserve(path, MAX_TERMINATION_MESSAGE_BYTES)
+
+    def write(self, progress: RankReport | None, failure: RankFailure | None = None) -> None:
+        """Write them if they changed. Without a place for them the pod still works."""
+        if progress is None and failure is None:
+            return
+        text = encode_pod_report(PodReport(progress=progress, failure=failure))
+        if text == self._written:
+            return
+        # In place: the file is a bind mount of the kubelet's and cannot be renamed over. It is cut off last: on a full
+        # disk its blocks are all there is.
+        with contextlib.suppress(OSError), open(self._path, "r+b", opener=_opener) as file:
+            file.write(text.encode())
+            file.truncate()
+            self._written = text
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    """The file in which a rank keeps its report."""
+    return folder / f"rank-{rank}.json"
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Make the file where it is missing, and keep blocks for `size` bytes; what it holds, and how much, stays.
+
+    Where the system knows no such thing, or has no room, nothing is kept.
+    """
+    with suppress(OSError, AttributeError), os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        # os.posix_fallocate would make the file longer.
+        offset, length = ctypes.c_long(0), ctypes.c_long(size)
+        ctypes.CDLL(None).fallocate(file.fileno(), _FALLOC_FL_KEEP_SIZE, offset, length)

@@ -1,0 +1,91 @@
+"""What a session tells of its progress: the rank's report file, the pod's termination message, metrics.jsonl."""
+
+import os
+import time
+from pathlib import Path
+
+from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankReport
+from disttrain_session.figures import Figures, plain
+from disttrain_session.files import METRICS_FILE, ReportFiles, append_line, metrics_line
+from disttrain_session.place import Place, place_of
+from disttrain_session.reporting import INTERVAL_SECONDS
+from disttrain_trainer.checkpoint.step_manifest import Place as CheckpointPlace
+
+
+class SessionProgress:
+    """The report of this rank, kept up to date on disk at most once per second; a checkpoint is noted at once."""
+
+    def __init__(self, steps: int) -> None:
+        self._place: Place | None = place_of(os.environ)
+        self._files = None if self._place is None else ReportFiles(self._place)
+        self._metrics: Path | None = None
+        rank = int(os.environ.get("RANK") or 0) if self._place is None else self._place.rank
+        self.report = RankReport(rank=rank, total_steps=steps)
+        self._pending: Figures | None = None
+        self._written_at = float("-inf")
+
+    def metrics_beside(self, checkpoints: CheckpointPlace | None) -> None:
+        """Append metrics.jsonl in the folder of the checkpoints, where the pod has no other folder for it."""
+        if isinstance(checkpoints, Path) and (self._place is None or self._place.metrics is None):
+            self._metrics = checkpoints / METRICS_FILE
+
+    def resumed(self, step: int, latest: CheckpointReport | None) -> None:
+        """Note where this attempt begins."""
+        self._update(step=step, checkpoint=latest)
+        if latest is not None:
+            self._leave()
+
+    def step(self, figures: Figures) -> None:
+        """Note a step."""
+        self._pending = figures
+        now = time.monotonic()
+        if now - self._written_at >= INTERVAL_SECONDS or figures.step == figures.total:
+            self._written_at = now
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was noted since the last write."""
+        found, self._pending = self._pending, None
+        if found is None:
+            return
+        numbers = {name: plain(value) for name, value in found.others.items()}
+        metrics = {name: number for name, number in numbers.items() if number is not None}
+        self._update(step=found.step, loss=plain(found.loss), metrics=metrics)
+        line = metrics_line(self.report)
+        if self._files is not None:
+            self._files.add_line(line)
+        if self._metrics is not None and self.report.rank == 0:
+            attempt = 1 if self._place is None else self._place.attempt
+            append_line(self._metrics, {"attempt": attempt, **line})
+
+    def saved(self, latest: CheckpointReport | None) -> None:
+        """Note a checkpoint where the operator finds it also if the pod is killed: in the termination message."""
+        self.flush()
+        self._update(checkpoint=latest)
+        self._leave()
+
+    def ended(self) -> None:
+        """Note that the work is done."""
+        self.flush()
+        self._update(done=True)
+        self._leave()
+
+    def failed(self, error: RankError, log_tail: str) -> None:
+        """Note why this rank ends."""
+        self.flush()
+        self._update(error=error)
+        if self._files is not None:
+            failure = RankFailure(
+                rank=self.report.rank, exit_code=error.exit_code, reason=error.reason, message=error.message,
+                signature=error.signature, log_tail=log_tail or None,
+            )  # fmt: skip
+            self._files.leave(self.report, failure)
+
+    def _update(self, **changes: object) -> None:
+        self.report = self.report.model_copy(update=changes)
+        if self._files is not None:
+            self._files.write(self.report)
+
+    def _leave(self) -> None:
+        if self._files is not None:
+            self._files.leave(self.report)

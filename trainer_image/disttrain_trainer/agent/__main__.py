@@ -1,7 +1,0 @@
-"""`python -m disttrain_trainer.agent [COMMAND …]`; COMMAND is what a rank runs, the trainer by default."""
-
-import sys
-
-from disttrain_trainer.agent.main import main
-
-sys.exit(main(sys.argv[1:]))

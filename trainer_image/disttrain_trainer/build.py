@@ -1,0 +1,239 @@
+"""From the manifest to a State: what is built, and the order in which techniques wrap the model.
+
+The order and its reasons:
+1. seed, then model: parameters depend on `seed` alone, so that every rank and every layout starts from the same;
+2. model to its device: the optimizer must hold the parameters that the device computes with;
+3. a pipeline's stages before anything else, on the whole model; what follows then happens to this rank's layers;
+4. tensor and expert parallelism first: they replace parameters, and what follows wraps those that compute;
+5. recomputation inside compilation inside sharding: a layer is gathered once, then computed, and computed anew;
+6. data parallelism outermost: it must see the gradients that everything inside it has produced;
+7. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from disttrain_api.builtin import model_config
+from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.training import Training
+from disttrain_trainer.callbacks import Callbacks, build_callbacks
+from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
+from disttrain_trainer.data.batches import Datasets, load_microbatch
+from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.data.stream import Stream, StreamSampler
+from disttrain_trainer.metrics.flops import work_of
+from disttrain_trainer.metrics.report import say
+from disttrain_trainer.optim.groups import require_matches
+from disttrain_trainer.optim.precision import build_precision
+from disttrain_trainer.parallel.activations import offload, recompute, require_layers
+from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.parallel.devices import spread_over_devices
+from disttrain_trainer.parallel.expert import spread_experts, watch_routing
+from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.local_sgd.build import build_replicas
+from disttrain_trainer.parallel.meta import build_on_meta, give_values
+from disttrain_trainer.parallel.pipeline.build import build_pipeline
+from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
+from disttrain_trainer.parallel.tensor import share_layers
+from disttrain_trainer.parallel.units import composes, layers_of
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.errors import DataUnlike, InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import seed_everything
+from disttrain_trainer.state import State
+from disttrain_trainer.tasks.base import RunnableTask
+from disttrain_trainer.tasks.build import build_task
+from disttrain_trainer.tasks.supervised import Supervised
+
+Average = Callable[[nn.Module, World], nn.Module]
+"""Makes of a module one whose gradients are averaged over the replicas of a world."""
+
+
+def build_state(config: Config, world: World) -> State:
+    """The State before the first step, alike on every rank but for the random stream.
+
+    Raises InvalidConfiguration, EntrypointNotImportable or DataNotFound.
+    """
+    training = config.training
+    # A task of the user's may draw weights of its own (a teacher's), and data alike on every rank.
+    seed_everything(training.seed)
+    task = build_task(training)
+    callbacks = build_callbacks(training, world)
+    data = task.data()
+    sampler = build_sampler(data, config, world)
+    _require_vocabulary(data, training)
+    _agree_on_data(data, world)
+    _note_small_data(data, config, world)
+    require_memory_to_build(config, world)
+    seed_everything(training.seed)
+    if training.model.meta_device:
+        module = build_on_meta(task.model)
+    else:
+        module = task.model().to(world.device.torch)
+    require_memory_to_train(module, config, world)
+    return assemble(task, data, sampler, module, config, world, callbacks)
+
+
+def assemble(
+    task: RunnableTask,
+    data: Datasets,
+    sampler: Sampler,
+    module: nn.Module,
+    config: Config,
+    world: World,
+    callbacks: Callbacks | None = None,
+    average: Average | None = None,
+) -> State:
+    """The State of a model that is still whole: what the techniques make of it on this rank, and its optimizer.
+
+    average: see `parallelise`. Raises InvalidConfiguration.
+    """
+    training = config.training
+    if config.job.parallelism.data_parallel.sync_batch_norm:
+        module = synchronise_batch_norm(module, world)
+    work = work_of(module)
+    require_matches(training.optimizer, (name for name, _ in module.named_parameters()))
+    task.place(world.device.torch, module)
+    precision = build_precision(training, world)
+    loss = task.use_loss_of(module) if isinstance(task, Supervised) else None
+    routing = watch_routing(module, world)
+    model, pipeline = module, None
+    if world.mesh.pipeline > 1:
+        # What else a task takes is refused by the rules (disttrain_api.rules.tasks).
+        assert loss is not None
+        first_inputs = partial(_first_inputs, task, data, sampler, world)
+        pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs)
+    else:
+        model = parallelise(module, config, world, average)
+    # A model that cannot be cut along the sequence has said so.
+    if config.job.parallelism.sequence_parallel:
+        _require_even_sequences(data, world.mesh.tensor)
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    optimizer = task.optimizer(trained)
+    # From here on each replica draws its own dropout, and each part of a pipeline.
+    seed_everything(training.seed, 1 + world.replica + world.replicas * world.mesh.coordinates(world.rank)["pipeline"])
+    return State(
+        module=module,
+        model=model,
+        optimizer=optimizer,
+        precision=precision,
+        task=task,
+        data=data,
+        routing=routing,
+        sampler=sampler,
+        gradient_sum=attach_gradient_sum(model, config, world),
+        replicas=build_replicas(module, optimizer, config, world),
+        work=work,
+        offload_activations=training.offload.activations,
+        pipeline=pipeline,
+        callbacks=callbacks or Callbacks(),
+    )
+
+
+def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:
+    """The sampler of the data; where they are iterated, this rank's part is opened. Raises InvalidConfiguration."""
+    stream = data.training
+    if not isinstance(stream, Stream):
+        return Sampler(len(stream), config.training.seed, config.batch, world.replicas)
+    servers = config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
+    if servers or world.mesh.pipeline > 1:
+        raise InvalidConfiguration(
+            f"{stream.place} returned training samples that are iterated, which "
+            f"{'parameter servers lend' if servers else 'the stages of a pipeline read'} by their number: use "
+            "replicas, shards or tensor groups, or give the samples numbers (__len__ and __getitem__)"
+        )
+    if world.replicas > 1 and not stream.shards:
+        raise InvalidConfiguration(
+            f"{stream.place} returned training samples that are iterated, without shard(index, count): the "
+            f"{world.replicas} replicas would all train on the same ones"
+        )
+    sampler = StreamSampler.of(config.batch, world.replicas)
+    stream.open(world.replica, world.replicas, sampler.per_step)
+    return sampler
+
+
+def parallelise(module: nn.Module, config: Config, world: World, average: Average | None = None) -> nn.Module:
+    """The module as it is called in a step: cut, wrapped and copied as the manifest says.
+
+    average: what averages gradients over the replicas where FSDP2 does not; None: DDP.
+    """
+    training = config.training
+    share_layers(module, config.job.parallelism, world)
+    experts = spread_experts(module, config.job.parallelism, world)
+    layers = layers_of(module)
+    require_layers(module, layers, training.activation_checkpointing)
+    # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.
+    recompute(layers[:-1] if composes(module) and len(layers) > 1 else layers, training.activation_checkpointing)
+    if training.compile:
+        for layer in layers or [module]:
+            layer.compile()
+    if is_sharded(training, world):
+        model = shard(module, layers, training, world, experts)
+        give_values(module, training, world)
+        return model
+    give_values(module, training, world)
+    # Hooks on what is kept are a thread's, and each device has its own.
+    around = partial(offload, world.device.torch, training.offload.activations)
+    spread = spread_over_devices(module, config.job.parallelism, world, around)
+    settings = config.job.parallelism.data_parallel
+    # Replicas that train alone send no gradients.
+    if settings.relaxed is not None:
+        return spread
+    return replicate(spread, world, settings.static_graph) if average is None else average(spread, world)
+
+
+def _first_inputs(task: RunnableTask, data: Datasets, sampler: Sampler, world: World) -> Tensor:
+    """Inputs of the first microbatch."""
+    slots = sampler.microbatches(Cursor(), world.replica)[0]
+    return load_microbatch(task, data.training, slots, world.device.torch).inputs
+
+
+def _require_vocabulary(data: Datasets, training: Training) -> None:
+    """Tokens beyond the model's would end a GPU's process without a word. An entry point's model is its own affair."""
+    if data.vocabulary is None or training.model.name is None:
+        return
+    known = getattr(model_config(training), "vocabulary_size", None)
+    if known is not None and known < data.vocabulary:
+        raise InvalidConfiguration(
+            f"`training.model.config.vocabularySize`: {known} must be greater than or equal to that of the corpus, "
+            f"which is {data.vocabulary}"
+        )
+
+
+def _agree_on_data(data: Datasets, world: World) -> None:
+    """Ranks with other files would silently train on other samples than the order says."""
+    own = (data.size or 0, 0 if data.held_out is None else len(data.held_out), data.fingerprint)
+    sizes = world.gather(own, tuple[int, int, str | None])
+    for rank, size in enumerate(sizes):
+        if size[:2] == sizes[0][:2] and size != sizes[0]:
+            raise DataUnlike(f"rank {rank} finds another corpus than rank 0: the data must be alike in every pod")
+        if size != sizes[0]:
+            raise DataUnlike(
+                f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
+                f"{sizes[0][1]}: the data must be alike in every pod"
+            )
+
+
+def _note_small_data(data: Datasets, config: Config, world: World) -> None:
+    """Say where a global batch holds more samples than there are: each step is then a whole epoch."""
+    if data.size is not None and config.batch.world > data.size:
+        say(
+            world,
+            f"globalBatchSize {config.batch.world} is larger than the data, which has {data.size} training"
+            " samples: each step uses all of them once, and ranks may be without work",
+        )
+
+
+def _require_even_sequences(data: Datasets, degree: int) -> None:
+    """Parts of unlike lengths: ranks would wait for different numbers of bytes, and the backend ends the process."""
+    held_out = data.held_out[0] if data.held_out is not None and len(data.held_out) else None
+    for kind, first in (("training", data.first_sample), ("held-out", held_out)):
+        length = len(first[0]) if first and isinstance(first[0], Tensor) and first[0].ndim else 0
+        if length % degree:
+            raise InvalidConfiguration(
+                f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"
+                f" be a multiple of `tensorParallelDegree`, which is {degree}"
+            )

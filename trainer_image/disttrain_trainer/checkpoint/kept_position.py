@@ -1,0 +1,69 @@
+"""Where data sets that are iterated stand, in a checkpoint: of each replica its own, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from disttrain_trainer.checkpoint.kept_gradients import room_for
+from disttrain_trainer.checkpoint.step_manifest import Place
+from disttrain_trainer.checkpoint.step_reader import StepReader, load
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.data.stream import Stream, StreamSampler
+from disttrain_trainer.metrics.report import say
+from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, last_line
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.plain import from_bytes, to_bytes
+from disttrain_trainer.runtime.randomness import keeping_random_state
+from disttrain_trainer.state import State
+
+_PART = "data"
+
+
+def saved_position(state: State, world: World) -> dict[str, Any]:
+    """The part of a checkpoint that holds it; empty where data are not iterated."""
+    stream, sampler = state.data.training, state.sampler
+    if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler) and world.speaks):
+        return {}
+    return {_PART: {str(world.replica): to_bytes(stream.position_before(sampler.number(state.cursor)))}}
+
+
+def restore_position(state: State, reader: StepReader, world: World) -> None:
+    """Go on where the checkpoint's data stood. All ranks together.
+
+    Raises CheckpointMismatch for another number of replicas, and for a position that the data set does not take.
+    """
+    stream, sampler = state.data.training, state.sampler
+    if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler)):
+        return
+    path = reader.place
+    room = room_for(reader.read_metadata(), f"{_PART}.")
+    if not room:
+        say(world, f"{path.name} holds no position of data that are iterated: they begin anew")
+        state.cursor = Cursor()
+        return
+    if room.keys() != {str(replica) for replica in range(world.replicas)}:
+        raise CheckpointMismatch(
+            f"{path} holds positions of {len(room)} parts of the data, and here are {world.replicas} replicas: go on "
+            "with as many, or begin the data anew with the checkpoint's weights: `training.checkpoint.initialFrom` and "
+            "another `training.checkpoint.folder`"
+        )
+    own = {str(world.replica): room[str(world.replica)]}
+    load({_PART: own}, reader, path, world)
+    world.all_or_none(lambda: _resume(stream, sampler.number(state.cursor), own, path))
+
+
+def _resume(stream: Stream, number: int, own: Mapping[str, Any], path: Place) -> None:
+    (data,) = own.values()
+    try:
+        position = from_bytes(data)
+    except ValueError as error:
+        raise CheckpointBroken(f"{path}: the position of the data cannot be read: {error}") from error
+    try:
+        with keeping_random_state():
+            stream.resume(number, position)
+    except Exception as error:
+        raise CheckpointMismatch(
+            f"{path}: {stream.place}: load_state_dict raised {type(error).__name__}: {last_line(error)}; go on with "
+            "the data that wrote it, or use another `training.checkpoint.folder`"
+        ) from error

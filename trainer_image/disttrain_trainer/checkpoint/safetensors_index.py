@@ -1,0 +1,96 @@
+"""A model in several safetensors files, as Hugging Face's libraries write it: an index says which tensor is in which.
+
+model.safetensors.index.json: {"metadata": {"total_size": bytes}, "weight_map": {tensor: file beside the index}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError
+from pydantic_core import from_json
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from disttrain_trainer.checkpoint.safetensors_file import MAX_HEADER_BYTES, SUFFIX, StoredTensor, read_tensors
+from disttrain_trainer.runtime.errors import CheckpointBroken, shown
+from disttrain_trainer.runtime.files import read_linked
+
+INDEX_FILE = "model.safetensors.index.json"
+MODEL_FILE = "model.safetensors"
+"""A model that is small enough for one file."""
+_MAX_FILES = 10_000
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    weight_map: dict[StrictStr, StrictStr]
+
+
+def read_files(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
+    """Return the file and the description of each tensor of a safetensors file, or of all files of an index.
+
+    Data are not read. Raises CheckpointBroken with a sentence that names the file and what is wrong with it.
+    """
+    if path.name != INDEX_FILE:
+        return {name: (path, stored) for name, stored in read_tensors(path).items()}
+    file_of = _read_index(path)
+    found: dict[str, tuple[Path, StoredTensor]] = {}
+    for file in sorted(set(file_of.values())):
+        for name, stored in read_tensors(path.parent / file).items():
+            if file_of.get(name) != file:
+                raise CheckpointBroken(
+                    f"{path} is damaged: `{shown(name)}` is in {file}, where the index does not have it; write it again"
+                )
+            found[name] = (path.parent / file, stored)
+    for name in file_of.keys() - found.keys():
+        raise CheckpointBroken(f"{path} is damaged: `{shown(name)}` is not in {file_of[name]}; write it again")
+    return found
+
+
+class SafetensorsReader(HuggingFaceStorageReader):
+    """Reads a safetensors file or all files of an index; each rank only the part that it holds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def read_metadata(self) -> Metadata:
+        """Return what stands where. Raises CheckpointBroken as `read_files`."""
+        entries, places = {}, {}
+        for name, (file, stored) in read_files(self._path).items():
+            shape, zeros = torch.Size(stored.shape), torch.Size([0] * len(stored.shape))
+            chunk = ChunkStorageMetadata(offsets=zeros, sizes=shape)
+            entries[name] = TensorStorageMetadata(TensorProperties(dtype=stored.dtype), shape, [chunk])
+            places[MetadataIndex(name, zeros)] = _HFStorageInfo(str(file), shape, stored.dtype)
+        # torch's annotation leaves out that values may be of any kind.
+        return Metadata(entries, storage_data=places, storage_meta=StorageMeta(load_id=self.load_id))  # type: ignore[arg-type]
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    try:
+        text = read_linked(path, MAX_HEADER_BYTES)
+    except OSError as error:
+        raise CheckpointBroken(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        file_of = _Index.model_validate(from_json(text, allow_inf_nan=False)).weight_map
+    except (ValueError, ValidationError):
+        raise CheckpointBroken(f"{path} is no index of a model: expected a `weight_map` of files by tensor") from None
+    files = set(file_of.values())
+    for file in sorted(files):
+        if Path(file).name != file or not file.endswith(SUFFIX):
+            raise CheckpointBroken(f"{path} names the file `{shown(file)}`, expected a {SUFFIX} file beside the index")
+    if len(files) > _MAX_FILES:
+        raise CheckpointBroken(f"{path} names {len(files)} files, expected at most {_MAX_FILES}")
+    return file_of

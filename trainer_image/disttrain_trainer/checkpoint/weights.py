@@ -1,0 +1,108 @@
+"""A model's weights alone: out of safetensors files or a checkpoint into a model in any layout.
+
+safetensors (https://huggingface.co/docs/safetensors) is imported where it is used: training does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from disttrain_trainer.checkpoint.fit import Shapes, names_of_all_ranks, require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
+from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE, SafetensorsReader, read_files
+from disttrain_trainer.checkpoint.soundness import flaw_of
+from disttrain_trainer.checkpoint.step_manifest import Place
+from disttrain_trainer.checkpoint.step_reader import StepReader, load
+from disttrain_trainer.checkpoint.step_writer import METADATA_FILE
+from disttrain_trainer.checkpoint.storage import steps_in
+from disttrain_trainer.parallel.tensor import shared_parameters
+from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.object_path import location
+
+
+def are_weights(place: Place) -> bool:
+    """Whether `weights_at` has found safetensors files, not a checkpoint."""
+    return place.suffix == SUFFIX or place.name == INDEX_FILE
+
+
+def weights_at(path: Place) -> Place:
+    """`path` itself where it is a safetensors file or a checkpoint, else the latest checkpoint in it, or the index or
+    the only file of a folder that Hugging Face's libraries have written.
+
+    Raises InvalidConfiguration where it is nothing of the kind.
+    """
+    try:
+        if (path.suffix == SUFFIX and isinstance(path, Path) and path.is_file()) or (path / METADATA_FILE).is_file():
+            return path
+        complete = steps_in(path).look().complete if path.is_dir() else []
+        written = [
+            path / name for name in (INDEX_FILE, MODEL_FILE) if isinstance(path, Path) and (path / name).is_file()
+        ]
+    except OSError as error:
+        if not isinstance(path, Path):
+            raise
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror or error}") from error
+    if written and not complete:
+        return written[0]
+    if not complete:
+        raise InvalidConfiguration(
+            f"{path} is neither a {SUFFIX} file on this machine nor holds {INDEX_FILE} or a complete checkpoint"
+        )
+    return path / complete[-1].name
+
+
+def load_weights(module: nn.Module, path: Place, world: World) -> Place:
+    """Load weights into a model, whole or cut; returns where they were. Called by all ranks together.
+
+    Numbers are converted to the model's format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch
+    naming the first parameter that does not fit.
+    """
+    source = location(world.from_first(lambda: str(weights_at(path)), str))
+    is_file = are_weights(source)
+    if is_file:
+        flaw = world.from_first(lambda: _flaw_of_file(source), str | None)
+    elif (flaw := flaw_of(source, world)) is not None:
+        flaw = f"{flaw}; name another checkpoint"
+    if flaw is not None:
+        raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}")
+    reader = SafetensorsReader(source) if is_file else StepReader(source)
+    weights = get_model_state_dict(module)
+    there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
+    left_out = _tied(module, there) | _new(module, weights, there)
+    names, advice = (
+        names_of_all_ranks(weights, world),
+        "name weights of this model in `training.checkpoint.initialFrom`",
+    )
+    wanted = {name: value for name, value in weights.items() if name not in left_out}
+    world.all_or_none(lambda: require_model_fits(there, wanted, names, source, advice))
+    load(wanted if is_file else {"model": wanted}, reader, source, world)
+    set_model_state_dict(module, weights)
+    return source
+
+
+def _flaw_of_file(file: Path) -> str | None:
+    try:
+        read_files(file)
+    except CheckpointBroken as error:
+        return str(error)
+    return None
+
+
+def _tied(module: nn.Module, there: Shapes) -> set[str]:
+    """Names of shared parameters that stand in the files under another of their names alone, as tied heads do."""
+    shared = (set(names) for names in shared_parameters(module))
+    return {name for names in shared if names & there.keys() for name in names - there.keys()}
+
+
+def _new(module: nn.Module, weights: Mapping[str, Any], there: Shapes) -> set[str]:
+    """Names that the model says may be absent, where all of them are: adapters of a model that had none."""
+    offered = getattr(module, "begins_without", None)
+    if not callable(offered) or any(offered(name) for name in there):
+        return set()
+    return {name for name in weights if offered(name)}

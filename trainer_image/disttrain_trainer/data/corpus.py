@@ -1,0 +1,131 @@
+"""Tokenised corpora as sequences that predict their next token, packed across documents."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset
+
+from disttrain_api.corpus import INDEXED_SUFFIXES, CorpusConfig, MixedCorpus
+from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.corpora.corpus import Corpus, open_corpus
+from disttrain_trainer.data.corpora.files import NumberFiles
+from disttrain_trainer.data.corpora.manifest import CorpusError
+from disttrain_trainer.data.corpora.megatron import open_indexed
+from disttrain_trainer.data.corpora.mixture import Mixture, shares
+from disttrain_trainer.data.corpora.spans import split
+from disttrain_trainer.data.corpora.stream import TokenStream
+from disttrain_trainer.protocols import MapDataset
+from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+
+
+class TokenSequences(Dataset[tuple[Tensor, Tensor]]):
+    """Sample i: tokens i T .. i T + T - 1 as input, the same shifted by one as target; both [T], int64."""
+
+    def __init__(self, tokens: TokenStream, length: int) -> None:
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.length)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Raises DataNotFound for a file that is damaged or gone."""
+        with _told():
+            window = torch.from_numpy(self.tokens.read(index * self.length, self.length + 1))
+        return window[:-1], window[1:]
+
+
+class MixedSequences(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of several corpora; sample i is that which the mixture says."""
+
+    def __init__(self, parts: Sequence[TokenSequences], mixture: Mixture) -> None:
+        self.parts, self.mixture = list(parts), mixture
+
+    def __len__(self) -> int:
+        return len(self.mixture)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        part, number = self.mixture.locate(index)
+        return self.parts[part][number]
+
+
+def load(config: CorpusConfig) -> Datasets:
+    """Training and held-out sequences. Raises DataNotFound naming the file."""
+    entries = config.mixture or [MixedCorpus(path=config.path or "")]
+    files = NumberFiles()
+    with _told():
+        corpora = [_open(Path(entry.path), config.vocabulary_size) for entry in entries]
+        _require_one_tokenizer(corpora)
+        parts = [_sequences(corpus, config, files) for corpus in corpora]
+    training, held_out = [part for part, _ in parts], [part for _, part in parts if len(part)]
+    return Datasets(
+        training[0] if config.mixture is None else _mixed(training, entries, config.temperature or 1.0),
+        _joined(held_out),
+        max(corpus.vocabulary for corpus in corpora),
+        _fingerprint(corpora, entries, config),
+    )
+
+
+def _open(path: Path, vocabulary: int | None) -> Corpus:
+    if path.suffix in INDEXED_SUFFIXES and vocabulary is not None:
+        return open_indexed(path, vocabulary)
+    return open_corpus(path)
+
+
+def _require_one_tokenizer(corpora: Sequence[Corpus]) -> None:
+    """Raises CorpusError: a number would be one word here and another one there."""
+    known = [corpus for corpus in corpora if corpus.tokenizer is not None]
+    for corpus in known:
+        if corpus.tokenizer != known[0].tokenizer:
+            raise CorpusError(f"{corpus.path} was prepared with another tokenizer than {known[0].path}")
+
+
+def _sequences(corpus: Corpus, config: CorpusConfig, files: NumberFiles) -> tuple[TokenSequences, TokenSequences]:
+    """Return what is trained on and what is held out. Raises CorpusError where there is too little."""
+    spans = split(corpus.shards, config.held_out_fraction, files)
+    found = [TokenSequences(TokenStream(one, corpus.vocabulary, files), config.sequence_length) for one in spans]
+    wanted = {"training": found[0]} | ({"held-out": found[1]} if config.held_out_fraction > 0 else {})
+    for name, samples in wanted.items():
+        if len(samples) == 0:
+            raise CorpusError(
+                f"{corpus.path} has {len(samples.tokens)} {name} tokens, expected more than sequenceLength, which is "
+                f"{config.sequence_length}"
+            )
+    return found[0], found[1]
+
+
+def _mixed(parts: Sequence[TokenSequences], entries: Sequence[MixedCorpus], temperature: float) -> MixedSequences:
+    weights = [entry.weight or float(len(part.tokens)) for entry, part in zip(entries, parts, strict=True)]
+    try:
+        return MixedSequences(parts, Mixture([len(part) for part in parts], shares(weights, temperature)))
+    except (ValueError, ZeroDivisionError) as error:
+        raise InvalidConfiguration(
+            f"`training.data.config.mixture`: {error}; give weights that differ less, or a higher `temperature`"
+        ) from error
+
+
+def _joined(parts: Sequence[TokenSequences]) -> MapDataset | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return ConcatDataset(parts)
+
+
+def _fingerprint(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], config: CorpusConfig) -> str:
+    """Return what tells this data from other: the corpus's own, of a mixture also its weights."""
+    if config.mixture is None:
+        return corpora[0].fingerprint
+    told = [f"{corpus.fingerprint} {entry.weight}" for corpus, entry in zip(corpora, entries, strict=True)]
+    return hashlib.sha256("\n".join([*told, str(config.temperature)]).encode()).hexdigest()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong with a corpus becomes what ends the rank."""
+    try:
+        yield
+    except CorpusError as error:
+        raise DataNotFound(f"`training.data.config`: {error}") from error

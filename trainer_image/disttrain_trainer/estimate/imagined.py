@@ -1,0 +1,91 @@
+"""A rank of a world that does not exist: its process groups send nothing, and nobody else is there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from disttrain_api.pipeline import output_index
+from disttrain_trainer.optim.precision import MixedPrecision
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.mesh import World, device_mesh_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ImaginedWorld(World):
+    """Every other rank is as this one."""
+
+    def gather(self, value: T, kind: Any) -> list[T]:
+        return [value] * self.size
+
+    def from_first(self, work: Callable[[], T], kind: Any = None, group: dist.ProcessGroup | None = None) -> T:
+        return work()
+
+    def all_or_none(self, work: Callable[[], None]) -> None:
+        work()
+
+
+@contextmanager
+def imagined_world(config: Config) -> Iterator[ImaginedWorld]:
+    """The world of `config`, of any size, of which only this rank exists. One at a time in a process."""
+    device, store = Device(torch.device("cpu"), "fake"), FakeStore()
+    dist.init_process_group("fake", store=store, rank=config.rank, world_size=config.world_size)
+    try:
+        mesh = device_mesh_of(config.mesh, device)
+        output = output_index(config.job.parallelism)
+        yield ImaginedWorld(config.rank, config.world_size, device, config.mesh, mesh, store, output)
+    finally:
+        dist.destroy_process_group()
+
+
+class Buckets:
+    """The memory that DDP takes: buckets, from the first step to the last, in which averaged gradients lie.
+
+    DDP itself reads the values of tensors, which those of FakeTensorMode do not have.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.averaging = False
+        """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
+
+    def average(self, module: nn.Module, world: World) -> nn.Module:
+        """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
+        if world.replicas > 1:
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._bucket_of(parameter))
+        return module
+
+    def _bucket_of(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
+        bucket = torch.empty_like(parameter, requires_grad=False)
+        self.tensors.append(bucket)
+
+        def put(found: torch.Tensor) -> None:
+            if self.averaging:
+                found.grad = bucket
+
+        return put
+
+
+class WatchedPrecision(MixedPrecision):
+    """The same formats; tells when a forward pass is over, and steps the optimizer without looking at values."""
+
+    def __init__(self, like: MixedPrecision, forward_done: Callable[[], None]) -> None:
+        super().__init__(like.device, like.format, like.scaler)
+        object.__setattr__(self, "forward_done", forward_done)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.forward_done()  # type: ignore[attr-defined]
+        super().backward(loss)
+
+    def update(self, optimizer: torch.optim.Optimizer, norm: torch.Tensor | None) -> None:
+        optimizer.step()

@@ -1,0 +1,245 @@
+"""What a rank tells the world: its report file, and on rank 0 the log and metrics.jsonl. Keys are torchtitan's."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from disttrain_api.report import RankError, RankPhase, RankReport
+from disttrain_trainer.metrics.flops import Work, utilisation
+from disttrain_trainer.metrics.results import Reduction, StepResult, not_finite
+from disttrain_trainer.metrics.sinks.sink import Sink
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.errors import NonFiniteLoss
+from disttrain_trainer.runtime.files import rewrite
+from disttrain_trainer.runtime.mesh import World
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Reporter:
+    """Keeps `rank-<rank>.json` (disttrain_api.report.RankReport) in the report folder; without a folder, nothing."""
+
+    def __init__(self, rank: int, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / f"rank-{rank}.json"
+        self.report = RankReport(rank=rank)
+        self._step: Callable[[], int] | None = None
+        self._first_step: int | None = None
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and rewrite the file."""
+        self.report = self.report.model_copy(update=changes)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            rewrite(self._path, self.report.model_dump_json(by_alias=True))
+
+    @property
+    def step(self) -> int | None:
+        """The last step that the job has done; None before `follow`."""
+        return self._step() if self._step is not None else None
+
+    def follow(self, step: Callable[[], int]) -> None:
+        """Ask `step` for the last step that the job has done, for the signature of a failure. Before: none was done."""
+        self._step, self._first_step = step, step()
+        self.update(phase=RankPhase.TRAINING)
+
+    @contextmanager
+    def during(self, phase: RankPhase) -> Iterator[None]:
+        """Report that the rank is in this phase, and afterwards in the former one."""
+        former = self.report.phase
+        self.update(phase=phase)
+        try:
+            yield
+        finally:
+            self.report = self.report.model_copy(update={"phase": former})
+        self._write()
+
+    def fail(self, error: RankError) -> None:
+        """The report of a rank that ends with `error`."""
+        if (signature := error.signature) is not None:
+            now = self.step
+            done = 0 if now is None or self._first_step is None else now - self._first_step
+            step = now if signature.step is None else signature.step
+            signature = signature.model_copy(update={"step": step, "steps_done": done})
+            error = error.model_copy(update={"signature": signature})
+        self.update(error=error)
+
+
+def say(world: World, text: str) -> None:
+    """A line of the log, from rank 0."""
+    if world.first:
+        print(text, flush=True)
+
+
+@dataclass
+class Metrics:
+    """Collects steps; turns them into a log line, a line of metrics.jsonl and the report.
+
+    Talks to no other rank: `reduction` makes figures of the job of what the ranks hold, at lines of the log and saves.
+    """
+
+    reduction: Reduction
+    device: Device
+    ranks: int
+    """Of the whole job."""
+    writes: bool
+    """Whether this rank writes the log and metrics.jsonl."""
+    reporter: Reporter
+    interval: int
+    """Steps between two lines of the log."""
+    last_step: int
+    """The job's, of which there is always a line."""
+    file: Path | None
+    sink: Sink
+    attempt: int
+    counts_tokens: bool
+    work: Work
+    devices: int
+    """Devices of all ranks."""
+    peak_flops: float | None
+    """FLOP/s of a device, where it is known."""
+    check_gradients: bool
+    """False with FP16, where the scaler handles gradients that overflow."""
+    recorded_before: int = 0
+    """Steps up to this one were recorded by a former life of this rank, and may come again."""
+    count: int = 0
+    """Steps that were recorded."""
+    results: list[StepResult] = field(default_factory=list)
+    """Since the last line of the log."""
+    started: float = field(default_factory=time.monotonic)
+    logged: float = field(default_factory=time.monotonic)
+    samples: float = 0.0
+
+    def last_logged(self) -> int:
+        """The last step that this attempt has a line of, from a former life of this rank; 0: none."""
+        if not self.writes or self.file is None or not self.file.exists():
+            return 0
+        steps = [0]
+        for text in self.file.read_text().splitlines():
+            # The last line of who was killed may be half a one.
+            with suppress(ValueError):
+                line = json.loads(text)
+                steps += [line["step"]] if line["attempt"] == self.attempt else []
+        return max(steps)
+
+    def record(self, result: StepResult) -> dict[str, Any]:
+        """Remember a step, and log it where a line is due; return that line, else nothing. Raises NonFiniteLoss then,
+        see `settle`."""
+        if result.step <= self.recorded_before:
+            return {}
+        self.results.append(result)
+        self.count += 1
+        self.samples += result.samples
+        if result.step == self.last_step or result.step % self.interval == 0:
+            return self._log()
+        return {}
+
+    def _log(self) -> dict[str, Any]:
+        """Report the last of the recorded steps; return its line."""
+        loss, norm = self.settle()[-1]
+        self.device.synchronize()
+        now = time.monotonic()
+        values = self._values(loss, norm, now - self.logged)
+        step, seconds = values["step"], now - self.started
+        self.reporter.update(
+            step=step,
+            loss=loss,
+            samples_per_second=self.samples / seconds,
+            remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
+        )
+        self.logged = now
+        self.results.clear()
+        if self.writes:
+            print(_line(values), flush=True)
+            self._append(values)
+        return values
+
+    def settle(self) -> list[tuple[float, float]]:
+        """Mean loss over all ranks, and gradient norm, of each step recorded since the last log.
+
+        Raises NonFiniteLoss on every rank, naming the first step whose loss or gradient is not finite.
+        """
+        if not self.results:
+            return []
+        totals = self.reduction.totals(self.results)
+        for result, (loss, norm) in zip(self.results, totals, strict=True):
+            wrong = not_finite(loss, norm, check_gradients=self.check_gradients)
+            if wrong is not None:
+                raise NonFiniteLoss(
+                    f"the {wrong} of step {result.step} is {loss if wrong == 'loss' else norm}; lower "
+                    "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32",
+                    step=result.step,
+                )
+        return totals
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Report an evaluation. JSON knows no inf and nan: the report leaves such a figure out."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.reporter.update(metrics=finite, evaluation_failure=None)
+        if self.writes:
+            print(
+                "  ".join([f"evaluation: {step}", *(f"{name}: {value:.4f}" for name, value in metrics.items())]),
+                flush=True,
+            )
+            names = {"loss": "global_avg_loss"}
+            values = {f"validation_metrics/{names.get(name, name)}": value for name, value in metrics.items()}
+            self._append({"step": step, **values})
+
+    def _values(self, loss: float, norm: float, seconds: float) -> dict[str, Any]:
+        """Entries of metrics.jsonl for the results since the last line; seconds: that they took."""
+        last = self.results[-1]
+        memory, gib = self.device.memory()
+        counted = sum(one.weight if self.counts_tokens else one.samples for one in self.results)
+        samples = sum(one.samples for one in self.results)
+        flops = self.work.of(counted if self.counts_tokens else None, samples)
+        unit = "tps" if self.counts_tokens else "sps"
+        return {
+            "step": last.step,
+            "loss_metrics/global_avg_loss": loss,
+            "grad_norm": norm,
+            "lr": last.rate,
+            f"throughput({unit})": counted / seconds / self.ranks,
+            **utilisation(flops, seconds, self.devices, self.peak_flops),
+            "time_metrics/end_to_end(s)": seconds / len(self.results),
+            "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.results) / len(self.results),
+            memory: gib,
+            **self.reduction.figures(self.results),
+        }
+
+    def _append(self, values: dict[str, Any]) -> None:
+        self.sink.write(_without_inf_and_nan(values))
+        if self.file is None:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as file:
+                file.write(json.dumps({"attempt": self.attempt, **_without_inf_and_nan(values)}) + "\n")
+        except OSError as error:
+            # A checkpoint that meets the same wall ends the job; lost metrics alone do not.
+            print(f"disttrain: {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _without_inf_and_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows neither; FP16's gradient norm may be inf in a step that is skipped."""
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def _line(values: dict[str, Any]) -> str:
+    memory = next(value for key, value in values.items() if key.startswith("memory/"))
+    unit, rate = next((key[11:14], value) for key, value in values.items() if key.startswith("throughput("))
+    return (
+        f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
+        f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+        + (f"  tflops: {values['tflops']:,.2f}" if "tflops" in values else "")
+        + (f"  mfu: {values['mfu(%)']:.2f}%" if "mfu(%)" in values else "")
+    )

@@ -1,0 +1,135 @@
+"""A causal language model of Hugging Face's transformers, composed of the library's own layers.
+
+The library's models are not patched: embeddings, decoder layers, normalisation and head are the library's, under the
+library's names, and each layer passes one tensor to the next, as stages of a pipeline and units of FSDP2 need it.
+Shapes: B batch, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from disttrain_api.transformers_config import LoraConfig, TransformersConfig
+from disttrain_trainer.models.transformers.attention import causal_attention
+from disttrain_trainer.models.transformers.config import library_config, windows_of
+from disttrain_trainer.models.transformers.families import FAMILIES, Family
+from disttrain_trainer.models.transformers.lora import Down, Up, add_adapters, is_adapter
+from disttrain_trainer.models.transformers.tensor_plan import tensor_plan
+from disttrain_trainer.runtime.errors import InvalidConfiguration, last_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+class Scale(nn.Module):
+    """Multiplies, or divides: of any shape."""
+
+    def __init__(self, factor: float = 1.0, divisor: float = 1.0) -> None:
+        super().__init__()
+        self.factor, self.divisor = factor, divisor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor if self.factor != 1.0 else x / self.divisor
+
+
+class Decoder(nn.Module):
+    """The parts below the head; the model computes, in the order of its `layers()`."""
+
+    def __init__(self, family: Family, config: PreTrainedConfig) -> None:
+        super().__init__()
+        # The row of the padding token is trained as any other: cut over ranks, torch would leave out another row.
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            _decoder_layer(family, config, number, window) for number, window in enumerate(windows_of(config))
+        )
+        self.norm = family.part("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class CausalLanguageModel(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, config: PreTrainedConfig, sequence_length: int, lora: LoraConfig | None = None) -> None:
+        super().__init__()
+        self.config, self.sequence_length, self.lora = config, sequence_length, lora
+        self.family = FAMILIES[config.model_type]
+        self.model = Decoder(self.family, config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Granite's, of which other families have none.
+        self.scale_embeddings = _scale(factor=getattr(config, "embedding_multiplier", 1.0))
+        self.scale_logits = _scale(divisor=getattr(config, "logits_scaling", 1.0))
+        if lora is not None:
+            add_adapters(self, self.model.layers, lora)
+        for layer in self.modules():
+            self.initialise_layer(layer)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def initialise_layer(self, layer: nn.Module) -> None:
+        """Give values to what the layer holds itself, as the library does, from torch's random state."""
+        from transformers import PreTrainedModel
+
+        if isinstance(layer, Down | Up):
+            layer.reset_parameters()
+            return
+        PreTrainedModel._init_weights(SimpleNamespace(config=self.config), layer)  # type: ignore[arg-type]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens
+        for layer in self.layers():
+            x = layer(x)
+        return x
+
+    def layers(self) -> list[nn.Module]:
+        """The modules whose composition this is."""
+        parts = (self.model.embed_tokens, self.scale_embeddings, *self.model.layers, self.model.norm, self.lm_head)
+        return [part for part in (*parts, self.scale_logits) if part is not None]
+
+    def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
+        """How the layers are cut over a tensor group (parallel/tensor.py)."""
+        if self.lora is not None and self.lora.dropout:
+            raise ValueError("`training.model.config.lora.dropout` does not go with it: remove one of the two")
+        adapted = () if self.lora is None else self.lora.targets
+        return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
+
+    def begins_without(self, name: str) -> bool:
+        """Whether weights to begin with may lack this parameter: it then keeps its initial values."""
+        return is_adapter(name)
+
+    def flops_per_token(self) -> float:
+        """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
+
+        Of a frozen parameter 4: it has no gradient of its own.
+        """
+        config, table = self.config, self.model.embed_tokens.weight
+        tied = self.lm_head.weight is table
+        used = [parameter for parameter in self.parameters() if tied or parameter is not table]
+        multiplied = sum(parameter.numel() * (6 if parameter.requires_grad else 4) for parameter in used)
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        attended = config.num_hidden_layers * config.num_attention_heads * width * self.sequence_length
+        return float(multiplied + 12 * attended)
+
+
+def build(config: TransformersConfig) -> nn.Module:
+    """The model that the config describes, initialised from torch's random state. Raises InvalidConfiguration."""
+    described = library_config(config)
+    assert config.sequence_length is not None
+    try:
+        return CausalLanguageModel(described, config.sequence_length, config.lora)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"`training.model.config`: no {described.model_type} can be built so: {last_line(error)}"
+        ) from error
+
+
+def _decoder_layer(family: Family, config: PreTrainedConfig, number: int, window: int | None) -> nn.Module:
+    layer = family.part("DecoderLayer")(config, number)
+    layer.self_attn = causal_attention(family, config, number, window)
+    return layer
+
+
+def _scale(factor: float = 1.0, divisor: float = 1.0) -> Scale | None:
+    return None if factor == divisor == 1.0 else Scale(factor, divisor)

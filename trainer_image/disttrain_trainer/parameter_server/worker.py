@@ -1,0 +1,233 @@
+"""A worker of a job whose parameters lie on servers. Its part in the loop: strategies/parameter_server.py.
+
+    ask for a task -> pull the parameters -> gradients of the task's samples -> push them -> ask for the next one
+
+A worker is a world of one rank, or of the ranks of a pod (group.py), which run this loop together. It shares no process
+group with other workers, so that nobody's death is anybody else's. The first worker leads: it also starts the job,
+reports it, evaluates and writes the checkpoints, which are those of any other layout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from disttrain_api.parallelism import Pushed
+from disttrain_trainer.build import build_state
+from disttrain_trainer.optim.schedules import learning_rate
+from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parameter_server.client import Answer, Servers
+from disttrain_trainer.parameter_server.content import Content, Gradients, Nothing, build_content
+from disttrain_trainer.parameter_server.group import GroupPulling, GroupServers, worker_of
+from disttrain_trainer.parameter_server.known import Task
+from disttrain_trainer.parameter_server.optimizer_state import scatter_states
+from disttrain_trainer.parameter_server.pieces import Pieces, trained
+from disttrain_trainer.parameter_server.pulling import Pulled, Pulling, arriving, can_wait
+from disttrain_trainer.parameter_server.pushing import watched
+from disttrain_trainer.parameter_server.settings import goes_on_from_snapshots, is_together, settings_of
+from disttrain_trainer.parameter_server.tables import Tables, tables_of
+from disttrain_trainer.parameter_server.tasks import Verdict
+from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.errors import InvalidConfiguration, Stopped
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import seed_everything
+from disttrain_trainer.state import State
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step
+
+
+def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
+    """Raises InvalidConfiguration where tables meet settings that are about whole parameters."""
+    compression, settings = config.job.parallelism.data_parallel.compression, settings_of(config)
+    given = {
+        "parameterServer.push: Parameters": settings.push is Pushed.PARAMETERS,
+        "parameterServer.groupReduce": settings.group_reduce is not None,
+        "compression": compression is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given and tables):
+        raise InvalidConfiguration(
+            f"`parallelism.dataParallel.{name}` does not go with {next(iter(tables))} of an embedding with sparse=True,"
+            " of which workers push the rows of their batch alone: remove one of the two"
+        )
+
+
+def build_worker_state(config: Config, world: World) -> State:
+    """The State before the first step of a worker's rank. config: of the job. world: of this worker's ranks.
+
+    Raises InvalidConfiguration where servers cannot hold what the model has.
+    """
+    state = build_state(config, world)
+    if expert_layers(state.module):
+        raise InvalidConfiguration(
+            f"`parallelism.dataParallel.mode` ParameterServer: {type(state.module).__name__} has layers with experts: "
+            "how busy each is is counted over all workers in each step; use AllReduce"
+        )
+    number, replicas = worker_of(config), config.mesh.data_parallel
+    state.sampler = replace(state.sampler, replicas=replicas)
+    replica, stage = number * world.replicas + world.replica, world.mesh.coordinates(world.rank)["pipeline"]
+    seed_everything(config.training.seed, 1 + replica + replicas * stage)
+    require_plain_pushes(config, tables_of(state.module))
+    return state
+
+
+def connect(config: Config, world: World, state: State, stopping: Callable[[], bool]) -> Worker:
+    """This rank of a worker, with the servers of the state's trained parameters.
+
+    stopping: whether this worker was told to stop.
+    """
+    named, tables = trained(state), tables_of(state.module)
+    for parameter in named.values():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.contiguous()
+    widths = {name: named[name].shape[1] for name in tables}
+
+    def to_servers_of(parameters: Mapping[str, nn.Parameter]) -> Servers:
+        key = key_of(config.token, config.job.uid, config.attempt)
+        patience = config.timeout.total_seconds()
+        return Servers(
+            config.servers, key, worker_of(config), parameters, stopping, patience,
+            goes_on_from_snapshots(config), widths,
+        )  # fmt: skip
+
+    if world.size > 1:
+        # Who has tables was refused: the hooks that pull rows ask for what one rank needs.
+        pieces = Pieces(world, state)
+        group = GroupServers(world, pieces, to_servers_of)
+        content = build_content(config, group.placement, pieces.whole, state) if world.first else Nothing()
+        return Worker(config, world, state, group, content, Tables({}, lambda name, places: None))
+    servers = to_servers_of(named)
+    content = build_content(config, servers.placement, named, state)
+    return Worker(config, world, state, servers, content, Tables(tables, servers.pull_rows))
+
+
+@dataclass
+class Worker:
+    """One worker, as one of its ranks has it. `norm`: of its last gradient, before clipping."""
+
+    config: Config
+    world: World
+    """Of this worker's ranks."""
+    state: State
+    servers: Servers | GroupServers
+    content: Content
+    tables: Tables
+    norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    loading_seconds: float = 0.0
+    sent_bytes: int = 0
+
+    def answers(self, updated: Callable[[], None], hold_at: int | None = None) -> Iterator[tuple[Answer, Pulled]]:
+        """Do task after task. Yields what the manager answers, with what is pulled for it, before the task is computed.
+
+        updated: called after each task. hold_at: the leader's next step before which nothing is to be lent.
+        Ends where all is done, and where the leader is held: all parameters have been pulled then.
+        Raises Stopped where this worker was told to stop.
+        """
+        done = None
+        while True:
+            answer = self.servers.next(done, hold_at)
+            hold_at = None
+            if answer.verdict is Verdict.STOP:
+                raise Stopped("SIGTERM: stopped; what this worker had not begun is for the others")
+            if answer.verdict is Verdict.DONE:
+                return
+            # Who leads evaluates and saves all that there is.
+            pulling = self.servers.begin_pull(answer.complete, whole=answer.verdict is not None)
+            yield answer, pulling.pulled
+            if answer.verdict is Verdict.HOLD:
+                pulling.rest()
+                self.tables.pulled(whole=True)
+                return
+            done = self.compute(answer, pulling)
+            updated()
+
+    @property
+    def updates(self) -> bool:
+        """Whether this worker updates the parameters, and the servers average."""
+        return settings_of(self.config).push is Pushed.PARAMETERS
+
+    @property
+    def norm_is_ours(self) -> bool:
+        """Whether the gradient that counts is this worker's; else it is a sum that servers alone see."""
+        return self.updates or not is_together(self.config)
+
+    @property
+    def ready_early(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
+        if self.world.size > 1 or self.updates or self.config.training.max_gradient_norm is not None:
+            return {}
+        return {
+            name: parameter
+            for name, parameter in self.state.module.named_parameters()
+            if parameter.requires_grad and not self.tables.has(name)
+        }
+
+    @cached_property
+    def computes_meanwhile(self) -> bool:
+        """Whether the forward pass begins before all parameters have come; an own update compares with all of them."""
+        return not self.updates and self.state.model is self.state.module and can_wait(self.state.module)
+
+    def compute(self, answer: Answer, pulling: Pulling | GroupPulling) -> tuple[Task, float, float, float]:
+        """Compute and push the task; the task with its loss (summed), weight and samples."""
+        assert answer.task is not None
+        state, world, task = self.state, self.world, answer.task
+        self.tables.pulled(whole=False)
+        begin = time.monotonic()
+        microbatches = load_step(state, world, answer.cursor, task.part * world.replicas)
+        self.loading_seconds = time.monotonic() - begin
+        own_weight = sum(microbatch.weight for microbatch in microbatches)
+        own_samples = sum(microbatch.samples for microbatch in microbatches)
+        weight, samples = world.sum(own_weight * world.speaks, own_samples * world.speaks)
+        if not self.computes_meanwhile:
+            pulling.rest()
+        if self.updates:
+            scatter_states(state, self.servers.fetch())
+        self.content.begin(task, weight)
+        # The mean over this part; the servers weigh it by the part's weight.
+        pushing = self.servers.begin_push(task, weight, pulling.pulled, answer.floor, self.content)
+        with (
+            arriving(state.module, pulling.waits_for, pulling.need),
+            watched(self.ready_early, len(microbatches), pushing.ready),
+        ):
+            own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
+        (loss,) = world.sum(float(own_loss) * world.speaks)
+        self._settle_gradients()
+        if self.updates and weight > 0:
+            self._update(task)
+        self.sent_bytes += self.servers.end_push(pushing, self.content)
+        state.optimizer.zero_grad()
+        return task, loss * weight, weight, samples
+
+    def _settle_gradients(self) -> None:
+        """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
+        if self.world.size > 1:
+            if self.norm_is_ours:
+                self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)
+            return
+        rows = self.tables.take_gradients()
+        if isinstance(self.content, Gradients):
+            self.content.rows = rows
+        held = list(self.state.parameters)
+        for parameter in held:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        for gradient in rows.values():
+            held.append(torch.nn.Parameter(gradient.values))
+            held[-1].grad = gradient.values
+        if self.norm_is_ours:
+            self.norm = total_norm(held, self.world)
+            if self.config.training.max_gradient_norm is not None:
+                clip(held, self.norm, self.config.training.max_gradient_norm)
+
+    def _update(self, task: Task) -> None:
+        """One step of this worker's own optimizer."""
+        training = self.config.training
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = learning_rate(training, task.step)
+        self.state.optimizer.step()

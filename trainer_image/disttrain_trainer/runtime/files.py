@@ -1,0 +1,121 @@
+"""Files that are never seen half written, and files that others may have written."""
+
+import os
+import shutil
+import stat
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import IO
+
+from disttrain_trainer.runtime.errors import does_not_answer
+from disttrain_trainer.runtime.object_path import ObjectPath
+
+
+def write_atomically(path: Path | ObjectPath, text: str) -> None:
+    """Write to a temporary name beside `path`, then rename. An object is never half written."""
+    if not isinstance(path, Path):
+        path.write_text(text)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace a file of a few kB, on a full disk within the blocks that it has. Raises OSError, which names it.
+
+    In its own blocks it can be seen half written; spaces follow where it was longer.
+    """
+    try:
+        write_atomically(path, text)
+    except OSError as full:
+        try:
+            with path.open("r+b", buffering=0) as file:
+                file.write(text.encode().ljust(os.fstat(file.fileno()).st_size))
+        except OSError:
+            raise OSError(full.errno, full.strerror, str(path)) from full
+
+
+def sync_folder(folder: Path | ObjectPath) -> None:
+    """Make renames in `folder` survive a power cut; an object store needs no such thing."""
+    if not isinstance(folder, Path):
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def look_afresh(folder: Path | ObjectPath) -> None:
+    """Have the next listing of `folder` come from the server of a network file system, not from this machine's cache.
+
+    NFS may answer from a listing that is a minute old, unless this machine has just changed the folder.
+    """
+    if not isinstance(folder, Path):
+        return
+    probe = folder / f".look-{os.getpid()}-{token_hex(4)}"
+    # A full disk has no room for it, and a commit needs none.
+    with suppress(OSError):
+        probe.touch()
+        probe.unlink()
+
+
+def remove_tree(path: Path | ObjectPath) -> None:
+    """Delete all that lies below; what cannot be deleted stays."""
+    if isinstance(path, Path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.remove_tree()
+
+
+class ForeignFileError(OSError):
+    """What lies there is no file that this program writes, and is not read; `strerror` says why."""
+
+
+def out_of_reach(error: OSError, path: Path | ObjectPath) -> bool:
+    """Return whether it is the storage below `path` that does not answer, and what lies there may be sound."""
+    if isinstance(error, ForeignFileError | FileNotFoundError):
+        return False
+    return not isinstance(path, Path) or does_not_answer(error)
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a file of this name can lie nowhere but in the folder itself."""
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+
+
+def open_regular(path: Path | ObjectPath) -> AbstractContextManager[IO[bytes]]:
+    """Open a file for reading. Raises ForeignFileError for a link, which may lead anywhere, and for what is no file."""
+    if not isinstance(path, Path):
+        return path.open("rb")
+    if path.is_symlink():
+        raise ForeignFileError(None, "it is a symbolic link", str(path))
+    # What is no file, such as a named pipe, must not be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ForeignFileError(None, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_linked(path: Path, most: int) -> bytes:
+    """As `read_bounded`, also where links lead to the file: the cache of Hugging Face's Hub is made of them."""
+    return read_bounded(Path(os.path.realpath(path)), most)
+
+
+def read_bounded(path: Path | ObjectPath, most: int) -> bytes:
+    """Return the content of a file of `most` bytes at most. Raises OSError, and ForeignFileError for a larger one."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ForeignFileError(None, f"it has more than {most} bytes", str(path))
+    return content

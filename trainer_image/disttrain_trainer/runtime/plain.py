@@ -1,0 +1,50 @@
+"""State of objects that are not ours, plain values and tensors, as one tensor of bytes."""
+
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MAX_DEPTH = 64
+
+
+def require_plain(value: Any, path: str, depth: int = 0) -> None:
+    """Raise ValueError, which names the place, for anything but plain values and tensors."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"{path[:80]}… is nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, DTensor):
+        raise ValueError(f"{path} is a tensor that is cut over ranks: only models and optimizers may have those")
+    if type(value) in (dict, OrderedDict):
+        for key, inner in value.items():
+            if type(key) not in _PLAIN:
+                raise ValueError(f"{path} has the key {key!r:.40}, a {type(key).__name__}: keys must be plain values")
+            require_plain(inner, f"{path}[{key!r:.40}]", depth + 1)
+    elif type(value) in (list, tuple):
+        for index, inner in enumerate(value):
+            require_plain(inner, f"{path}[{index}]", depth + 1)
+    elif not isinstance(value, Tensor) and type(value) not in _PLAIN:
+        raise ValueError(
+            f"{path} is a {type(value).__module__}.{type(value).__name__}, expected tensors, numbers, texts, None, and "
+            "lists, tuples and dictionaries of them"
+        )
+
+
+def to_bytes(state: Any) -> Tensor:
+    """Return plain state as a tensor of uint8."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.from_numpy(np.frombuffer(bytearray(file.getbuffer()), dtype=np.uint8))
+
+
+def from_bytes(data: Tensor) -> Any:
+    """Return the state; nothing in it is run. Raises ValueError for bytes that are none."""
+    try:
+        return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise ValueError("it holds something else than plain values and tensors; nothing of it was run") from error

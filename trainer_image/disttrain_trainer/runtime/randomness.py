@@ -1,0 +1,73 @@
+"""Seeds and random states, and what this trainer promises about equal runs.
+
+Determinism. On CPUs two runs of one manifest with the same layout, thread count, versions and kind of machine are equal
+bit for bit, also when one of them was stopped and resumed:
+- parameters: initialised from `seed` alone, alike on every rank and in every layout;
+- data order: a pure function of (seed, epoch, position), see data/sampler.py;
+- dropout and the like: each rank draws from its own stream, from (seed, rank), kept in the checkpoint; with dropout,
+  layouts therefore differ in their noise, and runs do where copies on the logical devices of one CPU share a stream;
+- sums of gradients: DDP's buckets keep one order from the first step on, see parallel/data_parallel.py.
+Another number of ranks or threads adds the same numbers in another order: equal up to rounding.
+On GPUs several kernels add with atomics, so runs differ in the last bits there; nothing is promised.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from disttrain_trainer.runtime.device import gpu_random_state, restore_gpu_random_state
+
+
+def seed_everything(*seeds: int) -> None:
+    """Seed Python, NumPy and torch (all devices) from a tuple of numbers, well mixed."""
+    words = np.random.SeedSequence(seeds).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[0]))
+    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+
+
+def random_state() -> dict[str, Any]:
+    """All random states of this process."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return state | gpu_random_state()
+
+
+@contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """What is drawn inside does not count: samples, too, may be drawn where they are looked at."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """The opposite of `random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    restore_gpu_random_state(state)
+
+
+_NUMPY_IN_CHECKPOINT = "numpy_generator"
+
+
+def saved_random_state() -> dict[str, Any]:
+    """Return all random states of this process as a checkpoint holds them: plain values and tensors, no arrays."""
+    state = random_state()
+    name, keys, *rest = state.pop("numpy")
+    return state | {_NUMPY_IN_CHECKPOINT: [name, keys.tolist(), *rest]}
+
+
+def restore_saved_random_state(state: dict[str, Any]) -> None:
+    """Restore what `saved_random_state` returned. Raises TypeError or ValueError for anything else.
+
+    A checkpoint of an earlier version holds NumPy's state as an array, which is not read: it stays as it is.
+    """
+    name, keys, *rest = state.get(_NUMPY_IN_CHECKPOINT) or saved_random_state()[_NUMPY_IN_CHECKPOINT]
+    restore_random_state({**state, "numpy": (name, np.array(keys, dtype=np.uint32), *rest)})

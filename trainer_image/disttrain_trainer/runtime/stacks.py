@@ -1,0 +1,31 @@
+"""A rank that is asked for its stacks, by a signal, writes those of all its threads into a file."""
+
+import faulthandler
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from disttrain_api.names import STACKS_SIGNAL
+
+
+def answer_for_stacks(rank: int, folder: Path | None) -> None:
+    """Write the stacks to `rank-<rank>.stacks` in the report folder when STACKS_SIGNAL comes.
+
+    The file is there from the moment when the signal does no harm. The handler is C code: it also answers while Python
+    waits in a collective call.
+    """
+    if folder is None or sys.platform != "linux":
+        return
+    # A rank without a place for them trains all the same.
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".rank-{rank}.stacks.part"
+        # faulthandler writes to the descriptor for as long as the process lives.
+        file = part.open("ab", buffering=0)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        part.rename(folder / f"rank-{rank}.stacks")
+        _kept.append(file)
+
+
+_kept: list[object] = []
+"""Files that nothing else holds open."""

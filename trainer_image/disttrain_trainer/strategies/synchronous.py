@@ -1,0 +1,121 @@
+"""Steps that all ranks take together: DDP, FSDP2, tensor and expert parallelism, pipelines with a flush.
+
+What makes one gradient of all ranks' is in the state that build.py makes: wrapped models and pipelines.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.metrics.results import StepResult, SumOverRanks
+from disttrain_trainer.optim.schedules import learning_rate
+from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
+from disttrain_trainer.runtime.randomness import random_state, restore_random_state
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, form_buckets, load_step, update_parameters
+from disttrain_trainer.strategies.base import Surroundings
+
+
+class Batch(NamedTuple):
+    """A step's samples, loaded, whose counts are being summed over all ranks."""
+
+    microbatches: list[Microbatch]
+    weight: float
+    """Of this rank's microbatches."""
+    samples: float
+    """Of this rank's microbatches."""
+    loading_seconds: float
+    counts: Callable[[], list[float]]
+    """Weight and samples of all ranks, and how many of these want to stop."""
+    before: dict[str, Any]
+    """Random states before the samples were loaded, which may draw from them."""
+
+
+class Synchronous(SumOverRanks):
+    """See `Strategy`. One gradient of all ranks, one update."""
+
+    joined = False
+
+    def __init__(self, around: Surroundings, *, own_norms: bool = False) -> None:
+        pipeline = around.state.pipeline
+        figures = partial(_task_figures, around) if pipeline is None else pipeline.figures
+        super().__init__(around.world, own_norms, figures)
+        self.stopping = False
+        self._config, self._state, self._around = around.config, around.state, around
+        self._next: Batch | None = None
+        if has_buckets_to_form(self._state.model) and self._state.step < self._config.training.steps:
+            form_buckets(self._state, self.world)
+
+    def run(self, until: int) -> Iterator[StepResult]:
+        while self._state.step < until:
+            batch, self._next = self._next or self._load(self._state.cursor), None
+            weight, samples, stopping = batch.counts()
+            if stopping:
+                restore_random_state(batch.before)
+                self.stopping = True
+                return
+            yield self._step(batch, weight, samples, until)
+
+    def consistent(self, *, optimizer: bool) -> AbstractContextManager[None]:
+        """Return a context that does nothing: all ranks hold the parameters of the same step."""
+        return nullcontext()
+
+    def _step(self, batch: Batch, weight: float, samples: float, until: int) -> StepResult:
+        """Compute the gradient, clip it, and update. weight, samples: of all ranks."""
+        state, training = self._state, self._config.training
+        rate = learning_rate(training, state.step)
+        loss = self._compute_gradients(batch, weight, samples)
+        norm = clip_gradients(state, training.max_gradient_norm, self.world)
+        # What is due after `until` looks at the state between two steps, random numbers included, which data may use.
+        if state.step + 1 < until:
+            self._next = self._load(state.sampler.advance(state.cursor))
+        update_parameters(state, rate, norm)
+        sent = self._end_step()
+        self._around.updated()
+        return StepResult(
+            step=state.step,
+            loss=loss * self.world.speaks,
+            weight=weight,
+            own_weight=batch.weight,
+            gradient_norm=norm,
+            samples=samples,
+            rate=rate,
+            loading_seconds=batch.loading_seconds,
+            gradient_bytes=sent,
+            routing=state.routing.take_figures(samples or 1.0, len(batch.microbatches)),
+        )
+
+    def _load(self, cursor: Cursor) -> Batch:
+        """Load this rank's part of the global batch at `cursor`."""
+        begin, before = time.monotonic(), random_state()
+        microbatches = load_step(self._state, self.world, cursor)
+        loading = time.monotonic() - begin
+        weight = sum(microbatch.weight for microbatch in microbatches)
+        samples = sum(microbatch.samples for microbatch in microbatches)
+        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop.
+        speaks = self.world.speaks
+        counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end())
+        return Batch(microbatches, weight, samples, loading, counts, before)
+
+    def _compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
+        """Leave the gradient in the parameters; return this rank's part of the mean loss over all samples (tokens)."""
+        state = self._state
+        if state.gradient_sum is not None:
+            state.gradient_sum.begin(state.step)
+        return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, self.world.replicas)
+
+    def _end_step(self) -> int | None:
+        """Do what follows the update; return the bytes that this rank has sent, where they are counted."""
+        return None if self._state.gradient_sum is None else self._state.gradient_sum.bytes
+
+
+def _task_figures(around: Surroundings) -> dict[str, float]:
+    """Return the task's own figures since they were last asked for. All ranks call it together."""
+    if not around.state.task.has_figures:
+        return {}
+    return {f"task/{name}": value for name, value in around.state.figures.take(around.world).items()}

@@ -1,0 +1,136 @@
+"""The built-in task: (input, target) samples, a model that takes the input, a loss of outputs and targets."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from disttrain_api.builtin import data_config, model_config
+from disttrain_api.training import LossName, Training
+from disttrain_trainer.data.batches import Datasets, Microbatch
+from disttrain_trainer.data.collate import collate, parts_of
+from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, weight_of
+from disttrain_trainer.optim.optimizers import build_optimizer
+from disttrain_trainer.protocols import Loss, Mean
+from disttrain_trainer.runtime.entrypoint import call_entrypoint
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.tasks.base import Forward, as_datasets, as_model
+
+
+class Supervised:
+    """`training.model`, `training.data` and `training.loss`."""
+
+    has_figures = False
+    pads = True
+    """Pipelines pass tensors of one size on, and compiled models are compiled once."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._weighted: WeightedLoss | None = None
+
+    def model(self) -> nn.Module:
+        return build_model(self._training)
+
+    def data(self) -> Datasets:
+        return load_data(self._training)
+
+    def place(self, device: torch.device, model: nn.Module) -> None:
+        """Nothing: the model is all there is."""
+
+    def use_loss_of(self, module: nn.Module) -> WeightedLoss:
+        """The loss, which may be a method of the model. Raises InvalidConfiguration where it has none."""
+        self._weighted = build_loss(self._training.loss, module, self._training.compile)
+        return self._weighted
+
+    def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        for index, sample in zip(indices, samples, strict=True):
+            require_pair(sample, index)
+        inputs, targets = collate("training.data", samples, indices)
+        return inputs, targets
+
+    def weight(self, batch: tuple[Tensor, Tensor], weights: Tensor) -> float:
+        return weight_of(batch[1], weights)
+
+    def optimizer(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        return build_optimizer(self._training.optimizer, parameters)
+
+    def counts_tokens(self, data: Datasets) -> bool:
+        """A class for each position of a sequence; anything else is counted in samples."""
+        sample = data.first_sample
+        require_pair(sample, 0)
+        target = sample[1]
+        return isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
+
+    def loss(self, model: Forward, microbatch: Microbatch) -> Loss:
+        assert self._weighted is not None
+        return Loss(self._weighted.sum(model(microbatch.inputs), microbatch.targets, microbatch.weights))
+
+    def evaluate(self, model: Forward, microbatch: Microbatch) -> Mapping[str, Mean]:
+        """`loss`, and `accuracy` where outputs are scores of classes."""
+        assert self._weighted is not None
+        outputs = model(microbatch.inputs)
+        if outputs is None:
+            return {}
+        loss = self._weighted.sum(outputs, microbatch.targets, microbatch.weights)
+        figures = {"loss": Mean(loss, microbatch.weight)}
+        if self._scores_classes(microbatch.targets):
+            figures["accuracy"] = _accuracy(outputs, microbatch)
+        return figures
+
+    def has_figure(self, name: str, data: Datasets) -> bool:
+        if name == "accuracy" and data.held_out is not None:
+            return self._scores_classes(torch.as_tensor(data.held_out[0][1]))
+        return name in ("loss", "accuracy")
+
+    def _scores_classes(self, targets: Tensor) -> bool:
+        """Whether outputs are scores of classes: what a model with a loss of its own returns is its own affair."""
+        return self._training.loss.name is not LossName.MODEL and not targets.is_floating_point()
+
+
+def _accuracy(outputs: Tensor, microbatch: Microbatch) -> Mean:
+    targets = microbatch.targets
+    counted = (targets != IGNORED) & (over(microbatch.weights, targets) > 0)
+    if isinstance(outputs, DTensor):
+        outputs = outputs.full_tensor()
+    return Mean(((outputs.argmax(-1) == targets) & counted).sum(), counted.sum())
+
+
+def require_pair(sample: Any, index: int) -> None:
+    """Raises InvalidConfiguration for a sample that is no pair of an input and a target, one tensor or number each."""
+    advice = "expected (input, target); for other samples give a `training.task`"
+    if not (isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) == 2):
+        kind = type(sample).__name__
+        size = f" of {len(sample)}" if isinstance(sample, list | tuple | dict) else ""
+        raise InvalidConfiguration(f"`training.data`: sample {index} is a {kind}{size}, {advice}")
+    for name, part in zip(("input", "target"), sample, strict=True):
+        found = [(path, kind.text) for path, kind in parts_of(part)]
+        if not (len(found) == 1 and found[0][0] == "all"):
+            shown = ", ".join(f"{path.removeprefix('part ')} {text}" for path, text in found[:4])
+            raise InvalidConfiguration(
+                f"`training.data`: the {name} of sample {index} is a {type(part).__name__} ({shown}), {advice}"
+            )
+
+
+def build_model(training: Training) -> nn.Module:
+    """The built-in model, or the one that the entry point returns."""
+    if training.model.name is not None:
+        module: nn.Module = import_module(f"disttrain_trainer.models.{training.model.name}.model").build(
+            model_config(training)
+        )
+        return module
+    assert training.model.entrypoint is not None
+    returned = call_entrypoint("training.model", training.model.entrypoint, training.model.config)
+    return as_model("training.model", training.model.entrypoint, returned)
+
+
+def load_data(training: Training) -> Datasets:
+    """The built-in data, or what the entry point returns."""
+    if training.data.name is not None:
+        data: Datasets = import_module(f"disttrain_trainer.data.{training.data.name}").load(data_config(training.data))
+        return data
+    assert training.data.entrypoint is not None
+    returned = call_entrypoint("training.data", training.data.entrypoint, training.data.config)
+    return as_datasets("training.data", training.data.entrypoint, returned)
