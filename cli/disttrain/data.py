@@ -20,8 +20,8 @@ def prepare_corpus(settings: Settings) -> int:
     """Turn text, JSON Lines and Parquet into a corpus of tokens. Where it was stopped, the same command goes on."""
     from disttrain.corpora.prepare import prepare
 
-    with _progress() as show:
-        manifest = prepare(settings, show)
+    with _progress() as shard_done:
+        manifest = prepare(settings, shard_done)
     tell(f"{manifest.documents} documents, {manifest.tokens} tokens below {manifest.tokenizer.vocabulary}")
     show(str(settings.output))
     return 0

@@ -19,6 +19,7 @@ from disttrain.corpora.look import inspect, verify
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain.main import main
+from disttrain.output import Outlet
 from disttrain_trainer.data.corpora.corpus import open_corpus
 from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusError
@@ -61,6 +62,20 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: 
         assert not settings.partial.exists()
         found.append(content_of(output))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_command_tells_what_it_made_and_shows_where(
+    terminal: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outlet, "isatty", lambda self: terminal)
+    source, output = tmp_path / "a.txt", tmp_path / "corpus"
+    source.write_text("text\n" * 100)
+    words = ["--tokenizer", "bytes", "--output", str(output), "--workers", "1"]
+    assert main(["data", "prepare", str(source), *words]) == 0
+    out, err = capfd.readouterr()
+    assert out == f"{output}\n"
+    assert f"{inspect(output).tokens} tokens" in err.splitlines()[-1]
 
 
 def test_tokens_are_those_of_the_tokenizer_and_documents_end_with_theirs(tmp_path: Path, tokenizer: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from disttrain_api.names import Env, ExitCode
+from disttrain_api.report import decode_pod_report
+from disttrain_trainer.checks.collectives.__main__ import leave
 from disttrain_trainer.checks.collectives.expected import PRIME, expected, given
 from disttrain_trainer.checks.collectives.figures import Row, bus_factor, from_json, ranges, tables, to_json, verdict
 from disttrain_trainer.checks.collectives.plan import (
@@ -18,6 +21,7 @@ from disttrain_trainer.checks.collectives.plan import (
     parse_size,
     plan_of,
 )
+from disttrain_trainer.runtime.errors import PeerLost, describe
 from tests.unit.trainer.collectives_rank import PLAN
 from tests.unit.trainer.worlds import launch
 
@@ -204,3 +208,40 @@ def test_a_rank_that_sends_wrong_data_is_found_wherever_its_data_go(tmp_path: Pa
         elif operation is Operation.SEND_RECV:
             expected_ = (1, (3,))
         assert wrong[operation, 64] == wrong[operation, 4096] == expected_, operation
+
+
+def failures(folder: Path, logs: str) -> list[tuple[int, int | None, str | None]]:
+    """What the termination messages say of four ranks, of which rank 1 fails: `logs` is a name with a {} for the rank,
+    or that of one pod."""
+    variables = {"RESULTS": str(folder / "results"), "FAILING": "1", "LOGS": str(folder / logs), Env.JOB_UID: "uid"}
+    with launch(folder, None, 4, module="tests.unit.trainer.collectives_rank", **variables) as world:
+        assert [rank.code for rank in world.ended()] == [1] * 4
+    told = [decode_pod_report(log.read_text()) for log in sorted(folder.glob("log*"))]
+    found = [one.failure for one in told if one is not None and one.failure is not None]
+    return [(failure.rank, failure.exit_code, failure.message) for failure in found]
+
+
+def test_a_rank_that_only_loses_another_says_so(tmp_path: Path) -> None:
+    """Who ends first is no sign of the cause: the operator tells a symptom by what its pod has left."""
+    first, second, *others = failures(tmp_path, "log-{}")
+    assert second == (1, 1, "RuntimeError: no memory is left")
+    assert [one[:2] for one in (first, *others)] == [(rank, ExitCode.PEER_LOST) for rank in (0, 2, 3)]
+
+
+def test_a_pod_tells_of_its_rank_that_failed_and_not_of_those_that_lost_it(tmp_path: Path) -> None:
+    assert failures(tmp_path, "log") == [(1, 1, "RuntimeError: no memory is left")]
+
+
+def test_a_cause_takes_the_place_of_a_symptom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv(Env.TERMINATION_LOG, str(log))
+    lost, failed = describe(PeerLost("another rank is gone")), describe(RuntimeError("no memory is left"))
+    leave(0, lost)
+    assert not log.exists(), "it runs in no pod"
+    monkeypatch.setenv(Env.JOB_UID, "uid")
+    for rank, why, told in ((0, lost, 0), (1, failed, 1), (2, lost, 1)):
+        leave(rank, why)
+        report = decode_pod_report(log.read_text())
+        assert report is not None
+        assert report.failure is not None
+        assert report.failure.rank == told

@@ -3,19 +3,23 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
+from disttrain_agent.environment import termination_log
+from disttrain_agent.reports import TerminationMessage
 from disttrain_api.mesh import Mesh
-from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env, ExitCode
+from disttrain_api.report import RankError, RankFailure, decode_pod_report
 from disttrain_trainer.checks.collectives.check import check
 from disttrain_trainer.checks.collectives.figures import Row, tables, to_json, verdict
 from disttrain_trainer.checks.collectives.plan import Plan, parse
 from disttrain_trainer.runtime.config import read_token
 from disttrain_trainer.runtime.device import find_device
-from disttrain_trainer.runtime.errors import TrainerError, last_line
+from disttrain_trainer.runtime.errors import TrainerError, describe, last_line
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
 from disttrain_trainer.runtime.keys import attempt_key
 from disttrain_trainer.runtime.mesh import World, device_mesh_of
@@ -46,6 +50,7 @@ def main(plan: Plan, json_path: str | None) -> int:
         return 2
     except (dist.DistError, RuntimeError, OSError, Refused, TrainerError) as error:
         print(f"disttrain: rank {rank} of {size}: {last_line(error)}", file=sys.stderr)
+        leave(rank, describe(error))
         return 1
     if world.first:
         tell(rows, json_path)
@@ -84,6 +89,20 @@ def tell(rows: list[Row], json_path: str | None) -> None:
     print(verdict(rows), flush=True)
     if json_path is not None:
         Path(json_path).write_text(to_json(rows))
+
+
+def leave(rank: int, why: RankError) -> None:
+    """Tell the operator, in the pod's termination message: of several ranks the one that only lost another gives way,
+    whichever ends first."""
+    if not os.environ.get(Env.JOB_UID):
+        return
+    path, former = termination_log(os.environ), None
+    with suppress(OSError):
+        former = decode_pod_report(path.read_bytes().decode(errors="replace"))
+    if why.exit_code == ExitCode.PEER_LOST and former is not None and former.failure is not None:
+        return
+    failure = RankFailure(rank=rank, exit_code=why.exit_code, reason=why.reason, message=why.message)
+    TerminationMessage(path).write(None, failure)
 
 
 def _number(name: str, default: int) -> int:
