@@ -17,6 +17,10 @@ from tests.cluster.paths import PACKAGE, state_folder
 from tests.cluster.processes import Daemon, ProcessId
 from tests.cluster.programs import CLUSTER
 
+# Nobody else is given these: neither by ports.py nor by `disttrain run`.
+API_SERVER_PORT = 6443
+ETCD_PORTS = (11_790, 11_800)
+
 
 def kubeconfig_path() -> Path:
     return state_folder() / "control-plane" / "kubeconfig"
@@ -99,9 +103,9 @@ def _control_plane() -> ControlPlane:
     place = Place(
         folder=state_folder() / "control-plane",
         address=NODES[0].address,
-        port=6443,
-        etcd_port=23790,
-        etcd_peer_port=23800,
+        port=API_SERVER_PORT,
+        etcd_port=ETCD_PORTS[0],
+        etcd_peer_port=ETCD_PORTS[1],
         temporary=False,
     )
     return ControlPlane(controller_manager=True, scheduler=True, place=place)

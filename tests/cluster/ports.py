@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import random
 import socket
-from collections import deque
 from functools import cache
 
 _BLOCKS = [range(first, first + 200) for first in range(12_000, 20_000, 200)]
-_given: deque[int] = deque(maxlen=100)
-"""The latest ones: a port is free until who asked for it listens."""
+_given: dict[int, None] = {}
+"""The latest one last. A port is free until who asked for it listens: it is given again after all others."""
 
 
 def free_port() -> int:
     """Raises RuntimeError where there is none."""
     _, block = _own_block()
-    for port in random.SystemRandom().sample(block[1:], len(block) - 1):
-        if port not in _given and (probe := _bound(port)) is not None:
+    fresh = [port for port in random.SystemRandom().sample(block[1:], len(block) - 1) if port not in _given]
+    for port in (*fresh, *_given):
+        if (probe := _bound(port)) is not None:
             probe.close()
-            _given.append(port)
+            _given.pop(port, None)
+            _given[port] = None
             return port
     raise RuntimeError(f"no port of {block[0]} to {block[-1]} on 127.0.0.1 is free")
 

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.background import InBackground
+from tests.waiting import GENEROUS
 
 _HOP_BY_HOP = frozenset({"connection", "transfer-encoding", "content-length", "content-encoding", "host"})
 
@@ -91,7 +92,7 @@ class HttpFaults(InBackground):
         self.url = ""
 
     async def main(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=GENEROUS)
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         application = web.Application(client_max_size=0)

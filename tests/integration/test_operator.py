@@ -196,8 +196,9 @@ def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
 
 
 def test_a_job_fails_at_its_deadline(team: Team) -> None:
-    team.create(runPolicy={"activeDeadlineSeconds": 2})
+    team.create()
     team.run(team.wait_for_pods(2))
+    team.patch(runPolicy={"activeDeadlineSeconds": 1})
     team.wait_for("Failed", reason="ActiveDeadlineExceeded")
     eventually(lambda: not team.pods(), lambda: "pods that still run are deleted")
 

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +203,14 @@ def test_the_client_submits_waits_and_deletes(cluster: ControlPlane, namespace: 
     job = client.submit(a_manifest())
     assert (job.name, job.namespace, job.finished) == ("digits", namespace, False)
     assert client.get("digits").uid == job.uid
-    threading.Timer(0.2, write_status, (cluster, namespace, a_status("Complete"))).start()
-    assert client.wait("digits", timeout=GENEROUS).finished
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.wait, "digits", timeout=GENEROUS)
+        try:
+            write_status(cluster, namespace, a_status("Complete"))
+        except AssertionError:
+            client.delete("digits")  # nobody waits for it any longer
+            raise
+        assert waiting.result().finished
     client.delete("digits")
     with pytest.raises(CommandError, match=f"cannot read {namespace}/digits: .*not found"):
         client.get("digits")

@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_model_fails_at_once(workplace: Workplace) -> No
     assert first.exit_code == 0, first.stderr
     assert list(workplace.folder.glob("disttrain-runs/claims/shared/mine/step-5/.metadata"))
     training["model"] = {"name": "resnet"}
-    second = Workplace(workplace.folder).run(
+    second = workplace.run(
         workplace.write("second", workers={"replicas": 1}, training=training, storage=storage),
         "--runs",
         workplace.folder / "disttrain-runs",

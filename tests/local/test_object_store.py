@@ -11,10 +11,10 @@ from s3fs import S3FileSystem
 from tests.cluster.ports import free_port
 from tests.object_store import object_store
 
-from .conftest import Workplace
+from .conftest import Workplace, held_digits
 
 BUCKET = "checkpoints"
-TRAINING = {"steps": 400, "microBatchSize": 16, "checkpoint": {"interval": 50}, "logging": {"interval": 50}}
+TRAINING = {"steps": 260, "microBatchSize": 16, "checkpoint": {"interval": 50}, "logging": {"interval": 50}}
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def committed(client: S3FileSystem) -> list[int]:
 
 def test_a_job_killed_and_stopped_goes_on_from_the_object_store(workplace: Workplace, client: S3FileSystem) -> None:
     storage = {"url": f"s3://{BUCKET}/runs"}
-    run = workplace.start(workplace.write(workers={"replicas": 1}, training=TRAINING, storage=storage))
+    # Both attempts wait in the middle: at steps 120 and 220.
+    training = TRAINING | held_digits(workplace, samples=120 * 16, attempts=2)
+    run = workplace.start(workplace.write(workers={"replicas": 1}, training=training, storage=storage))
     run.until(lambda: len(committed(client)) > 1, "two checkpoints are written", pause=0.3)
     victim = run.find("rank 0")
     assert victim is not None

@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import until
 
-from .conftest import DISTTRAIN, Run, Workplace, command, own, script
+from .conftest import DISTTRAIN, Run, Workplace, command, own, runs, script
 
 TORCHRUN_SCRIPT = """
 import os
@@ -169,21 +169,27 @@ def test_a_program_that_does_not_exist_is_named(workplace: Workplace) -> None:
 
 
 def test_a_deadline_ends_the_job_and_its_processes(workplace: Workplace) -> None:
-    run = workplace.start(own(workplace, "python", "-c", STAY, replicas=2, runPolicy={"activeDeadlineSeconds": 2}))
-    run.until(lambda: len(run.below()) >= 4, "keepers and programs run")
-    assert run.wait() == 1
+    # What there is to be ended they say themselves: to be looked at, too, they have too little time.
+    program = script(
+        workplace,
+        "import os, time\nopen(f'alive-{os.getpid()}-{os.getppid()}', 'w').close()\ntime.sleep(1000)",
+    )
+    run = workplace.run(own(workplace, "python", program, replicas=2, runPolicy={"activeDeadlineSeconds": 2}))
+    assert run.exit_code == 1
     assert run.condition("Failed")["reason"] == "ActiveDeadlineExceeded"
-    assert not run.left()
+    said = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]
+    assert not [pid for pid in said if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
 
 
 @pytest.mark.parametrize("policy", ["Running", "All", "None"])
 def test_no_pod_outlives_the_command_whatever_its_clean_pod_policy(workplace: Workplace, policy: str) -> None:
+    worker = script(workplace, "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)")
     servers = {"replicas": 1, "template": command("python", "-c", STAY)}
-    path = own(workplace, "python", "-c", "", parameterServers=servers, runPolicy={"cleanPodPolicy": policy})
+    path = own(workplace, "python", worker, parameterServers=servers, runPolicy={"cleanPodPolicy": policy})
     run = workplace.start(path)
-    run.until(run.below, "something runs")
+    run.until(lambda: len(run.below()) == 4, "keepers and programs run")
+    (workplace.folder / "go").touch()
     assert run.wait() == 0, run.stderr
-    run.below()
     assert not run.left()
 
 
@@ -247,15 +253,14 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Workplace) -> None:
     assert not run.left()
 
 
-def test_sigterm_and_a_closed_terminal_suspend_as_ctrl_c_does(workplace: Workplace) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        place = Workplace(workplace.folder)
-        run = place.start(own(workplace, "python", "-c", STAY, name=f"own-{number.name.lower()}"))
-        run.until(lambda run=run: len(run.below()) == 2, "the program runs")  # type: ignore[misc]
-        run.signal(number)
-        assert run.wait() == 128 + number
-        assert "go on with: disttrain run --resume" in run.stderr
-        assert not run.left()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_a_closed_terminal_suspend_as_ctrl_c_does(workplace: Workplace, number: signal.Signals) -> None:
+    run = workplace.start(own(workplace, "python", "-c", STAY))
+    run.until(lambda: len(run.below()) == 2, "the program runs")
+    run.signal(number)
+    assert run.wait() == 128 + number
+    assert "go on with: disttrain run --resume" in run.stderr
+    assert not run.left()
 
 
 def test_a_pod_that_does_not_stop_is_killed_when_its_grace_ends(workplace: Workplace) -> None:
@@ -290,12 +295,10 @@ def test_a_killed_keeper_is_a_failed_pod_and_leaves_nothing(workplace: Workplace
 def test_runs_of_one_manifest_side_by_side_do_not_meet(workplace: Workplace) -> None:
     program = script(workplace, "import os, time; print(os.environ['MASTER_PORT']); time.sleep(1)")
     path = own(workplace, "python", program, replicas=2)
-    runs = [workplace.folder / name for name in ("a", "b", "c")]
-    for folder in runs:
-        folder.mkdir()
-    processes = [Workplace(folder).start(path, "--runs", workplace.folder / "disttrain-runs") for folder in runs]
-    codes = [run.wait() for run in processes]
-    assert codes == [0, 0, 0], [run.stderr for run in processes]
+    places = [workplace.beside(name) for name in ("a", "b", "c")]
+    begun = [place.start(path, "--runs", workplace.folder / "disttrain-runs") for place in places]
+    codes = [run.wait() for run in begun]
+    assert codes == [0, 0, 0], [run.stderr for run in begun]
     logs = list((workplace.folder / "disttrain-runs").glob("*/logs/*-worker-0-a1.log"))
     assert len({log.parent.parent.name for log in logs}) == 3
 
@@ -303,9 +306,7 @@ def test_runs_of_one_manifest_side_by_side_do_not_meet(workplace: Workplace) -> 
 def test_a_run_that_is_under_way_is_not_resumed_a_second_time(workplace: Workplace) -> None:
     run = workplace.start(own(workplace, "python", "-c", STAY))
     run.until(lambda: len(run.below()) == 2, "the program runs")
-    other = workplace.folder / "other"
-    other.mkdir()
-    again = Workplace(other).run("--resume", run.home)
+    again = workplace.beside("other").run("--resume", run.home)
     assert again.exit_code == 2
     assert "another disttrain run works on this job" in again.stderr
     assert run.process.poll() is None

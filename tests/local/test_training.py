@@ -11,13 +11,12 @@ import yaml
 
 from tests.builders import a_claim_template
 
-from .conftest import Run, Workplace
+from .conftest import Run, Workplace, held_digits
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.yaml"
 PNG = b"\x89PNG\r\n\x1a\n"
 STORED = a_claim_template()
-# Long enough to be met in the middle, short enough to wait for.
-LONG = {"steps": 400, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
+LONG = {"steps": 160, "microBatchSize": 16, "checkpoint": {"interval": 50}, "optimizer": {"learningRate": 0.003}}
 
 
 def figure(status: dict[str, Any], name: str) -> float:
@@ -33,6 +32,11 @@ def checkpoints(run: Run) -> list[int]:
 
 def logged_steps(log: str) -> list[int]:
     return [int(step) for step in re.findall(r"\bstep: (\d+)", log)]
+
+
+def long(workplace: Workplace) -> dict[str, Any]:
+    """A training that waits in the middle, with two checkpoints behind it, until something happens to it."""
+    return LONG | held_digits(workplace, samples=120 * 16)
 
 
 def until_mid_run(run: Run) -> None:
@@ -135,7 +139,7 @@ def resumed_and_succeeded(run: Run) -> None:
 
 
 def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
-    run = workplace.start(workplace.write(workers={"replicas": 2}, training=LONG, storage=STORED))
+    run = workplace.start(workplace.write(workers={"replicas": 2}, training=long(workplace), storage=STORED))
     until_mid_run(run)
     victim = run.find("rank 1")
     assert victim is not None
@@ -149,7 +153,11 @@ def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplac
 
 
 def test_a_killed_agent_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
-    spec: dict[str, Any] = {"workers": {"replicas": 1, "processesPerPod": 2}, "training": LONG, "storage": STORED}
+    spec: dict[str, Any] = {
+        "workers": {"replicas": 1, "processesPerPod": 2},
+        "training": long(workplace),
+        "storage": STORED,
+    }
     run = workplace.start(workplace.write(**spec))
     until_mid_run(run)
     victim = run.find("agent")
@@ -162,7 +170,7 @@ def test_a_killed_agent_restarts_the_gang_from_the_checkpoint(workplace: Workpla
 
 
 def test_ctrl_c_suspends_after_a_checkpoint_and_resume_goes_on(workplace: Workplace) -> None:
-    run = workplace.start(workplace.write(workers={"replicas": 2}, training=LONG, storage=STORED))
+    run = workplace.start(workplace.write(workers={"replicas": 2}, training=long(workplace), storage=STORED))
     until_mid_run(run)
     run.below()
     run.signal(signal.SIGINT)
@@ -187,7 +195,7 @@ def test_ctrl_c_suspends_after_a_checkpoint_and_resume_goes_on(workplace: Workpl
 
 
 def test_a_run_whose_runner_was_killed_is_resumed(workplace: Workplace) -> None:
-    run = workplace.start(workplace.write(workers={"replicas": 1}, training=LONG, storage=STORED))
+    run = workplace.start(workplace.write(workers={"replicas": 1}, training=long(workplace), storage=STORED))
     until_mid_run(run)
     run.below()
     run.signal(signal.SIGKILL)

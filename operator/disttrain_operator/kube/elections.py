@@ -6,7 +6,8 @@ together with all before them, so two replicas cannot each keep a lease that the
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from disttrain_operator.kube.client import Client
@@ -23,6 +24,7 @@ class Elections:
         name: str,
         me: str,
         terms: Terms | None = None,
+        clock: Callable[[], float] = time.monotonic,
         wider_namespace: str | None = None,
     ) -> None:
         self.me = me
@@ -36,6 +38,7 @@ class Elections:
                 name,
                 me,
                 terms,
+                clock,
                 wider_namespace=wider_namespace,
                 may_hold=partial(_all_lead, tuple(self._members)),
             )

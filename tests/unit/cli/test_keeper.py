@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from disttrain.local import keeper
-
-GENEROUS = 60
+from tests.waiting import GENEROUS
 
 
 @pytest.fixture

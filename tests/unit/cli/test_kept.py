@@ -15,8 +15,8 @@ from disttrain.local.kept import KILL, TERMINATE, Kept, Nursery, execute, module
 from disttrain.local.launch import Launch
 from disttrain_api.names import Env, ExitCode
 from tests.builders import a_job
+from tests.waiting import GENEROUS
 
-GENEROUS = 60.0
 LIGHT = ("json",)
 """Modules that take no time to import."""
 POD = {

@@ -3,11 +3,13 @@
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from disttrain.local.ports import _CANDIDATES
 from tests.cluster import ports
+from tests.cluster.full import API_SERVER_PORT, ETCD_PORTS
 from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import ROOT
 from tests.waiting import GENEROUS
@@ -30,12 +32,31 @@ def test_processes_that_run_at_the_same_time_are_given_different_ones():
     assert not set(given) & set(_CANDIDATES), "`disttrain run` may take these"
 
 
-def test_one_that_is_taken_is_left_out(monkeypatch):
-    _, block = ports._own_block()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", block[1]))
-        monkeypatch.setattr(ports, "_given", [])
-        monkeypatch.setattr(ports, "_own_block", lambda: (None, block[:3]))
+@pytest.fixture
+def block(monkeypatch):
+    """Three ports, of which none has been given."""
+    _, whole = ports._own_block()
+    monkeypatch.setattr(ports, "_given", {})
+    monkeypatch.setattr(ports, "_own_block", lambda: (None, whole[:4]))
+    return whole[1:4]
+
+
+def test_one_that_is_taken_is_left_out(block):
+    with ExitStack() as stack:
+        for port in block[:2]:
+            stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
         assert free_port() == block[2]
+        stack.enter_context(socket.socket()).bind(("127.0.0.1", block[2]))
         with pytest.raises(RuntimeError, match=r"no port of \d+ to \d+ on 127\.0\.0\.1 is free"):
             free_port()
+
+
+def test_one_that_was_given_comes_again_after_all_others(block):
+    given = [free_port() for _ in range(3)]
+    assert sorted(given) == list(block)
+    assert [free_port() for _ in range(6)] == given + given
+
+
+def test_the_cluster_has_none_that_others_are_given():
+    given = {*_CANDIDATES, *(port for block in ports._BLOCKS for port in block)}
+    assert not given & {API_SERVER_PORT, *ETCD_PORTS}

@@ -8,6 +8,7 @@ import pytest
 from tests.cluster.api import wait_for
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.processes import MARK, OWNER, Daemon, ProcessId, marked, parse_marks, parse_stat
+from tests.waiting import GENEROUS
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -63,9 +64,12 @@ def test_a_killed_daemon_leaves_no_zombie(daemon: Daemon):
 
 
 def test_a_daemon_that_ended_has_its_last_words_told(tmp_path: Path):
-    short = Daemon("short", [sys.executable, "-c", "import time; time.sleep(0.3); print('no room')"], tmp_path)
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+    short = Daemon("short", [sys.executable, "-c", f"{wait}print('no room')"], tmp_path)
     short.start()
-    wait_for(lambda: not short.running(), 20, lambda: "it does not end")
+    go.touch()
+    wait_for(lambda: not short.running(), GENEROUS, lambda: "it does not end")
     assert short.obituary() == f"short ended: no room (log: {short.log})"
 
 
@@ -75,7 +79,7 @@ def test_a_daemon_is_found_by_its_mark_even_without_its_pid_file(daemon: Daemon,
     assert process
     daemon.pid_file.unlink()
     # Right after its start the kernel may not show a process' environment yet.
-    wait_for(lambda: [found.process for found in marked(tmp_path)] == [process], 20, lambda: "it is not found")
+    wait_for(lambda: [found.process for found in marked(tmp_path)] == [process], GENEROUS, lambda: "it is not found")
     process.end(grace=0)
 
 
@@ -102,4 +106,4 @@ def test_a_daemon_ends_with_an_owner_that_is_killed(tmp_path: Path):
     assert done.returncode == -9
     daemon = Daemon("sleeper", SLEEPER, tmp_path)
     assert daemon.pid_file.exists()
-    wait_for(lambda: not daemon.running(), 20, lambda: "it still runs")
+    wait_for(lambda: not daemon.running(), GENEROUS, lambda: "it still runs")

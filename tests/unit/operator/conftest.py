@@ -9,6 +9,7 @@ from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
 from tests.unit.operator.fake_api import FakeApi
 from tests.unit.operator.gated_cluster import Cluster
+from tests.waiting import GENEROUS
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ async def cluster() -> AsyncIterator[Cluster]:
     await made.close()
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
+async def eventually(condition: Callable[[], object]) -> None:
     """Returns when the condition holds; fails long after it should."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(GENEROUS):
         while not condition():  # noqa: ASYNC110 - conditions of any kind, nobody sets an event
             await asyncio.sleep(0.005)

@@ -11,6 +11,7 @@ from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.lists import list_pages
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
+from tests.waiting import GENEROUS
 
 PODS = "/api/v1/namespaces/team/pods"
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
@@ -168,10 +169,15 @@ async def test_the_token_is_asked_for_with_every_request(api: FakeApi) -> None:
     assert list(tokens) == []
 
 
-async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use() -> None:
+async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Behind a half-open path all kept connections are dead: they must not cost a time-out each."""
     answering = True
     opened = 0
+    passed = 0.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda real=loop.time: real() + passed)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal opened
@@ -189,18 +195,23 @@ async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
                     writer.write(b".")
                     await asyncio.sleep(0.01)
                 return
+        unanswered.set()
         await over.wait()
 
-    over = asyncio.Event()
+    unanswered, over = asyncio.Event(), asyncio.Event()
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    client = Client(Access(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), timeout=0.3, retry_delays=())
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = Client(Access(url), timeout=GENEROUS, retry_delays=())
     try:
-        async with client.stream(PODS, {"watch": "true"}, silence=20) as chunks:
+        async with client.stream(PODS, {"watch": "true"}, silence=10 * GENEROUS) as chunks:
             await anext(chunks)
             await asyncio.gather(*(client.get(PODS) for _ in range(5)))
             kept, answering = opened, False
+            asking = asyncio.create_task(client.get(PODS))
+            await unanswered.wait()
+            passed += GENEROUS + 1
             with pytest.raises(errors.Unavailable):
-                await client.get(PODS)
+                await asking
             assert opened == kept, "a kept connection was tried"
             await client.get(PODS)
             assert opened == kept + 1, "the others were not"
@@ -238,5 +249,5 @@ async def test_a_request_that_is_given_up_while_it_waits_takes_no_slot_with_it(a
     for task in waiting[::2]:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert (await asyncio.wait_for(client.get("/api/v1/namespaces/last/pods"), 20))["items"] == []
+    assert (await asyncio.wait_for(client.get("/api/v1/namespaces/last/pods"), GENEROUS))["items"] == []
     await client.close()

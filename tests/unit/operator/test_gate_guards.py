@@ -233,7 +233,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowLook:
 async def begun(cluster: Cluster, slow: SlowLook) -> asyncio.Task[float]:
     """A look that has found out everything and not said it yet."""
     looking = asyncio.create_task(cluster.gate.look())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GENEROUS):
         while not slow.begun.is_set():  # noqa: ASYNC110 - the event is another thread's
             await asyncio.sleep(0.001)
     return looking

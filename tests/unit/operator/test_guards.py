@@ -94,7 +94,7 @@ async def test_an_error_of_the_operator_stands_in_the_status_and_goes_with_it(ap
     shell = await a_shell(api, client, decide=breaks)
     working = asyncio.create_task(shell.reconciler.work())
     shell.queue.add(shell.key)
-    await eventually(lambda: "status" in shell.job())
+    await eventually(lambda: "status" in shell.job() and shell.knows_newest())
     assert shell.running()["reason"] == Reason.OPERATOR_ERROR
     assert "ValueError: nobody thought of this" in shell.running()["message"]
     assert shell.job()["status"]["phase"] == "Pending"

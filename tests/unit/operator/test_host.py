@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.errors import AccessError
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import DISCOVERY, FakeApi, refusal
+from tests.waiting import GENEROUS
 
 
 class Engine:
@@ -44,6 +44,15 @@ class Engine:
             raise
 
 
+@pytest.fixture(autouse=True)
+def _signals_end_no_tests() -> Iterator[None]:
+    """One that the host does not take fails its test, and does not end all of them."""
+    former = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 def failing(error: Exception) -> Callable[[], Any]:
     async def fail() -> None:
         raise error
@@ -52,7 +61,7 @@ def failing(error: Exception) -> Callable[[], Any]:
 
 
 async def hosted(api: FakeApi, engine: Engine) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GENEROUS):
         await Host(engine, Access(api.url)).run()
 
 
@@ -66,7 +75,7 @@ async def test_a_signal_ends_the_engine(
     engine.go_on[during] = asyncio.Event().wait
     running = asyncio.create_task(hosted(api, engine))
     await eventually(lambda: engine.life[-1:] == [during])
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)
     await running
     assert engine.life[-2:] == [f"{during} cancelled", "close"]
     assert "Hung tasks stopping is skipped: no tasks given" in caplog.text, "kopf waits five seconds for tasks"
@@ -94,7 +103,7 @@ async def test_kopf_asks_for_the_kinds_alone(api: FakeApi) -> None:
     running = asyncio.create_task(hosted(api, engine))
     await eventually(lambda: len(api.requests) >= len(DISCOVERY))
     await eventually(lambda: engine.life == ["prepare", "work"])
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     await running
     assert sorted(api.requests) == sorted(("GET", path) for path in DISCOVERY)
 
@@ -109,7 +118,7 @@ async def test_an_engine_works_while_kopf_is_refused(api: FakeApi, code: int, re
     api.refusals.clear()
     await eventually(lambda: ("GET", "/api/v1") in api.requests)
     assert engine.life == ["prepare", "work"]
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     await running
 
 

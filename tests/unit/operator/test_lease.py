@@ -1,7 +1,7 @@
 """One of several replicas acts, whatever the network and the clocks do; and the next one takes over."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -118,15 +118,21 @@ def running(leadership: Leadership) -> Iterator[None]:
         task.cancel()
 
 
-QUICK = Terms(duration=1.0, renew_deadline=0.7, renew_every=0.1, look_every=0.05)
+QUICK = Terms(duration=40, renew_deadline=30, renew_every=0.005, look_every=0.005)
+"""Of leases whose time is told by `ticking`."""
 
 
-def election(client: Client, me: str) -> Election:
-    return Election(client, "system", "disttrain", me, QUICK)
+def ticking(api: FakeApi) -> Callable[[], float]:
+    """A clock that each request moves on: a lease lasts as long on a machine that has much else to do."""
+    return lambda: float(len(api.requests))
 
 
-async def test_one_leads_and_the_other_follows_when_it_lets_go(client: Client) -> None:
-    first, second = election(client, "first"), election(client, "second")
+def election(api: FakeApi, client: Client, me: str) -> Election:
+    return Election(client, "system", "disttrain", me, QUICK, ticking(api))
+
+
+async def test_one_leads_and_the_other_follows_when_it_lets_go(api: FakeApi, client: Client) -> None:
+    first, second = election(api, client, "first"), election(api, client, "second")
     with taking_part(first, second) as tasks:
         await eventually(lambda: first.leads or second.leads)
         assert not (first.leads and second.leads)
@@ -138,8 +144,8 @@ async def test_one_leads_and_the_other_follows_when_it_lets_go(client: Client) -
         await eventually(lambda: standby.leads)
 
 
-async def test_a_lease_is_given_back_although_a_renewal_was_cut_off(client: Client) -> None:
-    leader = election(client, "leader")
+async def test_a_lease_is_given_back_although_a_renewal_was_cut_off(api: FakeApi, client: Client) -> None:
+    leader = election(api, client, "leader")
     with taking_part(leader) as tasks:
         await eventually(lambda: leader.leads)
         tasks[0].cancel()
@@ -151,7 +157,7 @@ async def test_a_lease_is_given_back_although_a_renewal_was_cut_off(client: Clie
 
 
 async def test_a_leader_without_an_api_server_ceases_to_act_and_comes_back(api: FakeApi, client: Client) -> None:
-    only = election(client, "only")
+    only = election(api, client, "only")
     with taking_part(only):
         await eventually(lambda: only.leads)
         api.refusals.append(lambda method, path, body: refusal(503, "ServiceUnavailable"))
@@ -174,7 +180,7 @@ async def test_a_leader_that_stood_still_begins_anew_although_nobody_took_its_le
 
 
 async def test_the_lease_of_a_dead_leader_is_taken(api: FakeApi, client: Client) -> None:
-    dead, heir = election(client, "dead"), election(client, "heir")
+    dead, heir = election(api, client, "dead"), election(api, client, "heir")
     with taking_part(dead):
         await eventually(lambda: dead.leads)
     with taking_part(heir):

@@ -14,9 +14,10 @@ from disttrain_operator.preflight import missing_rights
 from disttrain_operator.settings import read_settings
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
-from tests.unit.operator.test_lease import running, taking_part
+from tests.unit.operator.test_lease import running, taking_part, ticking
 
-QUICK = Terms(duration=0.4, renew_deadline=0.3, renew_every=0.05, look_every=0.05)
+QUICK = Terms(duration=200, renew_deadline=150, renew_every=0.005, look_every=0.005)
+"""Told by `ticking`, in which many take part: each has several turns in that time."""
 
 
 def an_object(namespace: str, uid: str, version: int) -> Raw:
@@ -85,12 +86,12 @@ async def test_informers_of_several_namespaces_fill_one_cache(api: FakeApi, clie
             task.cancel()
 
 
-def over(client: Client, *namespaces: str, me: str = "ops/one/pod-1") -> Elections:
-    return Elections(client, namespaces, "disttrain-operator", me, QUICK, wider_namespace="kube-system")
+def over(api: FakeApi, client: Client, *namespaces: str, me: str = "ops/one/pod-1") -> Elections:
+    return Elections(client, namespaces, "disttrain-operator", me, QUICK, ticking(api), wider_namespace="kube-system")
 
 
 async def test_who_holds_the_leases_of_all_its_namespaces_leads(api: FakeApi, client: Client) -> None:
-    both = over(client, "b", "a")
+    both = over(api, client, "b", "a")
     leadership = Leadership(both, [])
     with taking_part(both), running(leadership):
         await eventually(lambda: leadership.acts)
@@ -100,9 +101,9 @@ async def test_who_holds_the_leases_of_all_its_namespaces_leads(api: FakeApi, cl
     assert {raw["spec"]["holderIdentity"] for raw in api.objects.values()} == {""}
 
 
-async def test_releases_that_share_a_namespace_do_not_lead_both(client: Client) -> None:
-    narrow = Election(client, "b", "disttrain-operator", "b/two/pod-2", QUICK)
-    wide = over(client, "a", "b")
+async def test_releases_that_share_a_namespace_do_not_lead_both(api: FakeApi, client: Client) -> None:
+    narrow = Election(client, "b", "disttrain-operator", "b/two/pod-2", QUICK, ticking(api))
+    wide = over(api, client, "a", "b")
     leadership = Leadership(wide, [])
     with running(leadership):
         with taking_part(narrow):
@@ -117,12 +118,12 @@ async def test_releases_that_share_a_namespace_do_not_lead_both(client: Client) 
 
 @pytest.mark.parametrize("rounds", range(3))
 async def test_of_replicas_and_releases_that_wait_for_each_others_namespaces_one_leads(
-    client: Client, rounds: int
+    api: FakeApi, client: Client, rounds: int
 ) -> None:
     several = [
-        over(client, "a", "b", "c", me="ops/one/pod-1"),
-        over(client, "c", "b", "a", me="ops/one/pod-2"),
-        over(client, "b", "c", me="ops/two/pod-1"),
+        over(api, client, "a", "b", "c", me="ops/one/pod-1"),
+        over(api, client, "c", "b", "a", me="ops/one/pod-2"),
+        over(api, client, "b", "c", me="ops/two/pod-1"),
     ]
     with taking_part(*several):
         await eventually(lambda: sum(one.leads for one in several) == 1)
@@ -133,7 +134,7 @@ async def test_of_replicas_and_releases_that_wait_for_each_others_namespaces_one
 
 
 async def test_one_lease_that_is_lost_costs_the_leadership_of_all(api: FakeApi, client: Client) -> None:
-    both = over(client, "a", "b")
+    both = over(api, client, "a", "b")
     with taking_part(both):
         await eventually(lambda: both.leads)
         api.refusals.append(

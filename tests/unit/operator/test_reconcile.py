@@ -47,6 +47,11 @@ class Shell:
     def job(self) -> Raw:
         return self.api.objects[f"{JOBS}/digits"]
 
+    def knows_newest(self) -> bool:
+        """Whether no answer about the job is still on its way."""
+        known = self.world.job(self.key.uid)
+        return known is not None and known.resource_version == self.job()["metadata"]["resourceVersion"]
+
     def running(self) -> Raw:
         return next(entry for entry in self.job()["status"]["conditions"] if entry["type"] == "Running")
 

@@ -5,23 +5,22 @@ import logging
 import pytest
 
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.lease import Election, Lease, Sight, Terms, is_taken
+from disttrain_operator.kube.lease import Election, Lease, Sight, is_taken
 from disttrain_operator.leadership import Leadership
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
-from tests.unit.operator.test_lease import running, taking_part
+from tests.unit.operator.test_lease import QUICK, running, taking_part, ticking
 
-QUICK = Terms(duration=0.4, renew_deadline=0.3, renew_every=0.05, look_every=0.05)
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/disttrain-operator"
 OF_ALL, OF_TEAM = LEASES.format("kube-system"), LEASES.format("team-a")
 
 
-def of_all_namespaces(client: Client, me: str = "ops/one/pod-1_a") -> Election:
-    return Election(client, "kube-system", "disttrain-operator", me, QUICK)
+def of_all_namespaces(api: FakeApi, client: Client, me: str = "ops/one/pod-1_a") -> Election:
+    return Election(client, "kube-system", "disttrain-operator", me, QUICK, ticking(api))
 
 
-def of_one_namespace(client: Client, me: str = "team-a/two/pod-2_b") -> Election:
-    return Election(client, "team-a", "disttrain-operator", me, QUICK, wider_namespace="kube-system")
+def of_one_namespace(api: FakeApi, client: Client, me: str = "team-a/two/pod-2_b") -> Election:
+    return Election(client, "team-a", "disttrain-operator", me, QUICK, ticking(api), wider_namespace="kube-system")
 
 
 @pytest.mark.parametrize(
@@ -40,8 +39,8 @@ def test_a_lease_is_taken_for_longer_than_its_own_replicas_need_to_succeed_each_
     assert is_taken(Sight(lease, since=10.0), 10.0 + age) is taken
 
 
-async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(client: Client) -> None:
-    narrow, wide = of_one_namespace(client), of_all_namespaces(client)
+async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(api: FakeApi, client: Client) -> None:
+    narrow, wide = of_one_namespace(api, client), of_all_namespaces(api, client)
     leadership = Leadership(narrow, [])
     with taking_part(narrow), running(leadership):
         await eventually(lambda: leadership.acts)
@@ -56,8 +55,8 @@ async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(cli
         await eventually(lambda: leadership.acts)
 
 
-async def test_the_operator_of_all_is_not_held_back_by_one_of_a_namespace(client: Client) -> None:
-    narrow, wide = of_one_namespace(client), of_all_namespaces(client)
+async def test_the_operator_of_all_is_not_held_back_by_one_of_a_namespace(api: FakeApi, client: Client) -> None:
+    narrow, wide = of_one_namespace(api, client), of_all_namespaces(api, client)
     with taking_part(wide):
         await eventually(lambda: wide.leads)
         with taking_part(narrow):
@@ -66,9 +65,11 @@ async def test_the_operator_of_all_is_not_held_back_by_one_of_a_namespace(client
             assert not narrow.leads
 
 
-async def test_operators_of_different_namespaces_all_lead(client: Client) -> None:
-    other = Election(client, "team-b", "disttrain-operator", "team-b/x/y_c", QUICK, wider_namespace="kube-system")
-    narrow = of_one_namespace(client)
+async def test_operators_of_different_namespaces_all_lead(api: FakeApi, client: Client) -> None:
+    other = Election(
+        client, "team-b", "disttrain-operator", "team-b/x/y_c", QUICK, ticking(api), wider_namespace="kube-system"
+    )
+    narrow = of_one_namespace(api, client)
     with taking_part(narrow, other):
         await eventually(lambda: narrow.leads and other.leads)
 
@@ -78,13 +79,13 @@ async def test_where_no_operator_of_all_grants_a_look_at_its_lease_there_is_none
     api: FakeApi, client: Client, code: int, reason: str
 ) -> None:
     api.refusals.append(lambda method, path, body: refusal(code, reason) if path.startswith(OF_ALL) else None)
-    narrow = of_one_namespace(client)
+    narrow = of_one_namespace(api, client)
     with taking_part(narrow):
         await eventually(lambda: narrow.leads)
 
 
 async def test_who_cannot_know_whether_one_of_all_leads_does_not_act(api: FakeApi, client: Client) -> None:
-    narrow = of_one_namespace(client)
+    narrow = of_one_namespace(api, client)
     with taking_part(narrow):
         await eventually(lambda: narrow.leads)
         api.refusals.append(
@@ -94,9 +95,9 @@ async def test_who_cannot_know_whether_one_of_all_leads_does_not_act(api: FakeAp
 
 
 async def test_a_second_release_of_the_same_jobs_says_who_leads(
-    client: Client, caplog: pytest.LogCaptureFixture
+    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = of_all_namespaces(client), of_all_namespaces(client, "tests/two/pod-9_z")
+    first, second = of_all_namespaces(api, client), of_all_namespaces(api, client, "tests/two/pod-9_z")
     leadership = Leadership(second, [])
     with taking_part(first):
         await eventually(lambda: first.leads)
@@ -110,8 +111,8 @@ async def test_a_second_release_of_the_same_jobs_says_who_leads(
     assert [record.levelname for record in caplog.records if record.getMessage() == sentence] == ["WARNING"]
 
 
-async def test_replicas_of_one_release_are_no_two_releases(client: Client) -> None:
-    first, second = of_all_namespaces(client), of_all_namespaces(client, "ops/one/pod-2_b")
+async def test_replicas_of_one_release_are_no_two_releases(api: FakeApi, client: Client) -> None:
+    first, second = of_all_namespaces(api, client), of_all_namespaces(api, client, "ops/one/pod-2_b")
     with taking_part(first):
         await eventually(lambda: first.leads)
         with taking_part(second), running(leadership := Leadership(second, [])):
@@ -121,13 +122,13 @@ async def test_replicas_of_one_release_are_no_two_releases(client: Client) -> No
 
 async def test_a_lease_that_the_chart_made_is_taken_as_it_is(api: FakeApi, client: Client) -> None:
     await api.put(OF_ALL)
-    wide = of_all_namespaces(client)
+    wide = of_all_namespaces(api, client)
     with taking_part(wide):
         await eventually(lambda: wide.leads)
 
 
 async def test_who_changes_the_leases_labels_unseats_nobody(api: FakeApi, client: Client) -> None:
-    wide, begun = of_all_namespaces(client), list[int]()
+    wide, begun = of_all_namespaces(api, client), list[int]()
     leadership = Leadership(wide, [], lambda: begun.append(1))
     with taking_part(wide), running(leadership):
         await eventually(lambda: leadership.acts)
@@ -144,7 +145,7 @@ async def test_a_lease_that_may_not_be_made_again_is_asked_for(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.refusals.append(lambda method, path, body: refusal(403, "Forbidden") if method == "POST" else None)
-    wide = of_all_namespaces(client)
+    wide = of_all_namespaces(api, client)
     with caplog.at_level(logging.INFO), taking_part(wide):
         await eventually(lambda: any("`helm upgrade` makes it" in record.getMessage() for record in caplog.records))
     assert not wide.leads

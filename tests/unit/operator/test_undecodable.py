@@ -19,6 +19,7 @@ from disttrain_operator.snapshot import job_collection
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import DEEP, FakeApi, refusal
 from tests.unit.operator.test_informer import PODS, contents, truth
+from tests.waiting import GENEROUS
 
 EVERYWHERE = "/api/v1/pods"
 
@@ -270,6 +271,6 @@ async def test_waiting_for_jobs_ends_where_the_first_cannot_be_decoded(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     await api.put(f"{job_collection('team')}/bad", spec=DEEP)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS):
         await wait_for_jobs(client, None)
     assert caplog.text == ""

@@ -1,4 +1,5 @@
-"""A rank that checks collectives; the one in CORRUPT sends another number in place 3 of whatever it gives."""
+"""A rank that checks collectives; the one in CORRUPT sends another number in place 3 of whatever it gives, the one in
+FAILING fails before it gives anything."""
 
 import os
 from pathlib import Path
@@ -29,6 +30,14 @@ def main() -> None:
             return own
 
         operations.given = wrong
+    if os.environ["RANK"] == os.environ.get("FAILING"):
+
+        def fails(*arguments: object) -> torch.Tensor | None:
+            raise RuntimeError("no memory is left")
+
+        operations.given = fails
+    if "LOGS" in os.environ:
+        os.environ["DISTTRAIN_TERMINATION_LOG"] = os.environ["LOGS"].format(os.environ["RANK"])
     code = program.main(PLAN, os.environ["RESULTS"])
     Path(os.environ["RESULTS"] + os.environ["RANK"]).touch()
     os._exit(code)

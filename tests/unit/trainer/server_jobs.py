@@ -5,8 +5,15 @@ from contextlib import ExitStack, contextmanager
 
 from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch
+from tests.waiting import GENEROUS
 
 SERVER = "disttrain_trainer.parameter_server.main"
+
+
+def lines_of(file):
+    """What the lines of a file hold that is being written: the last one may not be whole yet."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 class Job:
@@ -40,11 +47,11 @@ class Job:
         self.workers[0].wait_until(lambda: self.workers[0].reached(step))
 
     def lines(self):
-        text = (self.folder / "storage" / "test" / "metrics.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return lines_of(self.folder / "storage" / "test" / "metrics.jsonl")
 
     def last(self):
-        return [line for line in self.lines() if "servers/version_max" in line][-1]
+        """The last line that says something of the servers; empty before the first one."""
+        return next((line for line in reversed(self.lines()) if "servers/version_max" in line), {})
 
 
 @contextmanager
@@ -59,7 +66,7 @@ def signalled(world, number):
     world.processes[0].send_signal(number)
 
 
-def ended(world, rank, within=120.0):
+def ended(world, rank, within=GENEROUS):
     """Exit code and report of a worker; None as the code where it has not ended within so many seconds."""
     code = world.processes[0].wait(within)
     return code, world.report(rank)

@@ -1,6 +1,5 @@
 """Groups of ranks that lose one: real processes, as the agents of their pods start them."""
 
-import json
 import signal
 from contextlib import ExitStack, contextmanager
 
@@ -10,6 +9,7 @@ from disttrain_api.names import ExitCode
 from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE
+from tests.unit.trainer.server_jobs import lines_of
 from tests.unit.trainer.worlds import job, launch, small, user
 from tests.waiting import GENEROUS
 
@@ -64,8 +64,7 @@ class Pods:
         self.ranks[0].wait_until(lambda: any(line["step"] >= step for line in self.lines()))
 
     def lines(self):
-        file = self.folder / "storage" / "test" / "metrics.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = lines_of(self.folder / "storage" / "test" / "metrics.jsonl")
         return [line for line in lines if "loss_metrics/global_avg_loss" in line]
 
 

@@ -1,0 +1,36 @@
+"""The digits, which hold every rank in the middle of its training until it is told to stop. A module of a user's."""
+
+import os
+import signal
+import threading
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from disttrain_api.builtin import DigitsConfig
+from disttrain_trainer.data.digits import load
+
+
+class Held(Dataset):
+    """Samples, of which a process gets no more than `samples` before SIGTERM."""
+
+    def __init__(self, inner: Dataset, samples: int) -> None:
+        self.inner, self.left, self.told = inner, samples, threading.Event()
+        # The trainer hears of signals in another way.
+        signal.signal(signal.SIGTERM, lambda *_: self.told.set())
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.left -= 1
+        while self.left < 0 and not self.told.wait(0.01):
+            pass
+        return self.inner[index]
+
+
+def digits(samples: int, attempts: int) -> tuple[Dataset, Dataset]:
+    """Both sets of the digits; the first so many attempts are held."""
+    found = load(DigitsConfig())
+    held = int(os.environ["DISTTRAIN_ATTEMPT"]) <= attempts
+    return Held(found.training, samples) if held else found.training, found.held_out
