@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 GPU_PYTHON ?=
 # Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
 REQUIRE_HASHES ?=
-# What `make test` runs; for example TESTS="tests/unit -k rules".
-TESTS ?= tests
+# Fewer tests for `make test` and `make test-all`; for example TESTS="tests/unit -k rules".
+TESTS ?=
 # What `make fast` runs. A contract in pyproject.toml keeps torch out of them.
 FAST := tests/unit/api tests/unit/decide tests/unit/gate tests/unit/operator tests/unit/plan
 
@@ -52,8 +52,12 @@ run: setup ## Train examples/ddp.yaml on this machine
 	$(BIN)/disttrain run examples/ddp.yaml
 
 .PHONY: test
-test: setup lint ## Everything: linters, then all tests, up to a real cluster (TESTS=… for fewer)
+test: setup ## The gate: linters, then the tests that are fast and certain (TESTS=… for those alone)
 	$(BIN)/python -m tests.run $(TESTS)
+
+.PHONY: test-all
+test-all: setup ## Everything, up to a real cluster that it starts itself: an hour (TESTS=… for a part)
+	$(BIN)/python -m tests.run --all $(TESTS)
 
 .PHONY: fast
 fast: $(if $(wildcard $(VENV)/.stamp),,$(VENV)/.operator-stamp) ## Tests of the API and the operator alone: no torch, no cluster, under a minute

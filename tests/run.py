@@ -1,58 +1,301 @@
-"""What `make test` calls: pytest; where all tests are asked for, in four lanes beside each other.
+"""What `make test` and `make test-all` call: pytest in steps, each with a limit, a log and an environment of its own.
 
-Those on a cluster mostly wait, for pods, nodes and what a job says; those of integration for an API server; the local
-ones for programs to start; the others compute. In turn they take as long as all together. The API server is built
-before the lanes begin; what a cluster needs, and the images, beside them.
+`python -m tests.run` is the gate: linters, then what is fast and certain (tests/suites.py says what that leaves out).
+A test that fails there is run once more, alone, when all others have ended; if it passes then, it is named as flaky and
+the gate is green. `python -m tests.run --all` is everything, without a second run. With arguments of pytest, either is
+pytest with these arguments.
 """
 
+from __future__ import annotations
+
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
+from tests import suites
+from tests.needs import Need, api_server, cluster, compiler
+
 ROOT = Path(__file__).parents[1]
-ALL = ["tests"]
-BESIDE = {"e2e": "0", "integration": "5", "local": "10"}
-"""Niceness of each lane that runs beside all other tests, by its folder."""
-NICE = "0"
-"""Of the others, which compute one after the other. What is shortest comes last: they are to end together. Each step is
-a fifth less of a processor."""
-ASSETS = [sys.executable, "-m", "tests.cluster", "assets"]
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""Lanes fill the processors by themselves: threads of one process that spin until the next is done take them away."""
-LOGS = ROOT / ".pytest_cache"
-
-Start = Callable[..., "subprocess.Popen[bytes]"]
+LOGS = ROOT / "build" / "tests"
+TRAINER = "tests/unit/trainer"
+CORES = 2
+"""So many steps of one group run beside each other. The trainer's start as many ranks, and run alone."""
+GRACE_SECONDS = 30.0
+MOST_FAILURES_RUN_AGAIN = 5
+MOST_FAILURES_SHOWN = 30
+MARK = "DISTTRAIN_TEST_STEP"
+"""In the environment of all that a step starts."""
 
 
-def main(arguments: Sequence[str], start: Start = subprocess.Popen, logs: Path = LOGS) -> int:
-    """The first exit code of pytest that is not 0."""
-    pytest = [sys.executable, "-m", "pytest"]
-    if list(arguments) != ALL:
-        return start([*pytest, *arguments], cwd=ROOT).wait()
-    environment = ONE_THREAD | os.environ
-    # Where it fails, the tests that need it say so.
-    start(ASSETS, cwd=ROOT).wait()
-    logs.mkdir(exist_ok=True)
-    beside = {}
-    for lane, nice in BESIDE.items():
-        with (logs / f"{lane}.log").open("wb") as out:
-            # Runs of pytest that end together would write the same cache.
-            command = ["nice", "-n", nice, *pytest, f"tests/{lane}", "-p", "no:cacheprovider"]
-            beside[lane] = start(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        print(f"tests/{lane} run beside all others; what they say is in {out.name}", flush=True)
-    elsewhere = [f"--ignore=tests/{lane}" for lane in BESIDE]
-    codes = []
+@dataclass(frozen=True)
+class Step:
+    """A command whose result counts."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    """Its limit: several times what it takes."""
+    needs: tuple[Need, ...] = ()
+
+
+def pytest_step(name: str, *arguments: str, seconds: float, needs: tuple[Need, ...] = ()) -> Step:
+    return Step(name, (sys.executable, "-m", "pytest", "--durations=25", *arguments), seconds, needs)
+
+
+def folders(*names: str) -> list[str]:
+    return [f"tests/unit/{name}" for name in names]
+
+
+OPERATOR = folders("agent", "api", "decide", "gate", "operator", "plan")
+GATE = (
+    (
+        Step("lint", ("make", "lint"), 300),
+        pytest_step("operator", *OPERATOR, seconds=600),
+        pytest_step("unit", "tests/unit", *(f"--ignore={name}" for name in (TRAINER, *OPERATOR)), seconds=600),
+    ),
+    (pytest_step("trainer", TRAINER, seconds=900, needs=(compiler,)),),
+    (pytest_step("integration", "tests/integration", seconds=900, needs=(api_server,)),),
+    (pytest_step("local", "tests/local", seconds=600),),
+)
+ALL = (
+    (Step("lint", ("make", "lint"), 300),),
+    (pytest_step("unit", "tests/unit", f"--ignore={TRAINER}", seconds=1800),),
+    (pytest_step("trainer", TRAINER, "tests/gpu", seconds=5400, needs=(compiler,)),),
+    (pytest_step("integration", "tests/integration", seconds=3600, needs=(api_server,)),),
+    (pytest_step("local", "tests/local", seconds=3600),),
+    (pytest_step("e2e", "tests/e2e", seconds=3600, needs=(api_server, cluster)),),
+)
+Groups = Sequence[Sequence[Step]]
+
+
+@dataclass
+class Outcome:
+    """What a step came to."""
+
+    step: Step
+    seconds: float
+    code: int | None
+    """None where its limit ended it."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Ids of tests, with a sentence."""
+    counts: dict[str, int] = field(default_factory=dict)
+    rows: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
+    """Command lines of processes that outlived it."""
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.step.name}.log"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong beside tests that failed."""
+        if self.code is None:
+            yield f"did not end within {self.step.seconds:.0f} s"
+        elif self.code and not self.failed:
+            yield f"ended with exit code {self.code}"
+        yield from (f"left a process behind: {command}" for command in self.left)
+
+
+class Running:
+    """A step that runs."""
+
+    def __init__(self, step: Step, variables: Mapping[str, str]) -> None:
+        self.step, self._began = step, time.monotonic()
+        self._mark = uuid.uuid4().hex
+        self._results = LOGS / f"{step.name}.results"
+        self._results.unlink(missing_ok=True)
+        self._scratch = tempfile.TemporaryDirectory(prefix="disttrain-", ignore_cleanup_errors=True)
+        environment = {
+            **variables,
+            MARK: self._mark,
+            "DISTTRAIN_TEST_RESULTS": str(self._results),
+            "TMPDIR": self._scratch.name,
+        }
+        with (LOGS / f"{step.name}.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def outcome(self) -> Outcome | None:
+        """None while it runs within its limit."""
+        late = time.monotonic() - self._began > self.step.seconds
+        if self._process.poll() is None and not late:
+            return None
+        if late:
+            self.end()
+        outcome = Outcome(self.step, time.monotonic() - self._began, None if late else self._process.returncode)
+        if self._results.exists():
+            for line in self._results.read_text().splitlines():
+                entry = json.loads(line)
+                if "failed" in entry:
+                    outcome.failed[entry["failed"]] = entry["why"]
+                else:
+                    outcome.counts, outcome.rows = entry["counts"], set(entry["rows"])
+        outcome.left = list(self._end_what_is_left())
+        self._scratch.cleanup()
+        return outcome
+
+    def end(self) -> None:
+        """As by Ctrl-C, for tests to end what they have started; then by force."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _end_what_is_left(self) -> Iterator[str]:
+        """Command lines of processes that do not follow their step within the grace; they are killed."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := list(self._marked())) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield " ".join(process.cmdline())[:200] or process.name()
+                process.kill()
+
+    def _marked(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+
+def run_steps(steps: Sequence[Step], variables: Mapping[str, str]) -> Iterator[Outcome]:
+    """Runs steps of one group, so many at a time as there are cores."""
+    waiting, running = list(steps), list[Running]()
     try:
-        codes.append(start(["nice", "-n", NICE, *pytest, *ALL, *elsewhere], cwd=ROOT, env=environment).wait())
+        while waiting or running:
+            while waiting and len(running) < CORES:
+                running.append(Running(waiting.pop(0), variables))
+            time.sleep(0.1)
+            for one in list(running):
+                if (outcome := one.outcome()) is not None:
+                    running.remove(one)
+                    yield outcome
     finally:
-        # Also where we are interrupted: they have had the same signal, and take what they started down.
-        for lane, process in beside.items():
-            codes.append(process.wait())
-            print((logs / f"{lane}.log").read_text(), flush=True)
-    return next((code for code in codes if code), 0)
+        for one in running:
+            one.end()
+
+
+KEPT = ("PATH", "HOME", "USER", "LD_LIBRARY_PATH", "CI", "KUBEBUILDER_ASSETS", "NO_PROXY", "no_proxy")
+KEPT_BEGINNINGS = ("GO", "XDG_", "PIP_", "SSL_", "HTTP", "http")
+
+
+def variables(shell: Mapping[str, str], *, gate: bool) -> dict[str, str]:
+    """The environment of tests: of the shell's only what says where programs and packages come from."""
+    kept = {name: value for name, value in shell.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
+    cache = Path(shell.get("XDG_CACHE_HOME") or Path(shell["HOME"], ".cache"))
+    ours = {
+        "LC_ALL": "C.UTF-8",
+        # Ranks fill the processors by themselves: threads that spin until the next is done take them away.
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "disttrain" / "torchinductor"),
+    }
+    if gate:
+        return kept | ours | {"DISTTRAIN_TESTS": "gate", "PYTHONHASHSEED": "0"}
+    rest = {name: shell[name] for name in ("KUBECONFIG", "DISTTRAIN_SOAK", "DISTTRAIN_SEED") if name in shell}
+    return kept | ours | rest
+
+
+def default_signals() -> None:
+    """Whoever starts the tests may ignore signals, as nohup does; what tests start would, too. Those that Python itself
+    ignores, SIGPIPE and SIGXFSZ, `subprocess` gives back."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+
+
+def run_again(outcomes: Iterable[Outcome], shell: Mapping[str, str]) -> set[str]:
+    """Those of a few failed tests that pass alone."""
+    failed = [(outcome.step.name, test) for outcome in outcomes for test in outcome.failed]
+    if not 0 < len(failed) <= MOST_FAILURES_RUN_AGAIN:
+        return set()
+    print(f"run once more, alone: {len(failed)} tests", flush=True)
+    passed = set()
+    for number, (_, test) in enumerate(failed):
+        (outcome,) = run_steps([pytest_step(f"again-{number}", test, seconds=300)], shell)
+        if outcome.code == 0 and not outcome.left:
+            passed.add(test)
+    return passed
+
+
+def summary(outcomes: Sequence[Outcome], passed_alone: set[str], idle: Sequence[str]) -> Iterator[str]:
+    """The last lines of a run: what failed, how to run it alone, what is flaky, and how many tests there were."""
+    failed = {test: why for outcome in outcomes for test, why in outcome.failed.items() if test not in passed_alone}
+    for number, (test, why) in enumerate(failed.items()):
+        if number == MOST_FAILURES_SHOWN:
+            yield f"and {len(failed) - number} more"
+            break
+        yield f"FAILED {test} - {why}"
+    if failed:
+        yield "to run one alone: .venv/bin/python -m pytest 'ID'"
+    for outcome in outcomes:
+        for problem in outcome.problems():
+            yield f"{outcome.step.name} {problem}: {outcome.log}"
+    for row in idle:
+        yield f"tests/suites.py: no test is called {row}"
+    for test in sorted(passed_alone):
+        yield f"flaky: {test}, which failed beside others and passed alone: mend it, or take it out of the gate"
+    total = {kind: sum(outcome.counts.get(kind, 0) for outcome in outcomes) for kind in ("passed", "skipped")}
+    yield f"tests: {total['passed'] + len(passed_alone)} passed, {len(failed)} failed, {total['skipped']} skipped"
+
+
+def run(groups: Groups, shell: Mapping[str, str], *, gate: bool) -> int:
+    """Runs the groups in turn. 0: all is well, 1: something is red."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    environment = variables(shell, gate=gate)
+    outcomes: list[Outcome] = []
+    lacks = {step.name: lack for steps in groups for step in steps for need in step.needs if (lack := need())}
+    for name, lack in lacks.items():
+        print(f"{name} is left out: {lack}" if not gate else lack, flush=True)
+    if gate and lacks:
+        return 2
+    print(f"logs are in {LOGS}", flush=True)
+    for steps in groups:
+        for outcome in run_steps([step for step in steps if step.name not in lacks], environment):
+            outcomes.append(outcome)
+            counts = ", ".join(f"{number} {kind}" for kind, number in outcome.counts.items() if number)
+            state = counts or ("well" if outcome.code == 0 else "red")
+            print(f"{outcome.step.name:12} {outcome.seconds:5.0f} s   {state}", flush=True)
+    passed_alone = run_again(outcomes, environment) if gate else set()
+    found = set[str]().union(*(outcome.rows for outcome in outcomes))
+    idle = [row for row in suites.ROWS if row not in found] if gate else []
+    for line in summary(outcomes, passed_alone, idle):
+        print(line, flush=True)
+    red = any(set(one.failed) - passed_alone or list(one.problems()) for one in outcomes)
+    return int(red or bool(idle))
+
+
+def main(arguments: Sequence[str], shell: Mapping[str, str]) -> int:
+    default_signals()
+    # What runs is ended before we are.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    everything = list(arguments[:1]) == ["--all"]
+    chosen = list(arguments[1:] if everything else arguments)
+    if chosen:
+        return subprocess.run([sys.executable, "-m", "pytest", *chosen], cwd=ROOT, check=False).returncode
+    return run(ALL if everything else GATE, shell, gate=not everything)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.cluster import build, full, image_builds, images, leftovers
 from tests.cluster.errors import ClusterError, MissingError
 from tests.cluster.processes import ProcessId
-from tests.cluster.programs import CLUSTER
+from tests.cluster.programs import ASSETS, CLUSTER
 
 
 def say(text: str) -> None:
@@ -21,6 +21,10 @@ def say(text: str) -> None:
 
 def assets() -> None:
     print(build.ensure_assets(say))
+
+
+def gate() -> None:
+    build.ensure([*ASSETS, "helm"], say)
 
 
 def kwok() -> None:
@@ -70,6 +74,7 @@ def status() -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "assets": ("build etcd, kube-apiserver and kubectl; print their folder", assets),
+    "gate": ("build what `make test` needs: the assets and helm", gate),
     "kwok": ("build kwok (fake nodes); print its path", kwok),
     "images": ("build both images and give them to the cluster's nodes", provide_images),
     "prefetch": ("build all programs and images, without starting anything", prefetch),

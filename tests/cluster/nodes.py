@@ -156,4 +156,4 @@ def cni_plugins() -> Path:
     for folder in (Path("/usr/lib/cni"), Path("/opt/cni/bin")):
         if (folder / "bridge").exists():
             return folder
-    raise MissingError("the CNI plugins are missing: `bash .ci/install-debian` installs what is needed")
+    raise MissingError("the CNI plugins are missing: `bash .ci/install-debian cluster` installs what is needed")

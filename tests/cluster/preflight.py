@@ -24,7 +24,7 @@ def check() -> None:
     if lacking := [name for number, name in _capabilities() if not _granted(number)]:
         raise MissingError(f"this container or machine lacks {' and '.join(lacking)}: run it with more privileges")
     if absent := [command for command in _COMMANDS if not shutil.which(command)]:
-        raise MissingError(f"{', '.join(absent)} missing: `bash .ci/install-debian` installs what is needed")
+        raise MissingError(f"{', '.join(absent)} missing: `bash .ci/install-debian cluster` installs what is needed")
     cni_plugins()
     _check_cgroups()
     _check_other_nodes()

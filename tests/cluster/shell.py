@@ -33,7 +33,9 @@ def run(
             text=True,
         )
     except FileNotFoundError as absent:
-        raise MissingError(f"{parts[0]} is missing: `bash .ci/install-debian` installs what is needed") from absent
+        raise MissingError(
+            f"{parts[0]} is missing: `bash .ci/install-debian cluster` installs what is needed"
+        ) from absent
     if log:
         log.write_text(done.stdout + done.stderr)
     if done.returncode != 0:

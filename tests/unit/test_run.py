@@ -1,47 +1,131 @@
-"""`make test`: what runs beside what, and the exit code of all."""
+"""`make test`: steps, their limits and what outlives them, a second look at what failed, the last lines."""
 
+import json
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.run import main
+from tests import run as runner
+from tests.run import Outcome, Step, default_signals, run, run_steps, summary, variables
+
+SHELL = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
 
 
-class Started:
-    """Processes that are started, and end at once with the codes that are given."""
-
-    def __init__(self, *codes):
-        self.codes, self.commands = list(codes), []
-
-    def __call__(self, command, cwd, env=None, stdout=None, stderr=None):
-        words = " ".join(command).replace(f"{sys.executable} -m ", "")
-        self.commands.append(words)
-        if stdout is not None:
-            stdout.write(f"of {words.partition('pytest ')[2].split()[0]}\n".encode())
-        return self
-
-    def wait(self):
-        return self.codes.pop(0)
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(runner, "LOGS", tmp_path)
+    monkeypatch.setattr(runner.suites, "ROWS", ())
+    return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("others", "beside", "code"),
-    [(0, (0, 0, 0), 0), (1, (0, 0, 0), 1), (0, (2, 0, 0), 2), (0, (0, 0, 3), 3), (1, (2, 4, 3), 1)],
-)
-def test_all_tests_run_side_by_side_and_the_first_code_that_is_not_0_counts(tmp_path, capsys, others, beside, code):
-    started = Started(0, others, *beside)
-    assert main(["tests"], started, tmp_path / "logs") == code
-    assert started.commands == [
-        "tests.cluster assets",
-        "nice -n 0 pytest tests/e2e -p no:cacheprovider",
-        "nice -n 5 pytest tests/integration -p no:cacheprovider",
-        "nice -n 10 pytest tests/local -p no:cacheprovider",
-        "nice -n 0 pytest tests --ignore=tests/e2e --ignore=tests/integration --ignore=tests/local",
-    ]
-    assert capsys.readouterr().out.endswith("of tests/e2e\n\nof tests/integration\n\nof tests/local\n\n")
+def a_step(script: str, seconds: float = 60, **more) -> Step:
+    return Step("step", ("sh", "-c", script), seconds, **more)
 
 
-def test_fewer_tests_are_pytests_own_affair(tmp_path):
-    started = Started(3)
-    assert main(["tests/unit", "-k", "rules"], started, tmp_path / "logs") == 3
-    assert started.commands == ["pytest tests/unit -k rules"]
+def that_says(*entries: dict) -> str:
+    lines = "".join(json.dumps(entry) + r"\n" for entry in entries)
+    return f"printf '{lines}' > $DISTTRAIN_TEST_RESULTS; exit 1"
+
+
+def one(step: Step) -> Outcome:
+    (outcome,) = run_steps([step], SHELL)
+    return outcome
+
+
+def test_a_step_has_a_log_its_failures_and_its_counts() -> None:
+    entries = {"failed": "tests/x.py::test", "why": "call: no"}, {"counts": {"passed": 3}, "rows": ["x"]}
+    outcome = one(a_step("echo words; " + that_says(*entries)))
+    assert (outcome.code, outcome.failed, outcome.counts) == (1, {"tests/x.py::test": "call: no"}, {"passed": 3})
+    assert outcome.rows == {"x"}
+    assert outcome.log.read_text() == "words\n"
+    assert list(outcome.problems()) == []
+
+
+def test_a_step_that_fails_without_a_test_that_does_is_a_problem() -> None:
+    assert list(one(a_step("exit 4")).problems()) == ["ended with exit code 4"]
+
+
+def test_a_step_that_passes_its_limit_is_interrupted(logs: Path) -> None:
+    outcome = one(a_step(f"trap 'touch {logs}/told; exit' INT; while true; do sleep 0.1; done", seconds=1))
+    assert outcome.code is None
+    assert list(outcome.problems()) == ["did not end within 1 s"]
+    assert (logs / "told").exists()
+
+
+def test_what_outlives_a_step_is_named_and_ended(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.1)
+    outcome = one(a_step(f"setsid sleep 1234 & echo $! > {logs}/pid"))
+    assert list(outcome.problems()) == ["left a process behind: sleep 1234"]
+    (left,) = (int(word) for word in (logs / "pid").read_text().split())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_steps_of_a_group_run_beside_each_other(logs: Path) -> None:
+    meets = f"touch {logs}/$0; while ! [ -e {logs}/$1 ]; do sleep 0.1; done"
+    steps = [Step(name, ("sh", "-c", meets, name, other), 60) for name, other in (("a", "b"), ("b", "a"))]
+    assert [outcome.code for outcome in run_steps(steps, SHELL)] == [0, 0]
+
+
+PASSES, FAILS = "tests/unit/test_run.py::test_the_shell_says_only_where_things_are", "tests/unit/none.py::test"
+
+
+@pytest.mark.parametrize(("tests", "code"), [([PASSES], 0), ([FAILS], 1), ([PASSES, FAILS], 1), ([PASSES] * 6, 1)])
+def test_a_few_tests_that_fail_are_run_once_more_alone(tests, code, capsys) -> None:
+    entries = [{"failed": f"{test}{'?' * number}", "why": "call: no"} for number, test in enumerate(tests)]
+    entries = entries if len(tests) > 5 else [{"failed": test, "why": "call: no"} for test in tests]
+    assert run([[a_step(that_says(*entries, {"counts": {}, "rows": []}))]], SHELL, gate=True) == code
+    said = capsys.readouterr().out
+    assert (f"flaky: {PASSES}" in said) == (PASSES in tests and len(tests) < 6)
+    assert (f"FAILED {FAILS} - call: no" in said) == (FAILS in tests)
+    assert said.splitlines()[-1].startswith("tests: ")
+
+
+def test_the_complete_suite_has_no_second_look(capsys) -> None:
+    step = a_step(that_says({"failed": PASSES, "why": "call: no"}))
+    assert run([[step]], SHELL, gate=False) == 1
+    assert f"FAILED {PASSES}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("gate", "code"), [(True, 2), (False, 0)])
+def test_what_is_missing_is_said_before_anything_runs(gate, code, logs, capsys) -> None:
+    steps = [[a_step(f"touch {logs}/ran", needs=(lambda: "Go is missing",))]]
+    assert run(steps, SHELL, gate=gate) == code
+    assert capsys.readouterr().out.splitlines()[0] == ("Go is missing" if gate else "step is left out: Go is missing")
+    assert not (logs / "ran").exists()
+
+
+def test_a_row_that_finds_no_test_is_red(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(runner.suites, "ROWS", ("nobody",))
+    assert run([[a_step("true")]], SHELL, gate=True) == 1
+    assert "no test is called nobody" in capsys.readouterr().out
+
+
+def test_a_long_list_of_failures_is_cut() -> None:
+    outcome = Outcome(a_step("false"), 1.0, 1, {f"tests/x.py::test_{number}": "call: no" for number in range(100)})
+    lines = list(summary([outcome], set(), []))
+    assert len(lines) < 40
+    assert "and 70 more" in lines
+    assert lines[-1] == "tests: 0 passed, 100 failed, 0 skipped"
+
+
+def test_the_shell_says_only_where_things_are() -> None:
+    hostile = {"KUBECONFIG": "/nowhere", "LANG": "tr_TR", "TZ": "Asia/Tokyo", "PYTHONPATH": "/", "RANK": "3"}
+    kept = variables(SHELL | hostile | {"GOPROXY": "direct"}, gate=True)
+    assert kept["GOPROXY"] == "direct"
+    assert kept.keys().isdisjoint(hostile)
+    assert variables(SHELL | hostile, gate=False)["KUBECONFIG"] == "/nowhere"
+
+
+def test_signals_that_the_shell_ignores_are_not_ignored_by_what_tests_start() -> None:
+    script = (
+        "import subprocess, tests.run; tests.run.default_signals();"
+        "print(subprocess.run(['grep', 'SigIgn', '/proc/self/status'], capture_output=True, text=True).stdout)"
+    )
+    command = ["sh", "-c", f"trap '' HUP INT QUIT PIPE; exec {sys.executable} -c \"$0\"", script]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=runner.ROOT).stdout
+    assert int(said.split()[1], 16) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, f"{default_signals.__name__} was called for this process"

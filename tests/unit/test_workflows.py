@@ -10,7 +10,7 @@ import yaml
 from tests.cluster.paths import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.y*ml"))
-EVENTS = {"push", "pull_request", "workflow_call"}
+EVENTS = {"push", "pull_request", "schedule", "workflow_call"}
 """Not `pull_request_target` or `workflow_run`: they run with rights of ours what strangers send."""
 
 RELEASE_RIGHTS = {"contents": "read", "packages": "write", "id-token": "write"}
@@ -68,7 +68,7 @@ def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Pat
         assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
         assert build["build-args"].startswith("BASE_IMAGE=")
     by_name = read(file)["jobs"]
-    assert by_name["test"]["uses"] == "./.github/workflows/ci.yaml"
+    assert by_name["test"]["uses"] == "./.github/workflows/complete.yaml"
     assert (by_name["images"]["needs"], by_name["chart"]["needs"]) == ("test", "images")
     for name in ("images", "chart"):
         assert any("cosign sign --yes" in step.get("run", "") for step in by_name[name]["steps"])

@@ -18,6 +18,7 @@ from disttrain_operator.decide.observed import Live, Stall, job_facts
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting
 from tests.soak import SOAK
+from tests.suites import GATE
 from tests.unit.decide.cluster import Operator, Server, member
 from tests.unit.decide.oracle import Budget
 
@@ -368,6 +369,6 @@ def _lost(pod: dict[str, Any]) -> bool:
 
 
 Jobs.TestCase.settings = settings(
-    max_examples=1500 if SOAK else 50, stateful_step_count=60 if SOAK else 40, deadline=None
+    max_examples=1500 if SOAK else 20 if GATE else 50, stateful_step_count=60 if SOAK else 40, deadline=None
 )
 test_jobs = pytest.mark.timeout(3600 if SOAK else 300)(Jobs.TestCase)

@@ -1,6 +1,7 @@
 """Layouts of the mesh, and what is trained in each of them: the cases of test_layouts.py."""
 
 from tests.soak import SOAK
+from tests.suites import GATE
 from tests.unit.trainer.worlds import small, user
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
@@ -32,6 +33,9 @@ TRAININGS = {
     "mlp, SGD": small(**COMMON, optimizer=SGD, model=user("double_builtin_mlp")),
     "resnet, SGD": small(**COMMON, **IMAGES, optimizer=SGD),
     "resnet, AdamW": small(**COMMON, **IMAGES, optimizer=ADAMW),
+    "experts, AdamW, accumulated": small(
+        **COMMON, data=TOKENS, model=user("double_moe_gpt"), optimizer=ADAMW, gradientAccumulationSteps=3
+    ),
     "gpt, SGD, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=SGD),
     "gpt, AdamW, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=ADAMW),
 }
@@ -230,6 +234,8 @@ ALL_LAYOUTS = {
     "pp2 x dp2 x fsdp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2}, {}),
     "pp2 x dp2 x fsdp2 x tp2": (16, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2, TENSOR: 2}, {}),
     "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
+    # All others of experts are test_moe.py's, which the gate leaves out.
+    "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
     "fsdp4": (4, "gpt, untied, smoothed", {SHARD: 4}, {}),
 }
 # Of these every part is in another layout, too.
@@ -270,4 +276,20 @@ _LONG = {
     *(name for name in ALL_LAYOUTS if "20 steps, " in name and name != "fsdp2, AdamW, 20 steps, 4 passes"),
     *(f"pp2, {schedule}, SGD" for schedule in SCHEDULES),
 }
-LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}
+_IN_GATE = {
+    "dp2 x fsdp2",
+    "fsdp2 x tp2, everything",
+    "pp2 x fsdp2, Interleaved1F1B",
+    "pp2 x tp2, everything",
+}
+
+
+def _wanted(name: str) -> bool:
+    """Whether this run has the layout: the gate has two ranks of each kind, and of four those that combine the most."""
+    ranks, _, _, changes = ALL_LAYOUTS[name]
+    if GATE and name not in _IN_GATE and (ranks > 2 or "compile" in changes):
+        return False
+    return SOAK or name not in _LONG
+
+
+LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if _wanted(name)}

@@ -32,13 +32,14 @@ from disttrain_api.names import TOKEN_FILE
 from disttrain_api.report import RankReport
 from tests.cluster.ports import free_port
 from tests.soak import SOAK
+from tests.suites import GATE
 from tests.waiting import GENEROUS
 
 TOKEN = "the token of the job"
 ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = GENEROUS
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
-CASES_WITHIN_SECONDS = 3000.0 if SOAK else 1800.0
+CASES_WITHIN_SECONDS = 3000.0 if SOAK else 240.0 if GATE else 1800.0
 WORLDS_WITHIN_SECONDS = 6000 if SOAK else 2000
 """Limit of a test whose fixture runs cases in several worlds, one after the other."""
 

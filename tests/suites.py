@@ -1,0 +1,99 @@
+"""Which tests the gate (`make test`) runs, and why the complete suite alone (`make test-all`) has the others.
+
+The gate holds what is fast and certain, and shows each thing once. Rows are regular expressions that are looked for in
+the ids of tests. A row that finds none fails the gate, so that the tables say what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+
+GATE = os.environ.get("DISTTRAIN_TESTS") == "gate"
+"""Whether these tests are the gate's: limits are short, seeds are fixed, and only its tests run."""
+
+MORE_RANKS = "two ranks show it"
+LEARNS = "a figure of learning: longer, and another one on another machine"
+PROCESSES = "many processes that are killed or waited for; the gate has one of each kind"
+LONG = "long for what it adds"
+GLOO = "gloo lets go of what it has sent a moment later: memory is never twice the same"
+
+ONLY_IN_COMPLETE = {
+    r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_page_has_sizes|where_nothing_can_be_built)": LONG,
+    r"agent/test_trainer_ends\.py.*two pods": LONG,
+    r"trainer/test_(gradient_sums|resume|equality|collectives)\.py.*[34] ranks": MORE_RANKS,
+    r"trainer/test_local_sgd\.py.*(\[[34]-|-[34]\])": MORE_RANKS,
+    r"trainer/test_pipedream\.py.*([34] stages|two replicas|accumulated|drained for)": MORE_RANKS,
+    r"trainer/test_(text|compression_learns|local_sgd_learning|pipedream_learning)\.py": LEARNS,
+    r"trainer/test_parameter_server_(learning|soak)\.py": LEARNS,
+    r"trainer/test_(moe|any_job|any_server_job|meta_device|half_precision|weights|user_package)\.py": LONG,
+    r"trainer/test_(parameter_server_(faults|strangers)|worker_groups|worker_group_faults)\.py": PROCESSES,
+    r"trainer/test_(object_store|ownership|background_saves|torchrun|clean_ends|sinks|hostile_peer)\.py": PROCESSES,
+    r"trainer/test_soundness\.py::test_kills_at_any_byte": PROCESSES,
+    r"trainer/test_checkpoint\.py::(TestSigterm|TestKilledWhileSaving|TestFullStorage)": PROCESSES,
+    r"trainer/test_checkpoint\.py::TestFence::test_(an_attempt_that_is_overtaken|two_jobs_do_not_take)": PROCESSES,
+    r"trainer/test_endings\.py::test_storage_that_ranks_do_not_share": PROCESSES,
+    r"trainer/test_pipedream_endings\.py::test_a_killed_stage": PROCESSES,
+    r"trainer/test_preflight\.py::test_a_node_that_(swallows|keeps_the_others)": PROCESSES,
+    r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,
+    r"trainer/test_local_sgd\.py::test_bmuf_without_momentum": LONG,
+    r"trainer/test_json_collectives\.py.*a negative length": "waits ten seconds for a peer",
+    r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[tp2": GLOO,
+    r"trainer/test_gradient_sums\.py::test_another_number_of_replicas": LONG,
+}
+"""By expression, why."""
+
+IN_GATE = {
+    "tests/integration/": (
+        r"/test_(bounds|chart_values|crd|rules_agree|operator|isolation|submit)\.py",
+        r"/test_fuzz\.py::test_validate_and_the_api_server_agree",
+        r"/test_operator_faults\.py::test_an_operator_that_is_killed_during_a_restart_counts_it_once",
+        r"/test_operator_faults\.py::test_what_happens_while_the_operator_is_down_is_seen",
+        r"/test_operator_faults\.py::test_the_operator_survives_the_api_server",
+        r"/test_operator_faults\.py::test_missing_rights_are_named_in_one_line",
+        r"/test_operator_faults\.py::test_sigterm_ends_the_operator_at_once_and_cleanly",
+        r"/test_undecodable\.py::test_a_job_that_cannot_be_read_is_named_and_left_alone",
+        r"/test_two_releases\.py::test_a_second_release_that_helm_did_not_refuse",
+        r"/test_high_availability\.py::test_a_leader_that_is_told_to_end_hands_over",
+    ),
+    "tests/local/": (
+        r"/test_training\.py::test_the_ddp_example_learns_the_digits",
+        r"/test_training\.py::test_ranks_are_processes_of_their_own",
+        r"/test_training\.py::test_a_killed_rank_restarts_the_gang",
+        r"/test_training\.py::test_ctrl_c_suspends_after_a_checkpoint",
+        r"/test_own_commands\.py::test_an_unmodified_torchrun_script_runs_without_arguments\[1\]",
+        r"/test_own_commands\.py::test_a_(program_may_stand|failing_program_fails|program_that_does_not|second_ctrl_c)",
+        r"/test_own_commands\.py::test_no_process_outlives_a_runner_that_was_killed",
+        r"/test_own_commands\.py::test_sigterm_and_a_closed_terminal_suspend",
+        r"/test_own_commands\.py::test_parameter_servers_are_reached_by_their_addresses",
+        r"/test_bad_inputs\.py::test_(missing_data_fails|a_wrong_manifest_is_refused|a_failing_program_of_the_users)",
+        r"/test_outputs\.py::test_ctrl_c_on_a_pipeline_suspends",
+        r"/test_limits\.py::test_a_model_of_a_trillion_parameters_is_refused",
+        r"/test_full_disk\.py::test_a_rank_that_needs_room_of_its_own",
+        r"/test_environment\.py::test_the_environment_is_the_users",
+        r"/test_examples\.py::test_an_example_runs_to_its_end_and_learns\[(parameter-server|pipeline|fsdp-tensor|entrypoint)\]",
+    ),
+}
+"""Of folders of which the gate has little: that. They start many processes, and take ten minutes each."""
+
+ROWS = (*ONLY_IN_COMPLETE, *(row for rows in IN_GATE.values() for row in rows))
+
+
+def rows_of(test: str) -> set[str]:
+    """The rows that find the test with this id."""
+    rows = {row for row in ONLY_IN_COMPLETE if _compiled(row).search(test)}
+    return rows | {row for row in _wanted(test) or () if _compiled(row).search(test)}
+
+
+def in_gate(test: str, rows: set[str]) -> bool:
+    """Whether the gate has the test with this id, which these rows find."""
+    wanted = _wanted(test)
+    return rows.isdisjoint(ONLY_IN_COMPLETE) and (wanted is None or not rows.isdisjoint(wanted))
+
+
+def _wanted(test: str) -> tuple[str, ...] | None:
+    return next((rows for folder, rows in IN_GATE.items() if test.startswith(folder)), None)
+
+
+_compiled = cache(re.compile)
