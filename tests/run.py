@@ -169,8 +169,10 @@ class Running:
             time.sleep(0.1)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                yield " ".join(process.cmdline())[:200] or process.name()
+                command = " ".join(process.cmdline())[:200] or process.name()
                 process.kill()
+                yield command
+        psutil.wait_procs(left, GRACE_SECONDS)
 
     def _marked(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
