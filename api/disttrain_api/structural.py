@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from disttrain_api.escape import escaped
 from disttrain_api.violation import Location, Violation
 
 Schema = dict[str, Any]
@@ -86,8 +87,8 @@ def describe(value: Any) -> str:
 
 
 def shorten(text: str, length: int = 80) -> str:
-    """Text for a message: at most `length` characters, on one line."""
-    line = " ".join(text.split())
+    """Text for a message: at most `length` characters, on one line, with escapes for what is no text."""
+    line = escaped(" ".join(text.split())[: length + 1])
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 

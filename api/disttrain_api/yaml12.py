@@ -13,21 +13,11 @@ from typing import Any
 
 import yaml
 
+from disttrain_api.structural import shorten
 from disttrain_api.violation import Location
+from disttrain_api.yaml_bounds import MAX_MERGED, MAX_VALUES, BoundedLoader, YamlError, compose, line_of
 
-MAX_VALUES = 100_000
-"""Values in a document. Aliases count as often as they stand: a few lines of them can mean billions."""
-
-MAX_MERGED = 100
-"""Objects in a list of `<<`."""
-
-
-class YamlError(Exception):
-    """A sentence, and the line it is about."""
-
-    def __init__(self, message: str, line: int | None) -> None:
-        super().__init__(message)
-        self.line = line
+__all__ = ["MAX_MERGED", "MAX_VALUES", "Document", "YamlError", "read"]
 
 
 @dataclass
@@ -45,7 +35,7 @@ _NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
 _DISPUTED = "disputed"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Resolves plain words by the patterns below alone."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
@@ -70,28 +60,7 @@ for _tag, _pattern in (
 
 def read(text: str) -> list[Document]:
     """The documents of a text, without the empty ones. Raises YamlError."""
-    try:
-        nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
-        return [_Reader().read(node) for node in nodes if not _is_empty(node)]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise YamlError(_syntax(error), mark.line + 1 if mark else None) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise YamlError(f"character {chr(error.character)!r} may not stand in YAML", line) from None
-    except RecursionError:
-        raise YamlError("nested too deeply", None) from None
-
-
-def _is_empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
-
-
-def _syntax(error: yaml.MarkedYAMLError) -> str:
-    message = error.problem or "not YAML"
-    if "'\\t'" in message:
-        return "a tab stands where YAML wants spaces"
-    return f"not YAML: {error.context + ', ' if error.context else ''}{message}"
+    return [_Reader().read(node) for node in compose(text, _Loader)]
 
 
 class _Reader:
@@ -99,29 +68,25 @@ class _Reader:
 
     def __init__(self) -> None:
         self._document = Document()
-        self._count = 0
-        self._open: set[int] = set()
+        self._strings: dict[int, str] = {}
+        """By their nodes: however many aliases stand for one, it is one string."""
 
     def read(self, node: yaml.Node) -> Document:
         self._document.value = self._value(node, ())
         return self._document
 
     def _value(self, node: yaml.Node, location: Location) -> Any:
-        self._count += 1
-        if self._count > MAX_VALUES:
-            raise YamlError(f"more than {MAX_VALUES} values", _line(node))
-        self._document.lines.setdefault(location, _line(node))
+        self._document.lines.setdefault(location, line_of(node))
         if isinstance(node, yaml.ScalarNode):
-            return _scalar(node)
-        if id(node) in self._open:
-            raise YamlError("an alias stands for what it is a part of", _line(node))
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, location)
-            return self._sequence(node, location)
-        finally:
-            self._open.discard(id(node))
+            return self._string(node) if node.tag == _STR else _scalar(node)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, location)
+        return self._sequence(node, location)
+
+    def _string(self, node: yaml.ScalarNode) -> str:
+        if id(node) not in self._strings:
+            self._strings[id(node)] = _string(node)
+        return self._strings[id(node)]
 
     def _sequence(self, node: yaml.Node, location: Location) -> list[Any]:
         _no_tag(node, "tag:yaml.org,2002:seq")
@@ -138,40 +103,39 @@ class _Reader:
                     for key, value in self._value(source, location).items():
                         merged.setdefault(key, value)
                 continue
-            key = _key(key_node)
+            key = self._key(key_node)
             if key in lines:
-                raise YamlError(
-                    f"key `{key}` is given twice, in lines {lines[key]} and {_line(key_node)}", _line(key_node)
-                )
-            lines[key] = _line(key_node)
-            self._document.lines[(*location, key)] = _line(key_node)
+                twice = f"in lines {lines[key]} and {line_of(key_node)}"
+                raise YamlError(f"key `{shorten(key)}` is given twice, {twice}", line_of(key_node))
+            lines[key] = line_of(key_node)
+            self._document.lines[(*location, key)] = line_of(key_node)
             own[key] = self._value(value_node, (*location, key))
         return {**merged, **own}
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise YamlError("a key must be a word", line_of(node))
+        if node.tag != _STR:
+            word = shorten(node.value or "null")
+            raise YamlError(f"key {word} is not a string: write it in quotes", line_of(node))
+        return self._string(node)
 
 
 def _merge_sources(node: yaml.Node) -> Iterator[yaml.Node]:
     """The mappings that `<<` takes over; the first one that has a key wins."""
     sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
     if len(sources) > MAX_MERGED:
-        raise YamlError(f"`<<` takes over {len(sources)} objects, and may take over at most {MAX_MERGED}", _line(node))
+        raise YamlError(
+            f"`<<` takes over {len(sources)} objects, and may take over at most {MAX_MERGED}", line_of(node)
+        )
     for source in sources:
         if not isinstance(source, yaml.MappingNode):
-            raise YamlError("`<<` takes over keys of an object, or of a list of objects", _line(node))
+            raise YamlError("`<<` takes over keys of an object, or of a list of objects", line_of(node))
         yield source
-
-
-def _key(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise YamlError("a key must be a word", _line(node))
-    if node.tag != _STR:
-        raise YamlError(f"key {node.value or 'null'} is not a string: write it in quotes", _line(node))
-    return _string(node)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     text: str = node.value
-    if node.tag == _STR:
-        return _string(node)
     if node.tag == _NULL:
         return None
     if node.tag == _BOOL:
@@ -181,14 +145,15 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.tag == _FLOAT:
         return _float(node)
     if node.tag == _DISPUTED:
-        raise YamlError(f"{text} means one thing to YAML 1.2 and another to kubectl: {_instead(text)}", _line(node))
+        sentence = f"{shorten(text, 40)} means one thing to YAML 1.2 and another to kubectl: {_instead(text)}"
+        raise YamlError(sentence, line_of(node))
     if node.tag == _MERGE:
         return text
-    raise YamlError(f"tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not supported", _line(node))
+    raise _unknown_tag(node)
 
 
 def _instead(text: str) -> str:
-    word = text.lower()
+    word, text = text.lower(), shorten(text, 40)
     if word in ("y", "yes", "on"):
         return f"write true, or '{text}' in quotes"
     if word in ("n", "no", "off"):
@@ -198,11 +163,13 @@ def _instead(text: str) -> str:
 
 def _string(node: yaml.ScalarNode) -> str:
     text: str = node.value
+    if text.isascii():
+        return text
     try:
         # JSON's escapes write a character beyond 16 bits as two halves, which PyYAML leaves apart.
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise YamlError("half a character stands in a string: a lone \\ud800 to \\udfff", _line(node)) from None
+        raise YamlError("half a character stands in a string: a lone \\ud800 to \\udfff", line_of(node)) from None
 
 
 def _integer(node: yaml.ScalarNode) -> int:
@@ -210,7 +177,7 @@ def _integer(node: yaml.ScalarNode) -> int:
     # A long row of digits takes Python a long time.
     number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= 32 else 2**64
     if not -(2**63) <= number < 2**63:
-        raise YamlError(f"{text[:40]} is too large for an integer", _line(node))
+        raise YamlError(f"{text[:40]} is too large for an integer", line_of(node))
     return number
 
 
@@ -218,15 +185,15 @@ def _float(node: yaml.ScalarNode) -> float | int:
     text: str = node.value
     number = math.nan if "n" in text.lower() else float(text)
     if not math.isfinite(number):
-        raise YamlError(f"{text[:40]} is not a finite number", _line(node))
+        raise YamlError(f"{text[:40]} is not a finite number", line_of(node))
     # As kubectl sends it: 1e3 and 1.0 are integers in JSON.
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def _no_tag(node: yaml.Node, expected: str) -> None:
     if node.tag != expected:
-        raise YamlError(f"tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not supported", _line(node))
+        raise _unknown_tag(node)
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+def _unknown_tag(node: yaml.Node) -> YamlError:
+    return YamlError(f"tag {shorten(node.tag.replace('tag:yaml.org,2002:', '!!'))} is not supported", line_of(node))

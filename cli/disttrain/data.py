@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disttrain.output import person, show, tell
+from disttrain.terminal import console
 
 if TYPE_CHECKING:
     from disttrain.corpora.prepare import Progress
@@ -58,11 +59,10 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     if not person().isatty():
         yield lambda now: tell(f"{now.shards} of {now.total_shards} shards, {now.tokens} tokens")
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tokens]} tokens"))
-    with Bar(*columns, console=Console(file=person())) as bar:
+    with Bar(*columns, console=console(person(), terminal=True)) as bar:
         task = bar.add_task("", tokens=0)
         yield lambda now: bar.update(task, completed=now.source_bytes, total=now.total_bytes, tokens=now.tokens)

@@ -67,12 +67,12 @@ def show_page(client: Client, name: str) -> int:
         show("\nMesh (● runs, ○ waits, ✓ ended well, ✗ failed, · no pod)\n" + "\n".join(f"  {line}" for line in drawn))
     if job.status.attempts:
         rows = [page.attempt_row(attempt, now) for attempt in job.status.attempts]
-        show("\n" + rendered(table(page.ATTEMPT_HEADINGS, rows)))
+        show(rendered("", table(page.ATTEMPT_HEADINGS, rows)))
     if pods:
-        show("\n" + rendered(table(page.POD_HEADINGS, page.pod_rows(job, pods, now))))
+        show(rendered("", table(page.POD_HEADINGS, page.pod_rows(job, pods, now))))
     events = _events(client, job)[-10:]
     if events:
-        show("\n" + rendered(table(listing.EVENT_HEADINGS, [listing.event_row(event, now) for event in events])))
+        show(rendered("", table(listing.EVENT_HEADINGS, [listing.event_row(event, now) for event in events])))
     hint(*_next_of(job))
     return 0
 

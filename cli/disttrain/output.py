@@ -1,7 +1,8 @@
 """All that a person sees of a command: sentences on standard error (`tell`), its result on standard output (`show`).
 
 A terminal, the reader of a pipe or a disk may go or pause at any moment, and nothing else that the command does may
-depend on it. So a sentence that cannot be written is lost, and writing one never waits.
+depend on it. So a sentence that cannot be written is lost, and writing one never waits. What others have written is
+text wherever it goes: whatever else is in it is escaped here, but for colours of our own.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from collections import deque
 from typing import Any, TextIO
 
 from disttrain.errors import CommandError
+from disttrain.terminal import Painted
+from disttrain_api.escape import escaped
 
 _KEPT_WRITES = 1000
 """How many writes are kept for a reader that pauses: newer ones replace the oldest."""
@@ -79,14 +82,15 @@ class Outlet(io.TextIOBase):
 
 def tell(text: str) -> None:
     """Write a sentence for the person to standard error, if that takes any."""
-    person().write(f"{text}\n")
+    person().write(f"{escaped(text, lines=True)}\n")
 
 
 def show(text: str) -> None:
     """Write what the command was asked for to standard output, after all sentences so far. Raises OutputError."""
     drain()
+    shown = text if isinstance(text, Painted) else escaped(text, lines=True)
     try:
-        _write_all(1, f"{text}\n", _encoding(sys.stdout))
+        _write_all(1, f"{shown}\n", _encoding(sys.stdout))
     except OSError as error:
         raise OutputError(f"cannot write to standard output: {error.strerror}") from error
 
@@ -95,7 +99,7 @@ def ask(question: str) -> bool | None:
     """Ask for a yes on the terminal; None where there is nobody to ask."""
     if not (person().isatty() and _reads_terminal()):
         return None
-    person().write(f"{question} [y/N] ")
+    person().write(f"{escaped(question)} [y/N] ")
     drain()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -104,7 +108,7 @@ def prompt(question: str) -> str | None:
     """Ask for a line on the terminal; None where there is nobody to ask, or the answer ends there."""
     if not (person().isatty() and _reads_terminal()):
         return None
-    person().write(f"{question} ")
+    person().write(f"{escaped(question)} ")
     drain()
     line = sys.stdin.readline()
     return line.strip() if line else None

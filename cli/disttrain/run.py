@@ -17,6 +17,7 @@ from disttrain.output import OutputError, show, tell
 from disttrain.validate import validate
 from disttrain_api import manifest
 from disttrain_api.errors import ManifestError
+from disttrain_api.escape import escaped
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 
@@ -54,11 +55,18 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
     if unwritten is not None:
         tell(f"disttrain: {short(folder.status_file)} is not up to date: {unwritten}")
     try:
-        show(to_yaml({"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}).rstrip("\n"))
+        show(_as_yaml(status))
     except OutputError as lost:
         # The job has ended as it has; only who wants to read of it must look elsewhere.
         tell(f"disttrain: the status is in {short(folder.status_file)} alone: {lost}")
     return exit_code(status, interrupted_by=interrupted_by)
+
+
+def _as_yaml(status: JobStatus) -> str:
+    """The status as kubectl prints it; in ASCII where a character of it might mean something to a terminal."""
+    value = {"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    text = to_yaml(value).rstrip("\n")
+    return text if escaped(text, lines=True) == text else to_yaml(value, ascii_only=True).rstrip("\n")
 
 
 def _draw(folder: RunFolder) -> None:

@@ -7,38 +7,38 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from disttrain_api.escape import escaped
+
 MAX_CELL = 4096
 _CSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_OWN_LINES = ("\n", "\t")
+
+
+class Painted(str):
+    """A text with colours of our own; all else in it has been escaped."""
 
 
 def plain(text: Any, *, most: int = MAX_CELL) -> str:
     """Return the text as one line that no terminal takes for a command.
 
-    Line ends become spaces; control characters, marks of direction, and what has no width are written as escapes.
+    Line ends become spaces.
     """
-    return _escaped(" ".join(str(text).split("\n"))[:most].strip())
+    return escaped(str(text)[:most]).strip()
 
 
 def plain_lines(text: Any, *, most: int = MAX_CELL) -> str:
-    """Return the text with its line ends and tabs, and all else as `plain` does."""
-    return "\n".join(_escaped(line) for line in str(text)[:most].split("\n"))
+    """Return the text with its line ends, and all else as `plain` does."""
+    return escaped(str(text)[:most], lines=True)
 
 
 def plain_log(line: bytes) -> str:
     """Return a line of a log without colours; of what was overwritten with \\r, what was seen last."""
     text = line.decode(errors="replace").rstrip("\r\n")
-    return _escaped(_CSI.sub("", text).rpartition("\r")[2])
+    return escaped(_CSI.sub("", text).rpartition("\r")[2])
 
 
-def _escaped(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\t" else " " if c == "\xa0" else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
+def painted(text: str, colour: int, after: str = "") -> Painted:
+    """Return the text in a colour (30 to 97), and another one after it without."""
+    return Painted(f"\x1b[{colour}m{escaped(text)}\x1b[0m{escaped(after)}")
 
 
 def is_terminal() -> bool:
@@ -51,7 +51,7 @@ def is_terminal() -> bool:
 
 def console(stream: Any = None, *, terminal: bool | None = None) -> Any:
     """Return rich's console into `stream`: as wide as the terminal, else as wide as the text. It reads no markup."""
-    from rich.console import Console
+    from disttrain.plain_console import PlainConsole
 
     terminal = is_terminal() if terminal is None else terminal
     width = None
@@ -62,17 +62,17 @@ def console(stream: Any = None, *, terminal: bool | None = None) -> Any:
             width = os.get_terminal_size(1).columns
         except OSError:
             width = None
-    return Console(
+    return PlainConsole(
         file=stream or io.StringIO(), force_terminal=terminal, width=width, markup=False, highlight=False, emoji=False
     )
 
 
-def rendered(*renderables: Any) -> str:
+def rendered(*renderables: Any) -> Painted:
     """Return what rich makes of them, for standard output; lines have no blanks at their end."""
     out = console()
     for one in renderables:
         out.print(one, soft_wrap=isinstance(one, str))
-    return "\n".join(line.rstrip() for line in out.file.getvalue().rstrip("\n").split("\n"))
+    return Painted("\n".join(line.rstrip() for line in out.file.getvalue().rstrip("\n").split("\n")))
 
 
 _COLOURS = {

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from datetime import datetime
 
+from disttrain_api.escape import escaped
 from disttrain_api.names import API_VERSION, KIND
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.observed import Job
@@ -28,7 +29,8 @@ async def post_event(client: Client, job: Job | Key, version: str, event: Event,
 
 def event_manifest(job: Job | Key, version: str, event: Event, now: datetime) -> Raw:
     """The Event, under a name that a repeated POST meets again."""
-    digest = hashlib.sha256(f"{job.uid} {version} {event.reason} {event.message}".encode()).hexdigest()[:16]
+    said = f"{job.uid} {version} {event.reason} {event.message}".encode(errors="replace")
+    digest = hashlib.sha256(said).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
@@ -43,9 +45,9 @@ def event_manifest(job: Job | Key, version: str, event: Event, now: datetime) ->
             "resourceVersion": version,
         },
         "type": "Warning" if event.warning else "Normal",
-        "reason": event.reason,
+        "reason": escaped(event.reason),
         # The API server refuses longer ones.
-        "message": event.message[:1024],
+        "message": escaped(event.message)[:1024],
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,

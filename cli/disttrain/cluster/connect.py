@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from disttrain.errors import CommandError
+from disttrain_api import yaml_bounds
 from disttrain_operator.kube.auth import SERVICE_ACCOUNT, Access, from_kubeconfig, in_cluster
 from disttrain_operator.kube.errors import AccessError
 
@@ -22,7 +21,11 @@ def find_access(context: str | None = None) -> Access:
     named = named or [Path.home() / ".kube" / "config"]
     files = [file for file in named if file.exists()] or named[:1]
     try:
-        return from_kubeconfig(files[0], context) if len(files) == 1 else _merged(files, context)
+        if len(files) > 1:
+            return _merged(files, context)
+        if files[0].exists():
+            _read(files[0])
+        return from_kubeconfig(files[0], context)
     except Exception as error:  # a kubeconfig may hold anything
         what = f"{os.pathsep.join(map(str, files))} cannot be read ({error!r})"
         said = str(error) if isinstance(error, AccessError) else what
@@ -56,13 +59,21 @@ def _context(files: Sequence[Path], named: str | None) -> tuple[str, dict[str, A
 
     The library takes the last file's. Raises AccessError where there is none.
     """
-    contents: list[Any] = [yaml.safe_load(file.read_text()) or {} for file in files]
+    contents = [_read(file) for file in files]
     chosen = named or next((current for one in contents if (current := one.get("current-context"))), None)
     for one in contents:
         for entry in one.get("contexts") or []:
             if entry["name"] == chosen:
                 return entry["name"], entry["context"]
     raise AccessError(f"no context named {chosen!r} in {os.pathsep.join(map(str, files))}")
+
+
+def _read(file: Path) -> Any:
+    """Return what is in a kubeconfig, within the bounds that the libraries that read it later do not know."""
+    try:
+        return yaml_bounds.load(file.read_text()) or {}
+    except yaml_bounds.YamlError as error:
+        raise AccessError(f"{file} is no kubeconfig: {error}") from error
 
 
 def _text(path: str | None) -> str | None:

@@ -24,8 +24,10 @@ from typing import Any
 import yaml
 
 from disttrain.errors import USAGE, CommandError
+from disttrain_api import yaml_bounds
 from disttrain_api.names import CONFIG_FILE, TOKEN_FILE
 from disttrain_api.spec import DistTrainingJob, Storage
+from disttrain_api.yaml_bounds import YamlError
 from disttrain_operator.plan.identity import child_name
 
 DEFAULT_RUNS = "disttrain-runs"
@@ -84,22 +86,22 @@ class RunFolder:
     def read_job(self) -> RawJob:
         file = self.status_file
         try:
-            job = yaml.safe_load(file.read_text())
+            job = yaml_bounds.load(file.read_text())
             DistTrainingJob.model_validate(job, by_alias=True, by_name=False)
         except OSError as error:
             sentence = f"{self.path} is not the folder of a run: cannot read {STATUS_FILE} ({error.strerror})"
             raise CommandError(sentence, USAGE) from error
-        except (yaml.YAMLError, ValueError) as error:
+        except (YamlError, ValueError) as error:
             raise CommandError(f"{file} is damaged: {str(error).splitlines()[0]}", USAGE) from error
         return dict(job)
 
     def write_support(self, secret: Mapping[str, str], storage: Storage | None) -> None:
         """What a cluster keeps in the job's Secret and claim. Raises OSError."""
         self.config.mkdir(exist_ok=True)
-        for name in (CONFIG_FILE, TOKEN_FILE):
-            if name in secret:
-                _write_if_other(self.config / name, secret[name])
-        (self.config / TOKEN_FILE).chmod(0o600)
+        if CONFIG_FILE in secret:
+            _write_if_other(self.config / CONFIG_FILE, secret[CONFIG_FILE])
+        if TOKEN_FILE in secret:
+            _write_private(self.config / TOKEN_FILE, secret[TOKEN_FILE])
         if storage is not None and storage.url is None:
             self.storage(storage).mkdir(parents=True, exist_ok=True)
 
@@ -160,6 +162,23 @@ def _write_if_other(file: Path, text: str) -> None:
         file.write_text(text)
 
 
-def to_yaml(value: object) -> str:
+def _write_private(file: Path, text: str) -> None:
+    """A file that nobody but its owner can open at any moment, whatever the umask. It is whole, or the former one."""
+    if file.is_file() and not file.is_symlink() and file.read_text() == text:
+        file.chmod(0o600)
+        return
+    part = file.with_name(f".{file.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        # Not write_text: whoever opened the file before a chmod could read on after it.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(text)
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def to_yaml(value: object, *, ascii_only: bool = False) -> str:
     """As kubectl prints it: block style, in the order given."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=not ascii_only, width=120)

@@ -8,6 +8,8 @@ from typing import Self, TextIO
 
 from disttrain.local.progress import LiveProgress
 from disttrain.output import person
+from disttrain.terminal import console
+from disttrain_api.escape import escaped
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.decision import Event
 
@@ -68,7 +70,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         elapsed = int(self._clock() - self._began)
-        self._stream.write(f"{elapsed // 60:02d}:{elapsed % 60:02d} {self._name}: {text}\n")
+        self._stream.write(f"{elapsed // 60:02d}:{elapsed % 60:02d} {escaped(f'{self._name}: {text}')}\n")
 
 
 class TerminalView:
@@ -76,17 +78,17 @@ class TerminalView:
 
     def __init__(self, name: str) -> None:
         # Imported here: rich costs a tenth of a second that a run without a terminal need not pay.
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._console = Console(file=person(), highlight=False)
+        self._console = console(person(), terminal=True)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}[/] {task.fields[phase]}"),
+            TextColumn("{task.description}", style="bold", markup=False),
+            TextColumn("{task.fields[phase]}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[steps]}"),
-            TextColumn("{task.fields[figures]}"),
-            TextColumn("{task.fields[restarts]}"),
+            TextColumn("{task.fields[steps]}", markup=False),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TextColumn("{task.fields[restarts]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,

@@ -10,7 +10,7 @@ from disttrain.jobs import hint
 from disttrain.logs.follow import follow_lines, lines_now
 from disttrain.logs.pick import Line, Pick, parse_ranks
 from disttrain.output import show
-from disttrain.terminal import is_terminal
+from disttrain.terminal import is_terminal, painted
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 _DIM = 90
@@ -52,4 +52,4 @@ def _painted(line: Line) -> str:
     kind, _, number = line.who.partition(" ")
     place = int(number) if number.isdecimal() else zlib.crc32(line.who.encode())
     colour = _DIM if kind == "agent" else _COLOURS[place % len(_COLOURS)]
-    return f"\x1b[{colour}m[{line.who}]\x1b[0m {line.said}"
+    return painted(f"[{line.who}]", colour, f" {line.said}")

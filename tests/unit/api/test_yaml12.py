@@ -81,7 +81,7 @@ def test_a_word_with_two_meanings_is_refused_with_what_to_write(word: str) -> No
         ("a: !!python/object:os.system {}", 1, "tag !!python/object:os.system is not supported"),
         ("a: 1\nb: \x07", 2, r"character '\x07' may not stand in YAML"),
         ("<<: 3", 1, "`<<` takes over keys of an object, or of a list of objects"),
-        ("[" * 5000, None, "nested too deeply"),
+        ("[" * 5000, 1, "nested more than 100 levels deep"),
     ],
 )
 def test_what_cannot_be_read_says_why_and_where(text: str, line: int | None, message: str) -> None:

@@ -1,0 +1,61 @@
+"""The verbs that read a user's YAML: a file that stands for far more than it says costs what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disttrain.cluster.connect import find_access
+from disttrain.errors import CommandError
+from disttrain.main import main
+from tests.unit.api.yaml_bombs import BOMBS, BYTES, OF_MANIFESTS, OF_OTHER_FILES
+
+SLOW = {"a string by 60,000 aliases", "more values than a job has"}
+"""The tests of the reader have them."""
+SPARE_BYTES = 256 * 2**20
+IN_A_CHILD = f"""
+import pathlib, resource, sys
+from disttrain.main import main
+import disttrain.run, disttrain.submit, disttrain.plan
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + {SPARE_BYTES},) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+for verb in ("validate", "run", "submit", "plan"):
+    assert main([verb, sys.argv[1]]) == 1
+"""
+
+
+def test_200_kb_that_stand_for_a_gigabyte_are_refused_by_every_verb_in_little_memory(tmp_path: Path) -> None:
+    file = tmp_path / "b.yaml"
+    file.write_text(f"a: &a {'x' * 200_000}\nb: [{'*a,' * 6000}]\n")
+    command = [sys.executable, "-c", IN_A_CHILD, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stderr.splitlines() == [f"{file}:2: {BYTES}"] * 4, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", sorted({*BOMBS, *OF_MANIFESTS} - SLOW))
+def test_validate_says_the_sentence_of_each(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    text, sentence = (BOMBS | OF_MANIFESTS)[name]
+    file = tmp_path / "b.yaml"
+    file.write_text(text)
+    assert main(["validate", str(file)]) == 1
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.partition(": ")[2].startswith(sentence)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one file", "two files"])
+@pytest.mark.parametrize(
+    "name", ["values that aliases double", "objects that merge keys double", "a long integer of base sixty"]
+)
+def test_a_kubeconfig_is_refused_by_the_same_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, several: bool
+) -> None:
+    text, sentence = (BOMBS | OF_OTHER_FILES)[name]
+    bomb, other = tmp_path / "bomb", tmp_path / "other"
+    bomb.write_text(text)
+    other.write_text("contexts: []")
+    monkeypatch.setenv("KUBECONFIG", f"{bomb}:{other}" if several else str(bomb))
+    with pytest.raises(CommandError, match="no cluster to talk to") as refused:
+        find_access()
+    assert f"{bomb} is no kubeconfig: {sentence};" in str(refused.value)
