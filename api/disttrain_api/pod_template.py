@@ -39,11 +39,12 @@ _METADATA: Schema = {
         for key in ("labels", "annotations")
     },
 }
-_NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+# The API server's own pattern lets through 1e10000000, and exponents with a fraction, which no pod may ask for.
+_NUMBER = r"([0-9]{1,32}(\.[0-9]{0,32})?|\.[0-9]{1,32})"
 _QUANTITY_SCHEMA: Schema = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
-    "pattern": rf"^[+-]?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?{_NUMBER})?$",
+    "pattern": rf"^[+-]?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{{1,2}})?$",
 }
 
 # Kinds of volumes that no supported version of Kubernetes can mount any more.

@@ -3,16 +3,23 @@
 An API server that is away makes nobody unhealthy: starting the operator again would not bring it back. Only a loop that
 hangs, an informer that has stopped trying, or one that has failed for minutes though the server answers does. Objects
 that cannot be read are counted; they are their owners' trouble. A standby is ready: its caches are warm.
+
+What strangers may do at the port is bounded by door.py. Each connection is for one request.
 """
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from disttrain_operator.door import AT_A_TIME, Door, Limits
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 # An informer tries something at least this often; its longest wait is a silent stream.
 STUCK_SECONDS = 300.0
@@ -20,6 +27,8 @@ STUCK_SECONDS = 300.0
 FAILING_SECONDS = 300.0
 # A tick of the loop that is this late: something blocks it for good.
 HUNG_SECONDS = 30.0
+# An answer that is on its way when the port closes.
+_LAST_SECONDS = 1.0
 
 
 class Health:
@@ -32,28 +41,35 @@ class Health:
         metrics: Metrics | None = None,
         role: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
     ) -> None:
         """`role` says in a line whether this replica acts."""
         self._informers, self._lag, self._metrics, self._role, self._clock = informers, lag, metrics, role, clock
-        self._runner: web.AppRunner | None = None
+        self._limits = limits or Limits()
+        self._pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics_page}
+        self._listener: asyncio.Server | None = None
+        self._server: web.Server | None = None
+        self.door: Door | None = None
         self.address: tuple[str, int] | None = None
 
     async def serve(self, address: str, port: int) -> None:
         """Listens until `close`."""
-        application = web.Application()
-        application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/readyz", self._readyz)
-        application.router.add_get("/metrics", self._metrics_page)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, address, port)
-        await site.start()
-        self.address = self._runner.addresses[0][:2]
+        quiet = logging.getLogger("disttrain_operator.http")
+        # Whoever sends garbage would fill the log.
+        quiet.disabled = True
+        self._server = web.Server(
+            self._answer, logger=quiet, access_log=None, keepalive_timeout=0, lingering_time=0, max_line_size=1024,
+            max_field_size=4096, max_headers=64,
+        )  # fmt: skip
+        self.door = Door(self._server, self._limits)
+        self._listener = await asyncio.get_running_loop().create_server(self.door, address, port, backlog=AT_A_TIME)
+        self.address = self._listener.sockets[0].getsockname()[:2]
 
     async def close(self) -> None:
         """Stops listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listener is not None and self._server is not None:
+            self._listener.close()
+            await self._server.shutdown(_LAST_SECONDS)
 
     @property
     def healthy(self) -> bool:
@@ -76,15 +92,33 @@ class Health:
         """Every cache holds a complete list."""
         return all(informer.synced for informer in self._informers)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request; its connection then ends."""
+        response = self._response(request)
+        response.force_close()
+        return response
+
+    def _response(self, request: web.BaseRequest) -> web.Response:
+        page = self._pages.get(request.path)
+        if page is None:
+            return web.Response(text=f"no such page; there are {', '.join(self._pages)}\n", status=404)
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(text="only GET is answered\n", status=405, headers={"Allow": "GET, HEAD"})
+        try:
+            return page()
+        except Exception:
+            logger.exception("%s could not be answered", request.path)
+            return web.Response(text="the operator's log says why there is no answer\n", status=500)
+
+    def _healthz(self) -> web.Response:
         return web.Response(text=self._report(), status=200 if self.healthy else 503)
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    def _readyz(self) -> web.Response:
         return web.Response(text=self._report(), status=200 if self.ready else 503)
 
-    async def _metrics_page(self, _: web.Request) -> web.Response:
+    def _metrics_page(self) -> web.Response:
         if self._metrics is None:
-            raise web.HTTPNotFound
+            return web.Response(text="there are no metrics\n", status=404)
         return web.Response(body=self._metrics.text(), headers={"Content-Type": self._metrics.content_type})
 
     def _report(self) -> str:

@@ -5,6 +5,7 @@ one of the new gang is created, so a process that dies between any two requests 
 carries the resourceVersion that the decision was made from. A stale write is answered with 409; then nothing is
 executed, and the job is read and looked at again. A job whose newest version cannot be read is left as it is, with its
 pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request.
+One of which the API server takes no status, for its size or its values, is left alone longer and longer, and told once.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from disttrain_api.bounds import cut
-from disttrain_api.names import API_VERSION, KIND
+from disttrain_api.names import API_VERSION, KIND, Reason
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.decision import Decision, Event
 from disttrain_operator.decide.minimal_status import minimal_status
 from disttrain_operator.decide.observed import Job, Observed, in_words
 from disttrain_operator.decide.operator_error import with_error
@@ -29,7 +30,16 @@ from disttrain_operator.execute import Executor
 from disttrain_operator.kept_job import read
 from disttrain_operator.kube.cache import version_of
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.errors import ApiError, Conflict, KubeError, NotFound, StandingBy, Undecodable
+from disttrain_operator.kube.errors import (
+    ApiError,
+    Conflict,
+    ContentTooLarge,
+    Invalid,
+    KubeError,
+    NotFound,
+    StandingBy,
+    Undecodable,
+)
 from disttrain_operator.kube.slots import Slots
 from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
 from disttrain_operator.queue import WorkQueue
@@ -45,6 +55,12 @@ MAX_REST_SECONDS = 5.0
 MAX_LOOK_AGAIN_SECONDS = 300.0
 CRASH_SECONDS = 5.0
 MAX_CRASH_SECONDS = 120.0
+# A key that fails for days would make the power itself grow beyond all bounds.
+_MAX_DOUBLINGS = 10
+
+_MAX_REFUSAL = 500
+_TOO_LARGE = "The job is larger than what is stored: delete it, or write it with less text in `spec` and `metadata`."
+_NOT_TAKEN = "Is the CustomResourceDefinition that of the operator's release? `helm upgrade` brings both to one."
 
 Decide = Callable[[Job, Observed, datetime], Decision]
 
@@ -54,6 +70,14 @@ class Told(Protocol):
 
     def wrote_status(self, old: JobStatus, new: JobStatus) -> None: ...
     def made_pods(self, uid: str, attempt: int) -> None: ...
+
+
+class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
+    """The API server takes neither the status of a job nor the minimal one, and will not while they are the same."""
+
+    def __init__(self, job: Job, refusal: ApiError) -> None:
+        super().__init__(str(refusal))
+        self.job, self.refusal = job, refusal
 
 
 class Reconciler:
@@ -75,6 +99,8 @@ class Reconciler:
         self._active, self._told, self._decide, self._now = active, told, decide, now
         self.refused = Refused(self._try_now)
         self._reading = Slots(1)
+        self._told_refused: dict[str, int] = {}
+        """Uid of a job whose status was refused -> generation of which that was told."""
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""
@@ -84,13 +110,15 @@ class Reconciler:
                 await self.reconcile(key)
             except StandingBy as error:
                 logger.info("%s: left to the replica that acts: %s", key, error)
+            except StatusRefused as error:
+                self._leave(key)
+                await self._tell_refused(error)
             except KubeError as error:
                 logger.warning("%s: trying again: %s", key, error)
                 self._queue.retry(key)
             except Exception as error:
                 logger.exception("%s: left alone for a while after an unexpected error", key)
-                self._queue.hold(key, min(CRASH_SECONDS * 2 ** self._queue.failures(key), MAX_CRASH_SECONDS))
-                self._queue.retry(key)
+                self._leave(key)
                 await self._say_error(key, error)
             finally:
                 self._queue.done(key)
@@ -108,6 +136,7 @@ class Reconciler:
             self._executor.forget(key.uid)
             self._queue.drop(key)
             self.refused.forget(key)
+            self._told_refused.pop(key.uid, None)
             return
         job, observed = seen
         if job.unread is not None:
@@ -155,6 +184,31 @@ class Reconciler:
             self._world.take(raw, await asyncio.to_thread(read, raw))
             return time.perf_counter() - began
 
+    def _leave(self, key: Key) -> None:
+        """Have the key looked at again when it was left alone, twice as long each time, whoever wakes it meanwhile."""
+        doublings = min(self._queue.failures(key), _MAX_DOUBLINGS)
+        self._queue.hold(key, min(CRASH_SECONDS * 2**doublings, MAX_CRASH_SECONDS))
+        self._queue.retry(key)
+
+    async def _tell_refused(self, error: StatusRefused) -> None:
+        """Where the status cannot say it an Event does, and the log: once for each spec."""
+        job, refusal = error.job, error.refusal
+        if self._told_refused.get(job.uid) == job.generation:
+            logger.debug("%s/%s: its status is refused again: %s", job.namespace, job.name, refusal)
+            return
+        self._told_refused[job.uid] = job.generation
+        words = cut(refusal.message, _MAX_REFUSAL)
+        logger.warning(
+            "%s/%s: the API server takes no status of it, so nothing is done for it: %s", job.namespace, job.name, words
+        )
+        reason, what_to_do = Reason.OPERATOR_ERROR, _NOT_TAKEN
+        if isinstance(refusal, ContentTooLarge):
+            reason, what_to_do = Reason.INVALID_SPEC, _TOO_LARGE
+        said = f"The API server takes no status of this job, so the operator does nothing for it: {words}. {what_to_do}"
+        with suppress(Exception):
+            event = Event(reason, said, warning=True)
+            await post_event(self._client, job, job.resource_version, event, self._now())
+
     async def _say_error(self, key: Key, error: Exception) -> None:
         """In the job's status, if it can be written: its owner does not read the operator's log."""
         with suppress(Exception):
@@ -170,17 +224,23 @@ class Reconciler:
         self._queue.add(key)
 
     async def _write_status(self, job: Job, status: JobStatus) -> str | None:
-        """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone."""
+        """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone.
+
+        Raises StatusRefused where not even a minimal status is taken.
+        """
         try:
             return await self._put_status(job, status)
-        except ApiError as error:
-            if not error.is_of_content:
-                raise
-            kept = minimal_status(status, job.status, error.message)
-            if same_meaning(kept, job.status):
-                return job.resource_version
-            logger.warning("%s/%s: writing a minimal status: %s", job.namespace, job.name, cut(str(error)))
-            return await self._put_status(job, kept)
+        except Invalid as error:
+            refusal = error
+        kept = minimal_status(status, job.status, refusal.message)
+        if same_meaning(kept, job.status):
+            return job.resource_version
+        try:
+            version = await self._put_status(job, kept)
+        except Invalid as error:
+            raise StatusRefused(job, error) from error
+        logger.warning("%s/%s: wrote a minimal status: %s", job.namespace, job.name, cut(str(refusal)))
+        return version
 
     async def _put_status(self, job: Job, status: JobStatus) -> str | None:
         path = f"{job_collection(job.namespace)}/{job.name}/status"
@@ -190,6 +250,7 @@ class Reconciler:
             logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
             return None
         self._world.jobs.observe(raw)
+        self._told_refused.pop(job.uid, None)
         if self._told is not None:
             self._told.wrote_status(job.status, status)
         version: str = raw["metadata"]["resourceVersion"]

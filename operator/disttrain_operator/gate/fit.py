@@ -7,7 +7,7 @@ them is taken back by the gate some time after its release.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from disttrain_operator.gate.quantities import Amounts
+from disttrain_operator.gate.quantities import Amounts, whole_number
 
 PODS = "pods"
 """The resource of which every pod takes one."""
@@ -149,9 +149,8 @@ def _holds(line: Requirement, values: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            try:
-                found, bound = int(value or ""), int(line.values[0])
-            except (ValueError, IndexError):
+            found, bound = whole_number(value), whole_number(line.values[0]) if line.values else None
+            if found is None or bound is None:
                 return False
             return found > bound if line.operator == "Gt" else found < bound
         case _:

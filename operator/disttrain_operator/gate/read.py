@@ -6,19 +6,20 @@ counts is for the caller to find out, who knows the jobs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from disttrain_api.names import GANG_GATE, Annotation, Label
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.gate.fit import PODS, Needs, NodeFacts, Requirement, Taint, Term, Toleration
-from disttrain_operator.gate.quantities import add, amounts, largest
+from disttrain_operator.gate.quantities import add_to, amounts, raise_to, whole_number
 
 Raw = Mapping[str, Any]
 
 # Each is asked of each node for each kind of pod: a megabyte of node affinity would cost everybody's gate seconds.
 MAX_CONSTRAINTS = 500
 MAX_RESOURCES = 100
+MAX_NODE_NAME = 253
 _UNREADABLE = (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
@@ -77,7 +78,7 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
     node = spec.get("nodeName") or None
     reserved = None
     if node is None and not gated:
-        reserved = (metadata.get("annotations") or {}).get(Annotation.RESERVED_NODE)
+        reserved = _node_name((metadata.get("annotations") or {}).get(Annotation.RESERVED_NODE))
     waits = gated or reserved is not None
     constraints = _constraints(spec) + len(requests) if waits else 0
     problem = ""
@@ -101,15 +102,28 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
         gated=gated,
         others_hold=bool(gates - {GANG_GATE}),
         needs=_shared(_needs(spec, requests)) if waits and not problem else None,
-        priority=spec.get("priority") or 0,
+        priority=whole_number(spec.get("priority")) or 0,
         problem=problem,
     )
 
 
-@lru_cache(maxsize=1024)
+_KNOWN: WeakKeyDictionary[Needs, ref[Needs]] = WeakKeyDictionary()
+"""For as long as a pod has them."""
+
+
 def _shared(needs: Needs) -> Needs:
     """Return one object for all pods of a template: less memory, and equal ones are compared at once."""
-    return needs
+    known = _KNOWN.get(needs)
+    found = known() if known is not None else None
+    if found is None:
+        _KNOWN[needs] = ref(needs)
+        return needs
+    return found
+
+
+def _node_name(text: object) -> str | None:
+    """What anybody has written for the name of a node; None where no node can have it."""
+    return text if isinstance(text, str) and len(text) <= MAX_NODE_NAME else None
 
 
 def _constraints(spec: Raw) -> int:
@@ -155,18 +169,22 @@ def effective_requests(spec: Raw) -> tuple[tuple[str, int], ...]:
     The greater of what its containers and sidecars ask for together and what any init container asks for beside the
     sidecars that are up by then; the pod's own `resources` instead, where they name a resource; and the overhead.
     """
-    sidecars: dict[str, int] = {}
+    # Of thousands of containers each costs what stands in it: nothing is copied for the next.
+    together: dict[str, int] = {}
     highest: dict[str, int] = {}
     for container in spec.get("initContainers") or []:
         requests = _requests(container)
         if container.get("restartPolicy") == "Always":
-            sidecars = add(sidecars, requests)
-            highest = largest(highest, sidecars)
+            add_to(together, requests)
+            raise_to(highest, {resource: together[resource] for resource in requests})
         else:
-            highest = largest(highest, add(sidecars, requests))
-    together = add(sidecars, *(_requests(container) for container in spec.get("containers") or []))
-    total = {**largest(highest, together), **_requests(spec)}
-    total = add(total, amounts(spec.get("overhead")), {PODS: 1})
+            raise_to(highest, {resource: together.get(resource, 0) + value for resource, value in requests.items()})
+    for container in spec.get("containers") or []:
+        add_to(together, _requests(container))
+    raise_to(together, highest)
+    total = {**together, **_requests(spec)}
+    add_to(total, amounts(spec.get("overhead")))
+    add_to(total, {PODS: 1})
     return tuple(sorted((resource, value) for resource, value in total.items() if value))
 
 
@@ -184,7 +202,9 @@ def _needs(spec: Raw, requests: tuple[tuple[str, int], ...]) -> Needs:
         requests=requests,
         node_selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         terms=None if required is None else tuple(_term(term) for term in required.get("nodeSelectorTerms") or []),
-        preferred=tuple((entry.get("weight", 1), _term(entry.get("preference") or {})) for entry in preferred),
+        preferred=tuple(
+            (whole_number(entry.get("weight", 1)) or 0, _term(entry.get("preference") or {})) for entry in preferred
+        ),
         tolerations=tuple(
             Toleration(
                 entry.get("key") or "",
@@ -209,4 +229,5 @@ def _requirement(raw: Raw) -> Requirement:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    number = whole_number(text)
+    return number if number is not None and number >= 0 else None

@@ -3,7 +3,7 @@
 KubeError
 ├── AccessError       no usable address or credentials were found: tell the user
 ├── StandingBy        another replica acts: the request was not sent
-├── Unavailable       no answer, or none that counts (refused, reset, timed out, 5xx): try again later
+├── Unavailable       no answer, or none that counts (refused, reset, timed out, most 5xx): try again later
 ├── Undecodable       the answer is whole and cannot be read: it nests too deep, or is too large (TooLarge)
 └── ApiError          the server understood and refused
     ├── Unauthorized  401: fetch credentials again
@@ -12,6 +12,7 @@ KubeError
     ├── Conflict      409: exists already, or is newer than what the writer knew
     ├── Expired       410: this resourceVersion is history, list again
     ├── Invalid       400, 422: will be refused again until the object changes
+    │                 413, and 5xx that say so: it is too large (ContentTooLarge)
     └── Throttled     429, longer than the client was willing to wait
 """
 
@@ -57,11 +58,6 @@ class ApiError(KubeError):
     def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code, self.reason, self.message, self.causes = code, reason, message, causes
-
-    @property
-    def is_of_content(self) -> bool:
-        """What was sent is refused as it stands, for a value or its size: it will be refused again."""
-        return self.code in (400, 413, 422)
 
 
 class Unauthorized(ApiError):
@@ -112,7 +108,11 @@ class Expired(ApiError):
 
 
 class Invalid(ApiError):
-    """400 and 422."""
+    """What was sent is refused as it stands, for a value (400, 422) or its size: it will be refused again."""
+
+
+class ContentTooLarge(Invalid):
+    """What was sent, or would be stored, is larger than the API server or etcd takes."""
 
 
 class Throttled(ApiError):
@@ -126,9 +126,19 @@ _BY_CODE: Mapping[int, type[ApiError]] = {
     404: NotFound,
     409: Conflict,
     410: Expired,
+    413: ContentTooLarge,
     422: Invalid,
     429: Throttled,
 }
+
+# What the API server passes on with a code of its own fault: etcd says the first, the library between them the second.
+# The others are those of servers and proxies in front of it.
+_SAYS_TOO_LARGE = (
+    "request is too large",
+    "message larger than max",
+    "request entity too large",
+    "request body too large",
+)
 
 
 class ServerTrouble(Unavailable):
@@ -149,11 +159,15 @@ def error_of_status(code: int, status: Mapping[str, Any], body: bytes = b"") -> 
     message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
     # The API server may repeat in it what it refuses, of any size.
     message = cut(message, MAX_MESSAGE_BYTES)
+    kind = _BY_CODE.get(code, ApiError)
     if code >= 500:
-        return ServerTrouble(code, message)
+        # The code says whose fault it was taken for; only the words say whether the same will be refused again.
+        if not any(words in message.lower() for words in _SAYS_TOO_LARGE):
+            return ServerTrouble(code, message)
+        kind = ContentTooLarge
     details = status.get("details")
     causes = tuple(_reasons(details.get("causes"))) if isinstance(details, Mapping) else ()
-    return _BY_CODE.get(code, ApiError)(code, str(status.get("reason") or ""), message, causes)
+    return kind(code, str(status.get("reason") or ""), message, causes)
 
 
 def _reasons(causes: Any) -> Iterator[str]:
