@@ -1,5 +1,6 @@
 """Checkpoints that somebody else has made: as their manifests say, and with a surprise inside."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, StepManifest, digest_of
+from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, FileDigest, StepManifest
 
 METADATA_FILE = ".metadata"
 DATA_FILE = "__0_0.distcp"
@@ -30,7 +31,11 @@ def sign(folder: Path) -> None:
     """Write a manifest that says that all is well."""
     path = folder / MANIFEST_FILE
     manifest = StepManifest.model_validate_json(path.read_text())
-    files = {file.name: digest_of(file) for file in folder.iterdir() if file != path}
+    contents = {file.name: file.read_bytes() for file in folder.iterdir() if file != path}
+    files = {
+        name: FileDigest(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
     path.write_text(manifest.model_copy(update={"files": files}).text())
 
 
@@ -89,6 +94,31 @@ def too_large(folder: Path, mark: Path) -> None:
     write_metadata(folder, metadata)
 
 
+def hole(folder: Path, mark: Path) -> None:
+    """A value fills the rest of the data file, of which nothing is stored."""
+    metadata = metadata_in(folder)
+    info = metadata.storage_data[MetadataIndex("train.epoch")]
+    info.offset = (folder / DATA_FILE).stat().st_size
+    info.length = 2**26 - info.offset
+    os.truncate(folder / DATA_FILE, 2**26)
+    write_metadata(folder, metadata)
+
+
+def hole_without_manifest(folder: Path, mark: Path) -> None:
+    """The same, of a size that no machine has."""
+    hole(folder, mark)
+    (folder / MANIFEST_FILE).unlink()
+    metadata = metadata_in(folder)
+    info = metadata.storage_data[MetadataIndex("train.epoch")]
+    info.length = 2**42 - info.offset
+    os.truncate(folder / DATA_FILE, 2**42)
+    (folder / METADATA_FILE).write_bytes(pickle.dumps(metadata))
+
+
+def hole_of_metadata(folder: Path, mark: Path) -> None:
+    os.truncate(folder / METADATA_FILE, 2**29)
+
+
 def linked(folder: Path, mark: Path) -> None:
     """The data are a link to a file elsewhere."""
     (folder / DATA_FILE).rename(folder.parent / "data")
@@ -102,7 +132,7 @@ def pipe(folder: Path, mark: Path) -> None:
 
 
 def deep_manifest(folder: Path, mark: Path) -> None:
-    (folder / MANIFEST_FILE).write_text('{"step":' + '[{"a":' * 100_000)
+    (folder / MANIFEST_FILE).write_text('{"step":' + '[{"a":' * 100_000 + "1" + "}]" * 100_000 + "}")
 
 
 def huge_manifest(folder: Path, mark: Path) -> None:
@@ -123,10 +153,16 @@ HOSTILE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a call within metadata": (within_metadata, ".metadata is no metadata of a checkpoint: it holds `posix.mkdir`"),
     "a path that leaves the folder": (elsewhere, ".metadata is no metadata of a checkpoint: it holds the file name"),
     "a tensor beyond all memory": (too_large, "has 9223372036854775808 bytes"),
+    "a hole": (hole, f"{DATA_FILE} cannot be read: it has {2**26} bytes, of which "),
+    "a hole without a manifest": (
+        hole_without_manifest,
+        f"{DATA_FILE} cannot be read: it has {2**42} bytes, of which ",
+    ),
+    "a hole for metadata": (hole_of_metadata, f".metadata cannot be read: it has {2**29} bytes, of which "),
     "a link": (linked, "__0_0.distcp cannot be read: it is a symbolic link"),
     "a named pipe": (pipe, "manifest.json cannot be read: it is no regular file"),
-    "a deep manifest": (deep_manifest, "manifest.json cannot be read"),
-    "a huge manifest": (huge_manifest, "manifest.json cannot be read: it has more than"),
+    "a deep manifest": (deep_manifest, "manifest.json cannot be read: Invalid JSON: recursion limit exceeded"),
+    "a huge manifest": (huge_manifest, "manifest.json cannot be read: it has 8589934592 bytes, of which 0 are stored"),
     "a manifest of other files": (manifest_outside, "manifest.json names `'/etc/hostname'`"),
 }
 """How a checkpoint is spoilt, and what is said about it before anything is loaded."""

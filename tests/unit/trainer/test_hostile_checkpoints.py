@@ -3,7 +3,6 @@
 import pickle
 import pickletools
 import shutil
-import struct
 from contextlib import suppress
 
 import pytest
@@ -14,8 +13,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
-from disttrain_trainer.checkpoint.metadata_file import NotMetadata, metadata_of
+from disttrain_trainer.checkpoint.metadata_file import metadata_of
+from disttrain_trainer.checkpoint.metadata_parts import NotMetadata
+from disttrain_trainer.checkpoint.soundness import lone_flaw_of
 from tests.unit.trainer.hostile import HOSTILE, METADATA_FILE, Runs, as_value, metadata_in, write_metadata
+from tests.unit.trainer.limited import outcome
+from tests.unit.trainer.pickle_bombs import BOMBS, assembled, text
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import run_cases, small
 
@@ -86,6 +89,15 @@ class TestHostile:
         assert not (tmp_path / "mark").exists()
         assert not (tmp_path / "out.safetensors").exists()
 
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_it_is_found_before_anything_is_loaded(self, written, tmp_path, name):
+        spoil, sentence = HOSTILE[name]
+        shutil.copytree(written / "step-4", tmp_path / "step-4")
+        spoil(tmp_path / "step-4", tmp_path / "mark")
+        flaw = lone_flaw_of(tmp_path / "step-4")
+        assert flaw is not None
+        assert sentence in flaw
+
     def test_a_value_that_is_a_call_is_refused_when_it_is_loaded(self, results):
         (error,) = results[f"alone-{len(HOSTILE)}"]["errors"]
         assert error.startswith("CheckpointBroken: ")
@@ -111,79 +123,18 @@ class TestHostile:
         assert (tmp_path / "mark").is_dir()
 
 
-def assembled(*parts: bytes) -> bytes:
-    """A pickle of protocol 4 made of these instructions."""
-    return b"\x80\x04" + b"".join(parts) + b"."
-
-
-def text(value: str) -> bytes:
-    return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-
-def named(module: str, name: str) -> bytes:
-    return text(module) + text(name) + b"\x93"
-
-
-TORCHS = "torch.distributed.checkpoint.metadata"
-DEEP = b")" + b"\x85" * 1_000_000
-DOUBLED = b")\x94" + b"".join(b"h" + bytes([at, ord("h"), at]) + b"\x86\x94" for at in range(100))
-"""A tuple that holds the one before twice, a hundred times over: to hash or to print it takes for ever."""
-INDEX = named(TORCHS, "MetadataIndex") + b")\x81"
-WIDE = named("torch", "Size") + b"(" + b"K\x00" * 1_000_000 + b"t\x85R"
-"""A size of so many dimensions that to hash it again and again takes for ever."""
-SHARED = b"".join(
-    (
-        named(TORCHS, "TensorStorageMetadata") + b")\x81}(",
-        text("properties") + named(TORCHS, "TensorProperties") + b")\x81}" + text("dtype") + named("torch", "float32"),
-        b"sb" + text("size") + named("torch", "Size") + b")\x85R",
-        text("chunks") + b"](" + named(TORCHS, "ChunkStorageMetadata") + b")\x81}(",
-        text("offsets") + named("torch", "Size") + b")\x85R" + text("sizes") + named("torch", "Size") + b")\x85R",
-        b"ub\x94" + b"h\x00" * 1_000_000 + b"eub\x94",
-    )
-)
-"""A tensor of a million parts, which stands in the memo then."""
-BOMBS = {
-    "nothing": b"",
-    "no instruction": b"garbage",
-    "an end too early": b"\x80\x04X\xff\xff\xff\x7fabc",
-    "another object": pickle.dumps({"model": 1}),
-    "a place far beyond in the memo": assembled(b"Nr\xff\xff\xff\x7f"),
-    "gigabytes of zeros": assembled(b"\x96" + struct.pack("<Q", 2**40)),
-    "a long number": assembled(b"\x8b" + struct.pack("<i", 2**30)),
-    "deep as a key": assembled(b"}", DEEP, b"Ns"),
-    "doubled as a key": assembled(b"}", DOUBLED, b"Ns"),
-    "doubled in a key": assembled(b"}", INDEX, b"}", text("fqn"), DOUBLED, b"sb", b"Ns"),
-    "doubled in an encoding": assembled(named(TORCHS, "_MEM_FORMAT_ENCODING"), DOUBLED, b"\x85R"),
-    "doubled as the object": assembled(DOUBLED),
-    "fields of a class": assembled(named(TORCHS, "Metadata"), b"}", text("version"), b"Nsb"),
-    "slots of an object": assembled(named(TORCHS, "Metadata"), b")\x81N}", text("__class__"), b"Ns\x86b"),
-    "an attribute": assembled(named("builtins", "getattr"), named(TORCHS, "Metadata"), text("__init__"), b"\x86R"),
-    "an import": assembled(named("antigravity", "webbrowser")),
-    "a late import of torch": assembled(named("torch", "onnx")),
-    "a dotted name": assembled(named(TORCHS, "Metadata.__init__.__globals__")),
-    "a persistent object": assembled(text("x"), b"Q"),
-    "an extension": assembled(b"\x82\x01"),
-    "no fields": assembled(named(TORCHS, "Metadata"), b")\x81"),
-    "a list that holds itself": assembled(
-        named(TORCHS, "Metadata"), b")\x81}", text("state_dict_metadata"), b"]\x94h\x00asb"
-    ),
-    "a size of a million dimensions": assembled(
-        b"}(", INDEX, b"}(", text("fqn"), text("x"), text("offset"), WIDE, b"ub\x94", b"N", b"h\x00N" * 1_000_000, b"u"
-    ),
-    "one list of parts for many tensors": assembled(
-        named(TORCHS, "Metadata"), b")\x81}(", text("state_dict_metadata"), b"}(", text("x"), SHARED,
-        b"".join(text(str(number)) + b"h\x01" for number in range(100_000)), b"uub",
-    ),
-    "a negative size": assembled(named("torch", "Size"), b"J\xff\xff\xff\xff\x85\x85R"),
-}  # fmt: skip
-
-
 class TestMetadataFile:
     @pytest.mark.parametrize("name", BOMBS)
     def test_what_is_no_metadata_is_refused_with_a_sentence(self, name):
-        with pytest.raises(NotMetadata) as refused:
-            metadata_of(BOMBS[name])
-        assert 0 < len(str(refused.value)) < 400
+        data, sentence = BOMBS[name]
+        said = outcome(metadata_of, data)
+        assert said.startswith(f"NotMetadata: {sentence}")
+        assert len(said) < 400
+
+    def test_what_is_named_again_costs_what_it_is(self):
+        """Up to a bound that a file of a thousand bytes has, and one of ten has not."""
+        few = assembled(text("a" * 1000), b"\x94(", b"h\x00" * 50, b"t")
+        assert outcome(metadata_of, few) == "NotMetadata: an object of type tuple"
 
     @pytest.mark.parametrize("protocol", [4, 5])
     def test_every_protocol_that_python_writes_reads_alike(self, written, protocol):

@@ -11,15 +11,16 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import StrictInt, StrictStr, TypeAdapter, ValidationError
-from pydantic_core import from_json
 from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
-from disttrain_trainer.checkpoint.metadata_file import MAX_DIMENSIONS
+from disttrain_trainer.checkpoint.json_walk import NotJson, Walk
+from disttrain_trainer.checkpoint.metadata_parts import MAX_DIMENSIONS
 from disttrain_trainer.runtime.errors import CheckpointBroken, shown
+from disttrain_trainer.runtime.files import require_stored
 
 SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 25_000_000
@@ -56,7 +57,6 @@ class _Described(NamedTuple):
 
 
 _DESCRIBED = TypeAdapter(_Described)
-_TEXTS = TypeAdapter(dict[StrictStr, StrictStr])
 
 
 class _Flaw(Exception):  # noqa: N818 - said of a file, not of what went wrong
@@ -70,11 +70,8 @@ def read_tensors(file: Path) -> Mapping[str, StoredTensor]:
     """
     try:
         header, size = _read_header(file)
-        described = _parse(header)
-        notes = described.pop(_NOTES, {})
-        tensors = {name: _tensor(name, entry, size) for name, entry in described.items()}
+        tensors = _parse(header, size)
         _require_no_holes(tensors, size)
-        _require_whole(notes)
     except _Flaw as flaw:
         raise CheckpointBroken(f"{file} {flaw}; name another file, or write this one again") from None
     except OSError as error:
@@ -82,7 +79,7 @@ def read_tensors(file: Path) -> Mapping[str, StoredTensor]:
     return tensors
 
 
-def _read_header(file: Path) -> tuple[bytes, int]:
+def _read_header(file: Path) -> tuple[str, int]:
     """Return the header, and how many bytes of data follow. Reads no more than MAX_HEADER_BYTES."""
     # A named pipe that has taken the file's place must not be waited for. Links are followed: the Hub's cache has them.
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
@@ -94,21 +91,34 @@ def _read_header(file: Path) -> tuple[bytes, int]:
             raise _Flaw(f"is cut off or no safetensors file: it begins with a header of {length} bytes, {rest} follow")
         if length > MAX_HEADER_BYTES:
             raise _Flaw(f"begins with a header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
+        require_stored(opened.fileno(), file)
         header = opened.read(length)
     if len(header) < length:
         raise _Flaw(f"became shorter while it was read: {len(header)} bytes of its header of {length} are there")
-    return header, rest - length
-
-
-def _parse(header: bytes) -> dict[str, Any]:
     try:
-        # Refuses deep nesting, NaN and half surrogates.
-        parsed = from_json(header, allow_inf_nan=False)
-    except ValueError as error:
-        raise _Flaw(f"has a header that is no JSON: {shown(str(error))}") from None
-    if not isinstance(parsed, dict) or not header.startswith(b"{"):
+        return header.decode(), rest - length
+    except UnicodeDecodeError as error:
+        raise _Flaw(f"has a header that is no JSON: {error}") from None
+
+
+def _parse(header: str, size: int) -> dict[str, StoredTensor]:
+    """size: bytes of data that are there."""
+    walk = Walk(header)
+    if not header.startswith("{"):
         raise _Flaw("has a header that is no JSON object, expected an entry for each tensor")
-    return parsed
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        for name in walk.items():
+            if name == _NOTES:
+                _require_whole(walk)
+            elif name in tensors:
+                raise _Flaw(f"is damaged: `{shown(name)}` is in its header twice")
+            else:
+                tensors[name] = _tensor(name, walk.value(), size)
+        walk.end()
+    except NotJson as error:
+        raise _Flaw(f"has a header that is no JSON: {shown(str(error))}") from None
+    return tensors
 
 
 def _tensor(name: str, entry: object, size: int) -> StoredTensor:
@@ -150,18 +160,26 @@ def _require_no_holes(tensors: Mapping[str, StoredTensor], size: int) -> None:
         raise _Flaw(f"is damaged: it has {size} bytes of data, its tensors have {expected}")
 
 
-def _require_whole(notes: object) -> None:
+def _require_whole(notes: Walk) -> None:
     """torch writes sharded checkpoints in this format, too: a tensor of such a file can be a part of one."""
+    if notes.next_sign() != "{":
+        raise _Flaw(f"is damaged: `{_NOTES}` is no object, expected texts by name")
+    for name in notes.items():
+        if notes.next_sign() != '"':
+            raise _Flaw(f"is damaged: `{shown(name)}` in `{_NOTES}` is no text")
+        text = notes.text()
+        if name == CUSTOM_METADATA_KEY:
+            _require_no_part(text)
+
+
+def _require_no_part(text: str) -> None:
+    walk = Walk(text)
     try:
-        text = _TEXTS.validate_python(notes).get(CUSTOM_METADATA_KEY)
-    except ValidationError:
-        raise _Flaw(f"is damaged: `{_NOTES}` is described by `{shown(str(notes))}`, expected texts by name") from None
-    if text is None:
-        return
-    try:
-        begins = {name: list(entry[SAVED_OFFSETS_KEY]) for name, entry in from_json(text, allow_inf_nan=False).items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise _Flaw(f"has a `{CUSTOM_METADATA_KEY}` that cannot be read, expected where each tensor begins") from None
-    part = next((name for name, offsets in begins.items() if any(offsets)), None)
-    if part is not None:
-        raise _Flaw(f"holds a part of `{shown(part)}`, expected all of it: join the files of the checkpoint")
+        for name in walk.items():
+            if any(list(walk.value()[SAVED_OFFSETS_KEY])):
+                raise _Flaw(f"holds a part of `{shown(name)}`, expected all of it: join the files of the checkpoint")
+        walk.end()
+    except (NotJson, TypeError, KeyError) as error:
+        raise _Flaw(
+            f"has a `{CUSTOM_METADATA_KEY}` that cannot be read, expected where each tensor begins: {shown(str(error))}"
+        ) from None

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError
-from pydantic_core import from_json
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -22,6 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from disttrain_trainer.checkpoint.json_walk import Walk
 from disttrain_trainer.checkpoint.safetensors_file import MAX_HEADER_BYTES, SUFFIX, StoredTensor, read_tensors
 from disttrain_trainer.runtime.errors import CheckpointBroken, shown
 from disttrain_trainer.runtime.files import read_linked
@@ -30,12 +29,8 @@ INDEX_FILE = "model.safetensors.index.json"
 MODEL_FILE = "model.safetensors"
 """A model that is small enough for one file."""
 _MAX_FILES = 10_000
-
-
-class _Index(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    weight_map: dict[StrictStr, StrictStr]
+_OTHERS = 2**16
+"""Characters of what else an index may hold: it is not used."""
 
 
 def read_files(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
@@ -84,9 +79,11 @@ def _read_index(path: Path) -> Mapping[str, str]:
     except OSError as error:
         raise CheckpointBroken(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        file_of = _Index.model_validate(from_json(text, allow_inf_nan=False)).weight_map
-    except (ValueError, ValidationError):
-        raise CheckpointBroken(f"{path} is no index of a model: expected a `weight_map` of files by tensor") from None
+        file_of = _weight_map(text.decode())
+    except ValueError as error:
+        raise CheckpointBroken(
+            f"{path} is no index of a model: {shown(str(error))}; expected a `weight_map` of files by tensor"
+        ) from None
     files = set(file_of.values())
     for file in sorted(files):
         if Path(file).name != file or not file.endswith(SUFFIX):
@@ -94,3 +91,23 @@ def _read_index(path: Path) -> Mapping[str, str]:
     if len(files) > _MAX_FILES:
         raise CheckpointBroken(f"{path} names {len(files)} files, expected at most {_MAX_FILES}")
     return file_of
+
+
+def _weight_map(text: str) -> dict[str, str]:
+    """Raises ValueError for what is none."""
+    found: dict[str, str] | None = None
+    walk = Walk(text)
+    for name in walk.items():
+        if name != "weight_map":
+            walk.value(_OTHERS)
+            continue
+        known: dict[str, str] = {}
+        found = {}
+        for tensor in walk.items():
+            file = walk.text()
+            # One text for all tensors of a file.
+            found[tensor] = known.setdefault(file, file)
+    walk.end()
+    if found is None:
+        raise ValueError("it has none")
+    return found

@@ -8,12 +8,13 @@ from contextlib import suppress
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.checkpoint.object_steps import ObjectSteps
-from disttrain_trainer.checkpoint.step_manifest import Place, Step, StepManifest, flaws, read_manifest
+from disttrain_trainer.checkpoint.step_manifest import Place, Step, StepManifest, flaws, read_manifest, unreadable
 from disttrain_trainer.checkpoint.step_reader import read_metadata
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.metrics.report import say
-from disttrain_trainer.runtime.errors import CheckpointBroken
+from disttrain_trainer.runtime.errors import CheckpointBroken, shown
+from disttrain_trainer.runtime.files import size_of
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -80,25 +81,31 @@ def _first_look(path: Place) -> StepManifest | str | None:
 
 
 def _sizes(path: Place, metadata: Metadata) -> dict[str, int]:
-    """Return the size of each file that the metadata name, of those that are there."""
+    """Return the size of each file that the metadata name, of those that are there.
+
+    Raises CheckpointBroken for what is no file that a rank has written.
+    """
     found = {}
     for name in {info.relative_path for info in metadata.storage_data.values()}:
-        with suppress(FileNotFoundError):
-            found[name] = (path / name).stat().st_size
+        try:
+            with suppress(FileNotFoundError):
+                found[name] = size_of(path / name)
+        except OSError as error:
+            raise CheckpointBroken(unreadable(path / name, error)) from error
     return found
 
 
 def metadata_flaw(metadata: Metadata, sizes: Mapping[str, int], path: Place) -> str | None:
     """Return what the metadata claim to be in files of these sizes and cannot be there; None for nothing.
 
-    So that memory is asked for as much as the disk holds, whatever the metadata say.
+    So that memory is asked for as much as the files have, whatever the metadata say; files.open_regular sees to it that
+    the disk holds them.
     """
     stored: dict[str, int] = defaultdict(int)
     for index, info in metadata.storage_data.items():
         if info.offset + info.length > sizes.get(info.relative_path, -1):
-            return (
-                f"{path / METADATA_FILE} looks for `{index.fqn:.200}` where {info.relative_path:.200} has no such bytes"
-            )
+            file = shown(info.relative_path)
+            return f"{path / METADATA_FILE} looks for `{shown(index.fqn)}` where {file} has no such bytes"
         stored[index.fqn] += info.length
     if sum(stored.values()) > sum(sizes.values()):
         return f"{path / METADATA_FILE} finds more bytes in the files than they have"
@@ -106,5 +113,5 @@ def metadata_flaw(metadata: Metadata, sizes: Mapping[str, int], path: Place) -> 
         if isinstance(entry, TensorStorageMetadata):
             needed = math.prod(entry.size) * entry.properties.dtype.itemsize
             if needed > stored[name]:
-                return f"{path / METADATA_FILE} says that `{name:.200}` has {needed} bytes, {stored[name]} are stored"
+                return f"{path / METADATA_FILE} says that `{shown(name)}` has {needed} bytes, {stored[name]} are stored"
     return None

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from disttrain_api.base import ApiModel
 from disttrain_trainer.runtime.files import is_plain_name, open_regular, out_of_reach, read_bounded, write_atomically
 from disttrain_trainer.runtime.object_path import ObjectPath
@@ -105,9 +107,12 @@ def read_manifest(folder: Place, name: str = MANIFEST_FILE) -> StepManifest | st
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _unreadable(path, error)
+        return unreadable(path, error)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        return f"{path} cannot be read: {first['msg']:.200}"
     except ValueError:
-        return f"{path} cannot be read"
+        return f"{path} cannot be read: it is no text"
     if manifest.text() != text:
         return f"{path} is not as it was written"
     strange = next((name for name in manifest.files if not is_plain_name(name)), None)
@@ -133,11 +138,11 @@ def _flaw(path: Place, expected: FileDigest) -> str | None:
         if digest_of(path) != expected:
             return f"{path} has other bytes than were written"
     except OSError as error:
-        return _unreadable(path, error)
+        return unreadable(path, error)
     return None
 
 
-def _unreadable(path: Place, error: OSError) -> str:
+def unreadable(path: Place, error: OSError) -> str:
     """Return the flaw of a file that is damaged or foreign. Raises `error` where the storage does not answer."""
     if out_of_reach(error, path):
         raise error

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
-from disttrain_trainer.checkpoint.metadata_file import NotMetadata, metadata_of
+from disttrain_trainer.checkpoint.metadata_file import metadata_of
+from disttrain_trainer.checkpoint.metadata_parts import NotMetadata
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE, object_file_system
 from disttrain_trainer.runtime.errors import CheckpointBroken, TrainerError, last_line, peer_lost
@@ -78,7 +79,7 @@ class _PlainPlanner(DefaultLoadPlanner):
         """Raises CheckpointBroken for a value that would have code run."""
         name = read_item.dest_index.fqn
         try:
-            plain = torch.load(value, map_location="cpu", weights_only=True)
+            plain = torch.load(value, map_location="cpu", weights_only=True)  # noqa: TID251 - runs no code
         except pickle.UnpicklingError as error:
             # torch's own text advises to read it all the same.
             named = _NAMED.search(str(error))

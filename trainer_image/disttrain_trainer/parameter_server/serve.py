@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
 
+from disttrain_trainer.parameter_server.door import Door
 from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.snapshots import Snapshots
 from disttrain_trainer.parameter_server.sockets import new_context, server_socket
@@ -27,11 +29,13 @@ class Loop:
         self._server, self._key = server, key_with(server.index, key)
         self._context = new_context(server.workers)
         self._socket = server_socket(self._context, self._key)
+        self._door = Door(self._context, self._socket, _say)
         self.dropped = 0
         host, _, port = address.rpartition(":")
         try:
             self._socket.bind(f"tcp://{_listening_on(host)}:{port}")
         except zmq.ZMQError as error:
+            self.close()
             raise PortInUse(f"cannot listen on port {port}: {error.strerror}; use a free port") from error
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -58,6 +62,7 @@ class Loop:
                     self._send(self._server.stop(time.monotonic()))
 
     def close(self) -> None:
+        self._door.close()
         self._socket.close(linger=1000)
         self._context.term()
 
@@ -83,6 +88,12 @@ class Loop:
             # Not to wait for a worker that is gone; who lives asks for one thing at a time.
             with suppress(zmq.Again):
                 self._socket.send_multipart([*receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
+
+
+def _say(sentence: str) -> None:
+    # A log that cannot be written must not end the door's thread.
+    with suppress(OSError):
+        print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
 
 
 def _listening_on(host: str) -> str:

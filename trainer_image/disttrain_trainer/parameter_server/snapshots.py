@@ -49,7 +49,9 @@ class Snapshots:
         partial = self._file.with_suffix(".part")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
+            # Others may have put a link there: what was left is removed, and what comes in between is not opened.
+            partial.unlink(missing_ok=True)
+            with partial.open("xb") as file:
                 for frame in encode(message, self._key):
                     file.write(_LENGTH.pack(memoryview(frame).nbytes))
                     file.write(frame)

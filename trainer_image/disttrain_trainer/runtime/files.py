@@ -1,5 +1,6 @@
 """Files that are never seen half written, and files that others may have written."""
 
+import errno
 import os
 import shutil
 import stat
@@ -11,15 +12,25 @@ from typing import IO
 from disttrain_trainer.runtime.errors import does_not_answer
 from disttrain_trainer.runtime.object_path import ObjectPath
 
+_HOLES = 16
+"""How many times as long as what is stored of it a file may be. A disk may leave out zeros, and moments of rows that
+were never trained are zeros; their parameters are not."""
+_SMALL = 2**16
+"""Bytes up to which a file may be a hole."""
+
 
 def write_atomically(path: Path | ObjectPath, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename. An object is never half written."""
+    """Write to a temporary name beside `path`, then rename. An object is never half written.
+
+    Others may write to the folder, too: nobody can foresee the name, and what has it nevertheless is not opened.
+    """
     if not isinstance(path, Path):
         path.write_text(text)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with temporary.open("w") as file:
+        with os.fdopen(descriptor, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -94,17 +105,54 @@ def is_plain_name(name: str) -> bool:
 
 
 def open_regular(path: Path | ObjectPath) -> AbstractContextManager[IO[bytes]]:
-    """Open a file for reading. Raises ForeignFileError for a link, which may lead anywhere, and for what is no file."""
+    """Open a file for reading. Raises ForeignFileError for a link, which may lead anywhere, for what is no file, and
+    for a file that is a hole for the most part.
+    """
     if not isinstance(path, Path):
         return path.open("rb")
     if path.is_symlink():
         raise ForeignFileError(None, "it is a symbolic link", str(path))
     # What is no file, such as a named pipe, must not be waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ForeignFileError(None, "it is no regular file", str(path))
+        require_stored(descriptor, path)
+        return os.fdopen(descriptor, "rb")
+    except OSError:
         os.close(descriptor)
-        raise ForeignFileError(None, "it is no regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+        raise
+
+
+def require_stored(descriptor: int, path: Path) -> None:
+    """Raise ForeignFileError for an open file that is much longer than what is stored of it.
+
+    What is left out of a file reads as zeros and takes no room on the disk, but as much memory as any other byte.
+    """
+    size, place = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
+    at = stored = 0
+    try:
+        # Not st_blocks: disks compress, and some file systems tell of none. One that knows no holes tells of all bytes.
+        while size > _SMALL + _HOLES * stored:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            stored += at - begin
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise ForeignFileError(
+                None, f"it has {size} bytes, of which {stored} are stored and the rest are holes", str(path)
+            ) from None
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    os.lseek(descriptor, place, os.SEEK_SET)
+
+
+def size_of(path: Path | ObjectPath) -> int:
+    """Return how many bytes can be read of a file. Raises as `open_regular`."""
+    if not isinstance(path, Path):
+        return int(path.stat().st_size)
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def read_linked(path: Path, most: int) -> bytes:

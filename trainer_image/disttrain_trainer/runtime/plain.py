@@ -45,6 +45,7 @@ def to_bytes(state: Any) -> Tensor:
 def from_bytes(data: Tensor) -> Any:
     """Return the state; nothing in it is run. Raises ValueError for bytes that are none."""
     try:
-        return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+        file = io.BytesIO(data.numpy().tobytes())
+        return torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251 - runs no code
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError("it holds something else than plain values and tensors; nothing of it was run") from error

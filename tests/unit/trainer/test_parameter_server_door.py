@@ -1,0 +1,115 @@
+"""Connections to a parameter server that prove nothing are few at once, whoever holds them; one that has proved the key
+stays.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import zmq
+
+from disttrain_trainer.parameter_server.door import Door
+from disttrain_trainer.parameter_server.sockets import connect, new_context, server_socket
+from disttrain_trainer.parameter_server.wire import key_of, key_with
+from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
+from tests.waiting import GENEROUS, until
+
+KEY = key_with(0, key_of("token", "uid", 1))
+STRANGERS = MAX_WAITING + 150
+GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" * 32
+ANNOUNCED = GREETING + b"\x06" + (2**18).to_bytes(8, "big") + b"x"
+"""ZeroMQ makes room for the command of a quarter of a MiB that is said to come."""
+
+
+class Watched:
+    """A server's socket behind its door. Both give a connection an hour: here its number alone ends one."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.context = new_context(1)
+        self.socket = server_socket(self.context, KEY)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 3_600_000)
+        self.door = Door(self.context, self.socket, self.said.append)
+        self.door._waiting = Waiting(seconds=3600.0)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.strangers: list[socket.socket] = []
+
+    def worker(self) -> zmq.Socket[bytes]:
+        return connect(self.context, f"127.0.0.1:{self.port}", KEY)
+
+    def hear(self, worker: zmq.Socket[bytes], message: bytes) -> bytes:
+        """Have the worker say something; return as whom the server knows its connection."""
+        worker.send(message)
+        assert self.socket.poll(GENEROUS * 1000)
+        sender, found = self.socket.recv_multipart()
+        assert found == message
+        return sender
+
+    def hold(self, count: int, says: bytes) -> None:
+        for _ in range(count):
+            connection = socket.create_connection(("127.0.0.1", self.port), GENEROUS)
+            self.strangers.append(connection)
+            with suppress(ConnectionError):
+                connection.sendall(says)
+            connection.setblocking(False)
+
+    def ended(self) -> int:
+        """How many of the strangers' connections the server has closed."""
+        return sum(map(self._is_ended, self.strangers))
+
+    @staticmethod
+    def _is_ended(connection: socket.socket) -> bool:
+        try:
+            while connection.recv(65536):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    found = Watched()
+    yield found
+    found.door.close()
+    for stranger in found.strangers:
+        stranger.close()
+    found.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("says", [b"", GREETING[:20], GREETING, ANNOUNCED])
+def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched: Watched, says: bytes) -> None:
+    worker = watched.worker()
+    known = watched.hear(worker, b"first")
+    watched.hold(STRANGERS, says)
+    until(lambda: watched.ended() >= STRANGERS - MAX_WAITING, watched.ended)
+    assert watched.door.held <= MAX_WAITING
+    assert watched.hear(worker, b"second") == known, "its connection was ended with those of strangers"
+    other = watched.worker()
+    assert watched.hear(other, b"hello") not in (b"", known)
+    watched.hold(STRANGERS, says)
+    assert watched.hear(worker, b"third") == known
+    until(lambda: watched.ended() >= 2 * STRANGERS - MAX_WAITING, watched.ended)
+    worker.close()
+    other.close()
+
+
+def test_a_flood_is_a_few_lines(watched: Watched) -> None:
+    watched.hold(STRANGERS, b"")
+    until(lambda: watched.door.refused >= STRANGERS - MAX_WAITING, lambda: watched.door.refused)
+    assert watched.said[0] == (
+        "parameter server: refused a connection from 127.0.0.1: it held one of many connections that prove nothing"
+    )
+    assert len(watched.said) <= 10
+
+
+def test_what_leaves_by_itself_takes_no_place(watched: Watched) -> None:
+    watched.hold(MAX_WAITING // 2, GREETING)
+    until(lambda: watched.door.held == MAX_WAITING // 2, lambda: watched.door.held)
+    for stranger in watched.strangers:
+        stranger.close()
+    until(lambda: watched.door.held == 0, lambda: watched.door.held)
+    assert watched.door.refused == 0

@@ -1,0 +1,105 @@
+"""What ranks send each other is read by an unpickler that costs no more than what it reads, and by no other."""
+
+import io
+import pickle
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disttrain_trainer.runtime.unpickler import PlainUnpickler
+from tests.cluster.paths import REPOSITORY
+from tests.unit.trainer.limited import outcome
+
+
+def read(data: bytes) -> object:
+    return PlainUnpickler(io.BytesIO(data)).load()
+
+
+def assembled(*parts: bytes) -> bytes:
+    return b"\x80\x05" + b"".join(parts) + b"."
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+LARGE = b"\x8a\x05" + (10**11).to_bytes(5, "little")
+BOMBS = {
+    "a call of bytearray": (
+        assembled(text("builtins"), text("bytearray"), b"\x93", LARGE, b"\x85R"),
+        "UnpicklingError: a rank has sent an object that needs builtins.bytearray",
+    ),
+    "a bytearray that is not there": (
+        assembled(b"\x96" + struct.pack("<Q", 10**11)),
+        "UnpicklingError: a rank has sent an object with a bytearray: objects of other ranks may hold plain data only",
+    ),
+    "an extension": (
+        assembled(b"\x82\x01"),
+        "UnpicklingError: a rank has sent an object with an extension: objects of other ranks may hold plain data only",
+    ),
+    "a far place in the memo": (assembled(b"Nr\xff\xff\xff\x7f"), "returned"),
+    "bytes that are not there": (
+        assembled(b"\x8e" + struct.pack("<Q", 10**11)),
+        "EOFError: ",
+    ),
+    "a frame that is not there": (assembled(b"\x95" + struct.pack("<Q", 10**11)), "IndexError: "),
+}
+"""What a rank sends, and what becomes of it, in a process of little memory."""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_nothing_costs_more_than_itself(name: str) -> None:
+    data, said = BOMBS[name]
+    assert outcome(read, data).startswith(said)
+
+
+@pytest.mark.parametrize("protocol", range(3, 6))
+def test_plain_data_are_read(protocol: int) -> None:
+    value = {"a": [1, 2.5, None, True, "x" * 300, b"y" * 300], "b": ({3, 4}, frozenset((5,)), 2**100, 1j)}
+    assert read(pickle.dumps(value, protocol)) == value
+
+
+FORBIDDEN = [
+    "import pickle\npickle.Unpickler",
+    "from pickle import Unpickler",
+    "from _pickle import loads",
+    "from torch import load",
+    "from torch.serialization import load",
+    "import torch\ntorch.load",
+    *(
+        f"{form.format(name=name)}"
+        for name in (
+            "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+            "recv_object_list",
+        )
+        for form in (
+            "import torch.distributed as dist\ndist.{name}",
+            "from torch.distributed import {name}",
+            "from torch.distributed.distributed_c10d import {name}",
+            "from torch.distributed import distributed_c10d as c10d\nc10d.{name}",
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", FORBIDDEN)
+def test_the_linter_forbids_what_unpickles(code: str) -> None:
+    """By every way to import it."""
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [
+        ruff,
+        "check",
+        "--no-cache",
+        "--select",
+        "TID251",
+        "--stdin-filename",
+        "trainer_image/disttrain_trainer/a.py",
+    ]
+    done = subprocess.run(
+        [*command, "-"], input=code + "\n", cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "TID251" in done.stdout
