@@ -206,7 +206,7 @@ KEPT_BEGINNINGS = ("GO", "XDG_", "PIP_", "SSL_", "HTTP", "http")
 def variables(shell: Mapping[str, str], *, gate: bool) -> dict[str, str]:
     """The environment of tests: of the shell's only what says where programs and packages come from."""
     kept = {name: value for name, value in shell.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
-    cache = Path(shell.get("XDG_CACHE_HOME") or Path(shell["HOME"], ".cache"))
+    cache = Path(shell.get("XDG_CACHE_HOME") or Path(shell.get("HOME") or Path.home(), ".cache"))
     ours = {
         "LC_ALL": "C.UTF-8",
         # Ranks fill the processors by themselves: threads that spin until the next is done take them away.
