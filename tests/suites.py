@@ -20,6 +20,7 @@ LONG = "long for what it adds"
 GLOO = "gloo lets go of what it has sent a moment later: memory is never twice the same"
 
 ONLY_IN_COMPLETE = {
+    r"operator/test_any_field\.py.*\[job\]": LONG,
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_page_has_sizes|where_nothing_can_be_built)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
     r"trainer/test_(gradient_sums|resume|equality|collectives)\.py.*[34] ranks": MORE_RANKS,

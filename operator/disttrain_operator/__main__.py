@@ -23,6 +23,7 @@ from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.health import Health
 from disttrain_operator.host import Host
+from disttrain_operator.kube.again import Again
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import AnyElection, Elections
@@ -109,10 +110,11 @@ class Operator:
             per_second=settings.progress_per_second,
         )
         self._world.live_of = self._agents.live
-        self._unreadable = UnreadableReports(client, lambda: self._leadership.acts)
+        self._unreadable = UnreadableReports(client, lambda: self._leadership.acts, owner=self._world.owner)
         self._metrics.unreadable = self._unreadable.counts
         for seen in informers:
             self._unreadable.add(seen.path.rpartition("/")[2], seen.cache)
+        self._again = self._taking_again()
         wakeups = Wakeups(self._world, self._queue, self._reconciler.refused, self._metrics)
         self._world.jobs.on_change = wakeups.job_changed
         self._world.pods.on_change = wakeups.pod_changed
@@ -145,6 +147,7 @@ class Operator:
             async with asyncio.TaskGroup() as tasks:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
                 tasks.create_task(self._unreadable.run())
+                tasks.create_task(self._again.run())
                 for group in (self._jobs, self._children):
                     for informer in group:
                         tasks.create_task(informer.run())
@@ -171,6 +174,17 @@ class Operator:
             self._measuring.cancel()
         await self.health.close()
 
+    def _taking_again(self) -> Again:
+        """What was left out of the caches is listed by namespaces, whether these are watched singly or not."""
+        again, world = Again(self._client), self._world
+        again.add(world.jobs, {}, job_collection)
+        again.add(world.pods, {"labelSelector": SELECTOR}, partial(core_collection, "pods"))
+        again.add(world.services, {"labelSelector": SELECTOR}, partial(core_collection, "services"))
+        if self._gatekeeper is not None:
+            again.add(self._gatekeeper.pods, {}, partial(core_collection, "pods"))
+            again.add(self._gatekeeper.nodes, {}, partial(core_collection, "nodes"))
+        return again
+
     def _site_of(self, job: Job) -> Site:
         return replace(self._site, token=self._token_of(job.uid))
 
@@ -196,6 +210,7 @@ class Operator:
             "event_loop_lag_seconds": self._lag.worst,
             "cached_jobs": len(self._world.jobs),
             "cached_pods": len(self._world.pods),
+            "kept_bytes": self._world.budget.total,
         }
 
     def _counters(self) -> dict[str, float]:

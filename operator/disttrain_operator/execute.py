@@ -20,6 +20,7 @@ from disttrain_api.names import Reason, Role
 from disttrain_operator.children import create_child
 from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import CreateProblem, Job
+from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
@@ -224,7 +225,7 @@ class _Round:
             return
         path = f"{core_collection('pods', self._job.namespace)}/{action.name}"
         try:
-            answer = await self._client.patch(path, release_patch(pod, action.node, action.at))
+            answer = await self._client.patch(path, release_patch(read_pod(pod), action.node, action.at))
         except (NotFound, Conflict):
             return  # it is gone, or the name is another's by now
         except (Forbidden, Invalid) as error:

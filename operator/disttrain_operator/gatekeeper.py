@@ -15,8 +15,8 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.ledger import in_attempt, ran
 from disttrain_operator.decide.observed import Admission, Job, in_words
-from disttrain_operator.gate.read import cluster_pod, node_facts
 from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
+from disttrain_operator.kept_cluster import trim_cluster_pod, trim_node
 from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.snapshot import World
 
@@ -32,20 +32,6 @@ READING_SECONDS = 0.005
 SENTENCE_SECONDS = 30.0
 
 _ALL = "all"
-
-
-def trim_node(raw: Raw) -> Raw:
-    """A node as the gate sees it."""
-    return {"metadata": _identity(raw), "node": node_facts(raw)}
-
-
-def trim_cluster_pod(raw: Raw) -> Raw:
-    """A pod as the gate sees it."""
-    return {"metadata": _identity(raw), "pod": cluster_pod(raw)}
-
-
-def _identity(raw: Raw) -> Raw:
-    return {key: raw["metadata"].get(key) for key in ("name", "uid", "resourceVersion")}
 
 
 class Gatekeeper:
@@ -64,8 +50,14 @@ class Gatekeeper:
         """`longest_hold`: for how long gangs that wait keep nodes from others at a stretch."""
         self._world, self._wake, self._active = world, wake, active
         self._longest_hold, self._now = longest_hold, now
-        self.nodes = Cache(group_of=lambda raw: _ALL, trim=trim_node, on_change=self._changed)
-        self.pods = Cache(group_of=lambda raw: _ALL, trim=trim_cluster_pod, on_change=self._changed, gone_seconds=10)
+        self.nodes = Cache(group_of=lambda raw: _ALL, trim=trim_node, on_change=self._changed, budget=world.budget)
+        self.pods = Cache(
+            group_of=lambda raw: _ALL,
+            trim=trim_cluster_pod,
+            on_change=self._changed,
+            gone_seconds=10,
+            budget=world.budget,
+        )
         self._answers: dict[str, Admission] = {}
         self._granted: dict[str, dict[str, str]] = {}
         self._said: dict[str, tuple[float, str]] = {}

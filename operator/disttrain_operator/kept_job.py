@@ -3,6 +3,9 @@
 Lists of lists take forty times as much memory as their JSON, and a suspended job needs none of them. So a job is kept
 as JSON, compressed where it is long, and becomes objects when it is looked at. Of a spec beyond the bounds of a
 manifest only the reasons for its refusal are kept: nothing else of it is ever needed again.
+
+Of its metadata is kept what is read: anybody may give a job a megabyte of labels, owners or finalizers. A job of which
+more than `MAX_KEPT` would be left is not kept at all.
 """
 
 import zlib
@@ -15,8 +18,22 @@ from disttrain_api.queue_label import queue_label
 from disttrain_api.size import size_problems
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.kube.cache import Raw
+from disttrain_operator.kube.sizes import TooMuch, parsed_size, size_of
 
-_NOT_KEPT = frozenset(("managedFields", "annotations"))
+MAX_KEPT = 2**20
+"""Bytes of one job. Its manifest may have as many as text, of which mostly a tenth is left."""
+WHAT_TO_DO = "Apply it again with a shorter `spec`: data that is compressed or random belongs into a volume or an image"
+
+_NAMES = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+_MAX_WORD = 64
 _LONG = 16 * 1024
 # Shorter ones exceed no bound but that of depth.
 _MEASURED = 64 * 1024
@@ -27,21 +44,35 @@ _COMPRESSED = b"x"
 def keep(raw: Raw) -> Raw:
     """Return what is kept of a raw job. What this function has returned before is returned as it is.
 
-    Raises TypeError where it cannot be written as JSON again.
+    Raises TypeError where it cannot be written as JSON again, TooMuch where more would be kept than may be.
     """
     if isinstance(raw.get("spec"), bytes):
         return raw
-    spec, status = raw.get("spec"), raw.get("status")
-    data, refused = _packed_spec(spec)
+    kept = _kept(raw)
+    size = size_of(kept)
+    if size > MAX_KEPT:
+        why = f"{size:,} bytes would be left of it, compressed, and the operator keeps {MAX_KEPT:,} of a job at most"
+        raise TooMuch(why, WHAT_TO_DO)
+    return kept
+
+
+def _kept(raw: Raw) -> Raw:
+    metadata, spec, status = raw["metadata"], raw.get("spec"), raw.get("status")
+    data, refused = _spec_text(spec)
+    words = _json(status)
     return {
         "apiVersion": API_VERSION,
-        "metadata": {key: value for key, value in raw["metadata"].items() if key not in _NOT_KEPT},
-        "spec": data,
+        "metadata": {
+            **{key: metadata[key] for key in _NAMES if key in metadata},
+            "labels": queue_label(metadata.get("labels")),
+        },
+        "spec": _compressed(data),
         "refused": refused,
-        "status": _pack(status),
-        "phase": _at(status, "phase"),
-        "state": _at(status, "goodput", "state"),
-        "gang": _at(spec, "runPolicy", "schedulingPolicy", "gangScheduler"),
+        "status": _compressed(words),
+        "parsed": parsed_size(data) + parsed_size(words),
+        "phase": _word(_at(status, "phase")),
+        "state": _word(_at(status, "goodput", "state")),
+        "gang": _word(_at(spec, "runPolicy", "schedulingPolicy", "gangScheduler")),
         "begun": _begun(status),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
     }
@@ -64,7 +95,7 @@ def same_spec(one: Raw, other: Raw) -> bool:
     return bool(one["spec"] == other["spec"] and one["refused"] == other["refused"] and queues[0] == queues[1])
 
 
-def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
+def _spec_text(spec: Any) -> tuple[bytes, tuple[str, ...]]:
     try:
         data = _json(spec)
         refused = _size_problems(spec) if len(data) > _MEASURED else ()
@@ -74,15 +105,11 @@ def _packed_spec(spec: Any) -> tuple[bytes, tuple[str, ...]]:
     if refused:
         manager = _at(spec, "managedBy")
         data = _json({"managedBy": manager} if isinstance(manager, str) else {})
-    return _compressed(data), refused
+    return data, refused
 
 
 def _size_problems(spec: Any) -> tuple[str, ...]:
     return tuple(map(str, size_problems({"spec": spec})))
-
-
-def _pack(value: Any) -> bytes:
-    return _compressed(_json(value))
 
 
 def _json(value: Any) -> bytes:
@@ -96,6 +123,11 @@ def _compressed(data: bytes) -> bytes:
 
 def _unpack(data: bytes) -> Any:
     return orjson.loads(zlib.decompress(data) if data[:1] == _COMPRESSED else data)
+
+
+def _word(value: Any) -> str | None:
+    """A word for quick looks. The whole value stands in the spec or the status."""
+    return value[:_MAX_WORD] if isinstance(value, str) else None
 
 
 def _begun(status: Any) -> bool:

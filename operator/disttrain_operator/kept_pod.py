@@ -1,58 +1,119 @@
 """What the caches keep of pods and Services: what decisions read, in bounded length.
 
 Ten thousand pods with their full templates would be hundreds of megabytes; and lists and texts in a pod, or in its
-status, may have any length.
+status, may have any length. So what is kept is chosen field by field, and of these all that is long is kept as JSON,
+compressed where that is worth it: parsed, a megabyte of node affinity takes fourteen. `read_pod` makes objects of it.
+A pod of which more than `MAX_KEPT` would be left is not kept at all.
 """
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Annotation, Env
-from disttrain_api.ownership import controller
-from disttrain_operator.kube.cache import Raw
+import orjson
 
-_NAMES = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "creationTimestamp",
-)
-# Those that decisions read are below these. Labels of a pod that the operator made are a dozen.
-_LABELS = ("disttrain.io/", "app.kubernetes.io/", "kueue.x-k8s.io/")
-_MAX_LABELS = 64
+from disttrain_api.names import API_VERSION, CONTAINER, GANG_GATE, KIND, QUEUE_NAME_LABEL, Annotation, Env, Label
+from disttrain_api.ownership import controlling_job
+from disttrain_operator.kube.cache import Raw
+from disttrain_operator.kube.sizes import TooMuch, size_of
+from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
+
+MAX_KEPT = 64 * 1024
+"""Bytes of one pod or Service."""
+MAX_HELD = 256 * 1024
+"""Bytes of JSON of what the release of a pod repeats. The gate reads 500 lines of node affinity, which are less."""
+FACTS_BYTES = 1024
+"""What is read from a pod takes these, and what its status says, in words of its own."""
+WHAT_TO_DO = "Make its node affinity and its scheduling gates shorter"
+
+# Of the pod itself, for its group and for whoever looks at many pods.
+_NAMES = ("name", "namespace", "uid", "resourceVersion")
+_TIMES = ("deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp")
+_OWN_LABELS = (Label.ROLE, Label.INDEX, Label.ATTEMPT)
+_LABELS = (*_OWN_LABELS, QUEUE_NAME_LABEL, MANAGED_LABEL)
+_CONDITION = ("type", "status", "reason", "lastTransitionTime")
+_TOLD = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
+"""Conditions whose message is read."""
+_WAITING = ("reason", "message")
+_TERMINATED = ("exitCode", "signal", "reason", "finishedAt")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MAX_CONDITIONS = 100
 _MAX_CONTAINERS = 64
-_MAX_TEXT = 4096
+_MAX_LAST_WORDS = 4096
+# One more than is read, which shows that there is more.
+_MAX_TEXT = 1024 + 1
+_MAX_NAME = 256
 _MAX_TIME = 64
+_LONG = 4096
+# JSON never begins with it, and what zlib writes always does.
+_COMPRESSED = b"x"
 
 
 def keep_pod(raw: Raw) -> Raw:
-    """Return what decisions read of a pod, and what its release has to repeat."""
-    spec, annotations = raw.get("spec") or {}, raw["metadata"].get("annotations") or {}
-    kept: Raw = {"nodeName": spec.get("nodeName")}
-    if (port := _agent_port(spec)) is not None:
-        kept["agentPort"] = port
-    if spec.get("schedulingGates"):
-        kept |= {"schedulingGates": spec["schedulingGates"], "affinity": spec.get("affinity")}
-    metadata = _metadata(raw)
-    if Annotation.RELEASED_AT in annotations:
-        metadata["annotations"] = {Annotation.RELEASED_AT: str(annotations[Annotation.RELEASED_AT])[:_MAX_TIME]}
-    return {"metadata": metadata, "spec": kept, "status": _status(raw.get("status") or {})}
+    """Return what decisions read of a pod, and what its release has to repeat. What is kept already stays as it is.
+
+    Raises TooMuch where more would be kept than may be.
+    """
+    if isinstance(raw.get("packed"), bytes):
+        return raw
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    labels = metadata.get("labels") or {}
+    said = _status(status)
+    kept = {
+        "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
+        "spec": {} if (port := _agent_port(spec)) is None else {"agentPort": port},
+        "status": _words(status, ("phase", "podIP")),
+        "packed": _pack(
+            {
+                "metadata": _times(metadata) | {"labels": _words(labels, _LABELS)},
+                "spec": _words(spec, ("nodeName",)) | _held(spec),
+                "status": said,
+            }
+        ),
+        "reserved": FACTS_BYTES + 2 * len(orjson.dumps(said)),
+    }
+    return _bounded(kept)
+
+
+def read_pod(kept: Raw) -> Raw:
+    """Return a kept pod as the API server would write it, as far as it is kept."""
+    rest = _unpack(kept["packed"])
+    return {
+        "metadata": {**kept["metadata"], **rest["metadata"]},
+        "spec": {**kept["spec"], **rest["spec"]},
+        "status": {**kept["status"], **rest["status"]},
+    }
 
 
 def keep_service(raw: Raw) -> Raw:
     """Return the names of a Service: that it exists is all that is asked of it."""
-    return {"metadata": _metadata(raw)}
+    return _bounded({"metadata": _metadata(raw["metadata"])})
+
+
+def _bounded(kept: Raw) -> Raw:
+    size = size_of(kept)
+    if size > MAX_KEPT:
+        raise TooMuch(f"{size:,} bytes would be left of it, and the operator keeps {MAX_KEPT:,} at most", WHAT_TO_DO)
+    return kept
+
+
+def _metadata(metadata: Raw) -> Raw:
+    kept = {key: metadata[key] for key in _NAMES if key in metadata}
+    job = controlling_job(metadata)
+    if not isinstance(job, str) or len(job) > _MAX_NAME:
+        return kept
+    # Which version of the API the owner says is all the same.
+    return kept | {"ownerReferences": [{"apiVersion": API_VERSION, "kind": KIND, "uid": job, "controller": True}]}
+
+
+def _times(metadata: Raw) -> Raw:
+    kept = _words(metadata, _TIMES, _MAX_TIME)
+    released = _words(metadata.get("annotations") or {}, (Annotation.RELEASED_AT,), _MAX_TIME)
+    return kept | {"annotations": released} if released else kept
 
 
 def _agent_port(spec: Raw) -> int | None:
-    """The port on which the pod's agent answers; None: it has none. What is kept once is kept again."""
-    if "agentPort" in spec:
-        kept: int = spec["agentPort"]
-        return kept
+    """The port on which the pod's agent answers; None: it has none."""
     containers: list[Raw] = spec.get("containers") or []
     trainer: Raw = next((entry for entry in containers if entry.get("name") == CONTAINER), {})
     texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
@@ -60,39 +121,71 @@ def _agent_port(spec: Raw) -> int | None:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 5 else None
 
 
-def _metadata(raw: Raw) -> Raw:
-    metadata = raw["metadata"]
-    kept = {key: metadata[key] for key in _NAMES if key in metadata}
-    labels = [(key, value) for key, value in (metadata.get("labels") or {}).items() if key.startswith(_LABELS)]
-    kept["labels"] = dict(labels[:_MAX_LABELS])
-    owner = controller(metadata)
-    return kept if owner is None else kept | {"ownerReferences": [owner]}
+def _held(spec: Raw) -> Raw:
+    """What the release of a pod that our gate holds has to repeat."""
+    gates = spec.get("schedulingGates") or []
+    if not any(gate.get("name") == GANG_GATE for gate in gates):
+        return {}
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED)
+    held: Raw = {"schedulingGates": [{"name": gate.get("name")} for gate in gates]}
+    if required:
+        held["affinity"] = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": required.get("nodeSelectorTerms")}}}
+    size = len(orjson.dumps(held))
+    if size > MAX_HELD:
+        found = f"its scheduling gates and its required node affinity have {size:,} bytes"
+        raise TooMuch(f"{found}; the operator keeps {MAX_HELD:,} at most", WHAT_TO_DO)
+    return held
 
 
 def _status(status: Raw) -> Raw:
-    kept: Raw = {key: _short(status[key]) for key in ("phase", "reason", "message", "podIP") if key in status}
+    kept = _words(status, ("reason",)) | _last_words(status)
     if status.get("conditions"):
-        kept["conditions"] = [_flat(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
+        kept["conditions"] = [_condition(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
     own = [entry for entry in status.get("containerStatuses") or [] if entry.get("name") == CONTAINER]
-    for key, entries in (
-        ("containerStatuses", own[:1]),
-        ("initContainerStatuses", (status.get("initContainerStatuses") or [])[:_MAX_CONTAINERS]),
-    ):
-        if entries:
-            kept[key] = [_container(entry) for entry in entries]
-    return kept
+    if own:
+        kept["containerStatuses"] = [_container(own[0])]
+    # Of the others it counts what they wait for.
+    others = (status.get("initContainerStatuses") or [])[:_MAX_CONTAINERS]
+    waiting = [_container(entry) for entry in others if (entry.get("state") or {}).get("waiting") is not None]
+    return kept | {"initContainerStatuses": waiting} if waiting else kept
 
 
-def _container(entry: Mapping[str, Any]) -> Raw:
-    state = entry.get("state") or {}
-    kept = {key: _flat(state[key]) for key in ("waiting", "running", "terminated") if state.get(key) is not None}
-    return {"name": entry.get("name"), "image": _short(entry.get("image")), "state": kept}
+def _condition(entry: Raw) -> Raw:
+    return _words(entry, _CONDITION) | (_words(entry, ("message",)) if entry.get("type") in _TOLD else {})
 
 
-def _flat(entry: Mapping[str, Any]) -> Raw:
-    return {key: _short(value) for key, value in entry.items()}
+def _container(entry: Raw) -> Raw:
+    state, kept = entry.get("state") or {}, Raw()
+    if state.get("waiting") is not None:
+        kept["waiting"] = _words(state["waiting"], _WAITING)
+    if state.get("running") is not None:
+        kept["running"] = {}
+    if state.get("terminated") is not None:
+        kept["terminated"] = _words(state["terminated"], _TERMINATED) | _last_words(state["terminated"])
+    return _words(entry, ("name", "image")) | {"state": kept}
 
 
-def _short(value: Any) -> Any:
-    """The end of a text: a program's last words hold the cause."""
-    return value[-_MAX_TEXT:] if isinstance(value, str) else value
+def _words(entry: Raw, keys: Iterable[str], most: int = _MAX_TEXT) -> Raw:
+    """These texts, or their begin, and these numbers."""
+    found = ((key, entry.get(key)) for key in keys)
+    return {key: value[:most] if isinstance(value, str) else value for key, value in found if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int)
+
+
+def _last_words(entry: Raw) -> Raw:
+    """The end of the message: a program's last words hold the cause."""
+    message = entry.get("message")
+    return {"message": message[-_MAX_LAST_WORDS:]} if isinstance(message, str) else {}
+
+
+def _pack(value: Raw) -> bytes:
+    # What orjson returns holds 4 KiB and more, however short it is.
+    data = bytes(memoryview(orjson.dumps(value)))
+    return zlib.compress(data, 1) if len(data) > _LONG else data
+
+
+def _unpack(data: bytes) -> Any:
+    return orjson.loads(zlib.decompress(data) if data[:1] == _COMPRESSED else data)

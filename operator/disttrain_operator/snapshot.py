@@ -3,7 +3,6 @@
 The caches hold what is needed of each object (kept_job.py, kept_pod.py), and bounded.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -11,13 +10,14 @@ from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Live, Observed, PodFacts, in_words
 from disttrain_operator.decide.reading import pod_facts
+from disttrain_operator.facts import Facts
 from disttrain_operator.kept_job import is_long, keep, same_spec
 from disttrain_operator.kept_job import read as read_job
-from disttrain_operator.kept_pod import keep_pod, keep_service
+from disttrain_operator.kept_pod import keep_pod, keep_service, read_pod
+from disttrain_operator.kube.budget import Budget
 from disttrain_operator.kube.cache import Cache, Raw
 
-KEPT_AT_REST = 256
-"""Jobs that are finished or suspended and of which the spec is kept as it was read."""
+LEFT_OUT = "there is no room for all of its pods and Services in what the operator keeps of a namespace"
 
 ChildKey = tuple[str, str]
 """Kind and name of a child."""
@@ -79,20 +79,25 @@ def _child_of(raw: Raw) -> str | None:
 class World:
     """All that this process knows of the cluster, and what it was refused there."""
 
-    jobs: Cache = field(default_factory=lambda: Cache(group_of=_own_uid, trim=keep))
-    pods: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=keep_pod))
-    services: Cache = field(default_factory=lambda: Cache(group_of=_child_of, trim=keep_service))
+    budget: Budget = field(default_factory=Budget)
+    """What the caches may take together, those of the gate too."""
+    jobs: Cache = field(init=False)
+    pods: Cache = field(init=False)
+    services: Cache = field(init=False)
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
     live_of: Callable[[str], Live | None] = lambda uid: None
     """The last answer of a job's agent, by the job's uid."""
-    _facts: dict[str, tuple[Raw, Job]] = field(default_factory=dict)
-    """By the job's uid, with what they were read from. Of jobs that rest only of the last few that were looked at."""
-    _resting: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _facts: Facts = field(default_factory=Facts)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
+
+    def __post_init__(self) -> None:
+        self.jobs = Cache(group_of=_own_uid, trim=keep, budget=self.budget)
+        self.pods = Cache(group_of=_child_of, trim=keep_pod, budget=self.budget)
+        self.services = Cache(group_of=_child_of, trim=keep_service, budget=self.budget)
 
     def key_of(self, uid: str) -> Key | None:
         """The key of a job that exists."""
@@ -116,11 +121,17 @@ class World:
             self._forget(uid)
             return None
         job = self._job(uid, raw)
+        if self._is_partial(job):
+            return replace(job, unread=LEFT_OUT), Observed()
         try:
             return job, self._observed(job)
         except Exception as error:
             # What is wrong with the pods of one job costs no other anything.
             return replace(job, unread=f"its pods cannot be read ({in_words(error)})"), Observed()
+
+    def _is_partial(self, job: Job) -> bool:
+        group = children_of(job.namespace, job.uid)
+        return any(cache.is_partial(group, job.namespace) for cache in (self.pods, self.services))
 
     def _observed(self, job: Job) -> Observed:
         problems = self.problems.get(job.uid, {})
@@ -155,7 +166,7 @@ class World:
                 metadata = raw["metadata"]
                 seen = known.get(metadata["uid"])
                 if seen is None or seen[:2] != (metadata["resourceVersion"], gone):
-                    seen = metadata["resourceVersion"], gone, pod_facts(raw, gone=gone)
+                    seen = metadata["resourceVersion"], gone, pod_facts(read_pod(raw), gone=gone)
                 now[metadata["uid"]] = seen
         facts = (facts for _, _, facts in now.values() if facts is not None)
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
@@ -171,12 +182,11 @@ class World:
     def take(self, raw: Raw, job: Job) -> None:
         """`job` was read from this version of it. A version that is no longer the newest is passed over."""
         if self.jobs.get(job.uid) is raw:
-            self._facts[job.uid] = (raw, job)
-            self._note_rest(job.uid, rests=raw["rests"])
+            self._facts.put(raw, job)
 
     def _job(self, uid: str, raw: Raw) -> Job:
         # Reading a spec costs more than a decision, and with each status the job comes back with the same one.
-        read, job = self._facts.get(uid, (None, None))
+        read, job = self._facts.get(uid) or (None, None)
         if read is None or read["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
             former = job if read is not None and same_spec(read, raw) else None
             job = read_job(raw, former=former)
@@ -184,17 +194,7 @@ class World:
         assert job is not None
         return job
 
-    def _note_rest(self, uid: str, *, rests: bool) -> None:
-        """There may be many thousand jobs that are finished or suspended; their specs are read again when needed."""
-        self._resting.pop(uid, None)
-        if rests:
-            self._resting[uid] = None
-        while len(self._resting) > KEPT_AT_REST:
-            oldest, _ = self._resting.popitem(last=False)
-            self._facts.pop(oldest, None)
-
     def _forget(self, uid: str) -> None:
         self.problems.pop(uid, None)
-        self._facts.pop(uid, None)
-        self._resting.pop(uid, None)
+        self._facts.forget(uid)
         self._pod_facts.pop(uid, None)

@@ -30,10 +30,8 @@ MOST_REPORTED = 1000
 """Objects of which it is remembered when they were reported; more than can be in SECONDS_BETWEEN_SAME."""
 MOST_WAITING = 100
 """Objects of one namespace that wait to be reported."""
-WHAT_TO_DO = (
-    "The operator leaves it and its pods as they are. Apply it again with fewer levels or less text, in"
-    " `metadata.managedFields` too, or delete it."
-)
+LEFT = "The operator leaves the job and its pods as they are"
+WHAT_TO_DO = "Apply it again with fewer levels or less text, in `metadata.managedFields` too, or delete it"
 
 
 class UnreadableReports:
@@ -44,9 +42,12 @@ class UnreadableReports:
         client: Client,
         acts: Callable[[], bool],
         *,
+        owner: Callable[[str], Key | None] = lambda group: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        """`owner` knows the job of a group of objects that belong to it."""
+        self._owner = owner
         self._client, self._acts, self._clock, self._sleep = client, acts, clock, sleep
         self._caches: list[tuple[str, Cache]] = []
         self._turns: Turns[tuple[str, str]] = Turns()
@@ -113,7 +114,16 @@ class UnreadableReports:
             self._reported.popitem(last=False)
         where = f"{found.namespace}/{found.name}" if found.namespace else found.name
         logger.warning("%s %s (version %d) is left alone: %s", plural, where, found.version, found.why)
-        if plural == PLURAL and self._acts():
-            event = Event(Reason.UNREADABLE, f"This job cannot be read: {found.why}. {WHAT_TO_DO}", warning=True)
-            key = Key(found.namespace, found.name, found.uid)
+        told = self._told(plural, found)
+        if told is not None and self._acts():
+            key, what = told
+            message = f"{what} cannot be read: {found.why}. {LEFT}. {found.what_to_do or WHAT_TO_DO}."
+            event = Event(Reason.UNREADABLE, message, warning=True)
             await post_event(self._client, key, str(found.version), event, datetime.now(UTC))
+
+    def _told(self, plural: str, found: Unreadable) -> tuple[Key, str] | None:
+        """The job that is told of it, and what that is to the job."""
+        if plural == PLURAL:
+            return Key(found.namespace, found.name, found.uid), "This job"
+        key = self._owner(found.group) if found.group is not None else None
+        return None if key is None else (key, f"Its `{found.name}` (of {plural})")

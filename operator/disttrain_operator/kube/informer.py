@@ -21,11 +21,12 @@ from typing import Any
 
 import orjson
 
-from disttrain_operator.kube.cache import Cache, Raw
+from disttrain_operator.kube.cache import Cache, Listing, Raw, version_of
 from disttrain_operator.kube.client import Client, Query
 from disttrain_operator.kube.errors import Expired, KubeError, Throttled, Unavailable, error_of_status
+from disttrain_operator.kube.large_events import LargeEvents
 from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, TOO_LARGE, list_pages
-from disttrain_operator.kube.tolerant import Unreadable, identity_of, read_event, why_not
+from disttrain_operator.kube.tolerant import Unreadable, read_event, why_not
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ class Informer:
         self.failing_since: float | None = None
         """Since when lists and watches have failed, though the server answers; None where they do not."""
         self._listed_at = clock()
+        self._listed_version = 0
         self._missed = False
+        self._large = LargeEvents(cache.trimmed, cache.unread, self._take_late, self._step_over)
 
     @property
     def synced(self) -> bool:
@@ -101,6 +104,12 @@ class Informer:
 
     async def run(self) -> None:
         """Never returns."""
+        try:
+            await self._go_on()
+        finally:
+            self._large.close()
+
+    async def _go_on(self) -> None:
         while True:
             try:
                 await self._list()
@@ -121,35 +130,39 @@ class Informer:
 
     async def catch_up(self) -> None:
         """Returns when the cache is no older than this call. Raises a KubeError where nobody answers."""
-        objects, unreadable, version = await self._listed()
-        # The watch may have brought what is newer than this list meanwhile.
-        if version > self.cache.progress(self.within):
-            self.cache.replace(objects, version, unreadable, self.within)
+        await self._take_list(older=False)
 
     async def _list(self) -> None:
         self._listed_at, self._missed = self._clock(), False
-        objects, unreadable, version = await self._listed()
+        self._large.drop_all()
+        await self._take_list(older=True)
         self.lists += 1
-        self.cache.replace(objects, version, unreadable, self.within)
         self.failing_since = None
         self._synced.set()
 
-    async def _listed(self) -> tuple[list[Raw], list[Unreadable], int]:
+    async def _take_list(self, *, older: bool) -> None:
+        """List everything. `older`: also where the cache is newer, for its place in history is lost."""
         self.tried_at = self._clock()
-        objects, unreadable, version = list[Raw](), list[Unreadable](), 0
-        # Pages are trimmed one by one: the whole list of full objects would not be small.
-        async for page in list_pages(self._client, self.path, self._query, self._chunk):
+        listing: Listing | None = None
+        version: int | None = None
+        # Pages are taken in one by one: of the whole list no second copy is ever held.
+        async for page in list_pages(
+            self._client, self.path, self._query, self._chunk, trim=self.cache.trimmed, unread=self.cache.unread
+        ):
             self._heard()
-            version = page.version
-            unreadable += page.unreadable
-            for raw in page.objects:
-                try:
-                    objects.append(self.cache.trimmed(raw))
-                except Exception as error:
-                    found = identity_of(raw, why_not(error))
-                    if found is not None:
-                        unreadable.append(found)
-        return objects, unreadable, version
+            if version is None:
+                version = page.version
+                # The watch may have brought what is newer than this list.
+                if older or version > self.cache.progress(self.within):
+                    listing = self.cache.listing(version, self.within)
+            if listing is not None:
+                listing.take(page.objects, page.unreadable)
+        if listing is None or version is None:
+            await self._large.taken()
+            return
+        listing.end()
+        self._listed_version = version
+        self._large.drop_until(version)
 
     async def _follow(self) -> None:
         """Watches, and watches again, until the place in history is lost."""
@@ -179,7 +192,8 @@ class Informer:
             async for line in lines(chunks):
                 self._heard()
                 self.failing_since = None
-                self._take(line)
+                if not await self._large.put(line):
+                    self._take(line)
                 if self._missed and self._clock() - self._listed_at >= RELIST_SECONDS:
                     raise BrokenStreamError("an event did not say which object it is about")
 
@@ -188,7 +202,10 @@ class Informer:
             event = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             why = TOO_LARGE if len(line) >= MAX_OBJECT_BYTES else why_not(error)
-            self._step_over(*read_event(line, why, MAX_TOKENS))
+            kind, found = read_event(line, why, MAX_TOKENS)
+            if found is not None:
+                self._large.drop(found.uid)
+            self._step_over(kind, found)
             return
         try:
             kind, raw = event["type"], event["object"]
@@ -196,16 +213,28 @@ class Informer:
             raise BrokenStreamError(f"no event: {line[:200]!r}") from error
         match kind:
             case "ADDED" | "MODIFIED" | "DELETED":
-                try:
-                    self.cache.apply(kind, raw, self.within)
-                except Exception as error:
-                    self._step_over(kind, identity_of(raw, why_not(error)))
+                self._take_object(kind, raw)
             case "BOOKMARK":
                 self.cache.bookmark(int(raw["metadata"]["resourceVersion"]), self.within)
             case "ERROR":
                 self._raise(raw)
             case _:
                 raise BrokenStreamError(f"an event of type {kind!r}")
+
+    def _take_object(self, kind: str, raw: Raw) -> None:
+        try:
+            self._large.drop(raw["metadata"]["uid"])
+            self.cache.apply(kind, raw, self.within)
+        except Exception as error:
+            self._step_over(kind, self.cache.unread(raw, error))
+
+    def _take_late(self, kind: str, kept: Raw) -> None:
+        """An event of much text, read while others were taken. A list says more than an event before it."""
+        if version_of(kept) > self._listed_version:
+            try:
+                self.cache.apply(kind, kept, self.within)
+            except Exception as error:
+                self._step_over(kind, self.cache.unread(kept, error))
 
     def _step_over(self, kind: str, found: Unreadable | None) -> None:
         if found is None or kind not in _OF_OBJECTS:

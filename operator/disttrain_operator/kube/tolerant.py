@@ -6,12 +6,13 @@ byte is looked at once. It is slow beside a parser, and used for what a parser h
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from disttrain_api.bounds import cut
+from disttrain_operator.kube.sizes import TooMuch
 
 # A name and its colon, another string, or a bracket. The last alternative is a string without an end.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"(?:\s*+:)?+|[{}\[\]]|"', re.DOTALL)
@@ -23,7 +24,7 @@ _METADATA = (b"metadata",)
 _METADATA_OF_EVENT = (b"object", b"metadata")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """An object that was not taken in, and why."""
 
@@ -33,6 +34,12 @@ class Unreadable:
     uid: str
     version: int
     why: str
+    what_to_do: str = ""
+    """Where that is not what it always is."""
+    needs: int = 0
+    """The bytes for which there was no room; 0: it cannot be taken in however much there is."""
+    group: str | None = None
+    """Whose it is, where that is known."""
 
 
 class Malformed(ValueError):  # noqa: N818 - what the text is
@@ -116,8 +123,16 @@ def identity_of(raw: Any, why: str) -> Unreadable | None:
     return _identified(texts, why)
 
 
+def refused(raw: Any, error: Exception) -> Unreadable | None:
+    """Return the parsed object as one that this error kept from being taken in; None as `identity_of`."""
+    found = identity_of(raw, why_not(error))
+    return replace(found, what_to_do=error.what_to_do) if found and isinstance(error, TooMuch) else found
+
+
 def why_not(error: Exception) -> str:
     """Return what is said of an object that this error kept from being taken in."""
+    if isinstance(error, TooMuch):
+        return cut(str(error), MAX_WHY)
     if isinstance(error, RecursionError) or (isinstance(error, orjson.JSONDecodeError) and "depth" in error.msg):
         return "it nests too deep to be read"
     if isinstance(error, orjson.JSONDecodeError):

@@ -14,7 +14,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.gatekeeper import Gatekeeper
-from disttrain_operator.kept_pod import keep_pod
+from disttrain_operator.kept_pod import keep_pod, read_pod
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import World
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
@@ -70,7 +70,7 @@ class Fleet:
         """Look at one job; the process may die after some requests. Returns whether there was anything to do."""
         raw = list(self.jobs.values())[number % len(self.jobs)]
         job = job_facts(raw)
-        own = [keep_pod(pod) for pod in self.pods.values() if _job(pod) == job.uid]
+        own = [read_pod(keep_pod(pod)) for pod in self.pods.values() if _job(pod) == job.uid]
         decision = decide(job, observe(own, (), (), (), self.gate.admission(job)), self.now)
         changed = False
         if decision.status is not None and decision.status != job.status:

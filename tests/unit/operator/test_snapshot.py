@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.snapshot import Key, World, children_of
-from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, merge
+from disttrain_operator.snapshot import LEFT_OUT, Key, World, children_of
+from tests.builders import NOW, UID, a_job, a_raw_job, a_raw_pod, ended, merge
 
 
 def seen(world: World, raw: dict[str, Any], version: str) -> Job:
@@ -102,3 +103,24 @@ def test_a_service_with_the_jobs_labels_is_not_the_jobs(metadata: dict[str, Any]
     own = a_raw_pod(a_job())["metadata"] | {"name": "digits-3f9a1", "uid": "own", "resourceVersion": "4"}
     world.services.apply("ADDED", {"metadata": own})
     assert world.has_service(a_job(), "digits-3f9a1")
+
+
+def test_a_job_of_which_a_pod_was_left_out_is_left_alone_until_it_is_taken_in() -> None:
+    """It would take a pod that it does not see for one that is lost."""
+    world = a_world()
+    for number in range(100):
+        world.pods.observe(
+            merge(a_raw_pod(a_job(), uid=f"u{number}"), {"metadata": {"resourceVersion": f"{number + 3}"}})
+        )
+    world.budget.most_of_one = world.budget.of("default")
+    world.pods.observe(merge(a_raw_pod(a_job(), uid="more"), {"metadata": {"resourceVersion": "200"}}))
+    found = world.snapshot(UID)
+    assert found is not None
+    assert found[0].unread == LEFT_OUT
+    assert decide(*found, NOW).actions == ()
+    world.budget.most_of_one *= 2
+    world.pods.observe(merge(a_raw_pod(a_job(), uid="more"), {"metadata": {"resourceVersion": "200"}}))
+    found = world.snapshot(UID)
+    assert found is not None
+    assert found[0].unread is None
+    assert len(found[1].pods) == 101

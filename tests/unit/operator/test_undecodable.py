@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from disttrain_operator.kube import informer as informers
-from disttrain_operator.kube import lists
+from disttrain_operator.kube import large_events, lists
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import TooLarge, Undecodable
@@ -197,11 +197,12 @@ async def test_events_that_do_not_say_of_what_cost_few_lists(
 async def test_a_line_longer_than_an_object_may_be_is_stepped_over(
     api: FakeApi, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(informers, "MAX_OBJECT_BYTES", 100_000)
+    for module in (informers, large_events):
+        monkeypatch.setattr(module, "MAX_OBJECT_BYTES", 100_000)
     await api.put(f"{PODS}/bad", spec="x" * 1_000_000)
     await api.put(f"{PODS}/d")
     await watched.caught_up(api, "bad")
-    assert list(unreadable(watched.cache)) == ["bad"]
+    await eventually(lambda: list(unreadable(watched.cache)) == ["bad"])
     assert "larger than" in watched.reported[0].why
 
 

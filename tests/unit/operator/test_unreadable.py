@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.metrics import Metrics
+from disttrain_operator.snapshot import Key
 from disttrain_operator.unreadable import MOST_WAITING, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi
@@ -26,7 +28,10 @@ class Reporting:
     def __init__(self, client: Client) -> None:
         self.now, self.acts = 0.0, True
         self.jobs, self.pods = (Cache(group_of=lambda raw: "all") for _ in range(2))
-        self.reports = UnreadableReports(client, lambda: self.acts, clock=lambda: self.now, sleep=self._sleep)
+        owners = {"team/uid-a": Key("team", "a", "uid-a")}
+        self.reports = UnreadableReports(
+            client, lambda: self.acts, owner=owners.get, clock=lambda: self.now, sleep=self._sleep
+        )
         self.reports.add("disttrainingjobs", self.jobs)
         self.reports.add("pods", self.pods)
         self.task = asyncio.create_task(self.reports.run())
@@ -66,7 +71,18 @@ async def test_an_object_is_named_once_and_again_after_a_while(
     about = [(raw["involvedObject"]["name"], raw["involvedObject"]["resourceVersion"]) for raw in events]
     assert sorted(about) == [("a", "499"), ("a", "501"), ("b", "7")]
     assert {(raw["reason"], raw["type"]) for raw in events} == {("Unreadable", "Warning")}
-    assert "it nests too deep to be read. The operator leaves it" in events[0]["message"]
+    assert "it nests too deep to be read. The operator leaves the job" in events[0]["message"]
+
+
+async def test_what_there_is_no_room_for_is_told_its_job_with_what_to_do(api: FakeApi, reporting: Reporting) -> None:
+    left_out = replace(found("p"), why="there is no room", what_to_do="Delete something", group="team/uid-a")
+    reporting.pods.skip(left_out)
+    reporting.pods.skip(replace(left_out, uid="of nobody", group="team/unknown"))
+    reporting.jobs.skip(replace(left_out, uid="uid-b", name="b"))
+    await eventually(lambda: len(events_of(api)) == 2)
+    said = {raw["involvedObject"]["name"]: raw["message"] for raw in events_of(api)}
+    rest = "cannot be read: there is no room. The operator leaves the job and its pods as they are. Delete something."
+    assert said == {"a": f"Its `p` (of pods) {rest}", "b": f"This job {rest}"}
 
 
 async def test_what_has_gone_meanwhile_is_not_spoken_of(reporting: Reporting, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,67 @@
+"""Takes in what was left out for want of room, when there is room: by a list of that namespace alone.
+
+Nobody is told when others delete something, and an object that is not changed has no event. One namespace at a time,
+one list in `SECONDS_BETWEEN`: a tenant that fills its namespace and empties it all the time pays with lists of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from disttrain_operator.kube.cache import Cache
+from disttrain_operator.kube.client import Client, Query
+from disttrain_operator.kube.errors import KubeError
+from disttrain_operator.kube.lists import list_pages
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN = 15.0
+
+
+class Again:
+    """Add the collections, then run it as a task."""
+
+    def __init__(self, client: Client, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        self._client, self._sleep = client, sleep
+        self._collections: list[tuple[Cache, Query, Callable[[str], str]]] = []
+        self._turn: list[tuple[int, str]] = []
+
+    def add(self, cache: Cache, query: Query, path_of: Callable[[str], str]) -> None:
+        """`path_of` a namespace is the path of its objects; of an empty one, that of all."""
+        self._collections.append((cache, query, path_of))
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await self._sleep(SECONDS_BETWEEN)
+            await self.once()
+
+    async def once(self) -> None:
+        """List a namespace of which there is something to take in, the one for which that was done longest ago."""
+        found = self._with_room()
+        if not found:
+            return
+        number, namespace = min(found, key=lambda one: self._turn.index(one) if one in self._turn else -1)
+        self._turn = [one for one in self._turn if one in found and one != (number, namespace)]
+        self._turn.append((number, namespace))
+        cache, query, path_of = self._collections[number]
+        logger.info("%s: listing it again: there is room for what was left out", path_of(namespace))
+        since = cache.marks_so_far()
+        try:
+            async for page in list_pages(
+                self._client, path_of(namespace), query, trim=cache.trimmed, unread=cache.unread
+            ):
+                for raw in page.objects:
+                    cache.observe(raw)
+                for missing in page.unreadable:
+                    cache.skip(missing)
+            cache.end_again(namespace, since)
+        except KubeError as error:
+            logger.info("%s: %s", path_of(namespace), error)
+
+    def _with_room(self) -> Sequence[tuple[int, str]]:
+        return [
+            (number, namespace)
+            for number, (cache, _, _) in enumerate(self._collections)
+            for namespace in sorted(cache.with_room())
+        ]
