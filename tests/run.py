@@ -32,6 +32,8 @@ TRAINER = "tests/unit/trainer"
 BESIDE = 2
 """So many steps of one group run beside each other."""
 GRACE_SECONDS = 30.0
+SOME_FAILED = 1
+"""pytest's exit code where all tests ran and some failed."""
 MOST_FAILURES_RUN_AGAIN = 5
 MOST_FAILURES_SHOWN = 30
 MARK = "DISTTRAIN_TEST_STEP"
@@ -103,7 +105,8 @@ class Outcome:
         """What is wrong beside tests that failed."""
         if self.code is None:
             yield f"did not end within {self.step.seconds:.0f} s"
-        elif self.code and not self.failed:
+        elif self.code not in (0, SOME_FAILED) or (self.code and not self.failed):
+            # Also where tests have failed: those after them may not have run.
             yield f"ended with exit code {self.code}"
         yield from (f"left a process behind: {command}" for command in self.left)
 
@@ -230,12 +233,12 @@ def default_signals() -> None:
 
 def run_again(outcomes: Iterable[Outcome], shell: Mapping[str, str]) -> set[str]:
     """Those of a few failed tests that pass alone."""
-    failed = [(outcome.step.name, test) for outcome in outcomes for test in outcome.failed]
+    failed = [test for outcome in outcomes for test in outcome.failed]
     if not 0 < len(failed) <= MOST_FAILURES_RUN_AGAIN:
         return set()
     print(f"run once more, alone: {len(failed)} tests", flush=True)
     passed = set()
-    for number, (_, test) in enumerate(failed):
+    for number, test in enumerate(failed):
         (outcome,) = run_steps([pytest_step(f"again-{number}", test, seconds=300)], shell)
         if outcome.code == 0 and not outcome.left:
             passed.add(test)

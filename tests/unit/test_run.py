@@ -49,6 +49,12 @@ def test_a_step_that_fails_without_a_test_that_does_is_a_problem() -> None:
     assert list(one(a_step("exit 4")).problems()) == ["ended with exit code 4"]
 
 
+def test_a_step_that_dies_after_a_failure_is_a_problem_although_the_failed_test_passes_alone(capsys) -> None:
+    dies = that_says({"failed": PASSES, "why": "call: no"}).replace("exit 1", "kill -9 $$")
+    assert run([[a_step(dies)]], SHELL, gate=True) == 1
+    assert "step ended with exit code -9" in capsys.readouterr().out
+
+
 def test_a_step_that_passes_its_limit_is_interrupted(logs: Path) -> None:
     outcome = one(a_step(f"trap 'touch {logs}/told; exit' INT; while true; do sleep 0.1; done", seconds=1))
     assert outcome.code is None
