@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, fate_of
 from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import Team, install_crd
+from tests.integration.operator_process import Team, install_crd, remove_jobs
 from tests.soak import SOAK
 
 LAST = ("test_gangs.py", "test_gang_schedulers.py", "test_gate.py", "test_kueue.py")
@@ -29,10 +29,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Of the package, not the session: the end-to-end tests that follow need the processors.
 @pytest.fixture(scope="package")
-def api_server() -> Iterator[ControlPlane]:
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server for tests that leave it as they found it. Its programs are built where they are missing."""
-    with ControlPlane() as control_plane:
+    with ControlPlane(audit_log=tmp_path_factory.mktemp("audit") / "audit.log") as control_plane:
         yield control_plane
+
+
+@pytest.fixture(scope="module")
+def control_plane(api_server: ControlPlane) -> Iterator[ControlPlane]:
+    """The same with the definition of jobs, for modules whose operators run one after the other: each begins without
+    the jobs of others. To start one takes as long as forty tests."""
+    install_crd(api_server.api)
+    yield api_server
+    remove_jobs(api_server.api)
 
 
 @pytest.fixture(scope="package")

@@ -33,10 +33,28 @@ LIVES_LONGER = 1.3 if SOAK else 1.6
 """How many times as long an operator lives that is killed again and again, until it gets through."""
 
 
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
+
+
 def install_crd(api: ApiClient) -> None:
     """Returns when jobs can be listed."""
     api.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(CRD.read_text()))
     eventually(lambda: api.ask("GET", "/apis/disttrain.io/v1alpha1/disttrainingjobs").status == 200)
+
+
+def remove_jobs(api: ApiClient) -> None:
+    """Removes all jobs and pods, whoever holds them, and the lease of the operator that made them. Only where no
+    operator runs."""
+    for collection in ("apis/disttrain.io/v1alpha1/disttrainingjobs", "api/v1/pods"):
+        group, plural = collection.rsplit("/", 1)
+        for item in api.get(f"/{collection}")["items"]:
+            metadata = item["metadata"]
+            path = f"/{group}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+            if metadata.get("finalizers"):
+                api.ask("PATCH", path, {"metadata": {"finalizers": None}})
+            api.ask("DELETE", path, {"gracePeriodSeconds": 0})
+        assert api.get(f"/{collection}")["items"] == []
+    api.ask("DELETE", LEASE)
 
 
 def eventually(

@@ -9,7 +9,7 @@ from disttrain_api.size import CONFIG
 from disttrain_api.validate import read_spec
 from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.operator_process import JOBS, install_crd
+from tests.integration.operator_process import JOBS
 from tests.unit.api.test_size import PARTS, TOO_MUCH, deep, with_config
 
 pytestmark = [pytest.mark.integration]
@@ -18,9 +18,8 @@ Raw = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def api(api_server: ControlPlane) -> ApiClient:
-    install_crd(api_server.api)
-    return api_server.api
+def api(control_plane: ControlPlane) -> ApiClient:
+    return control_plane.api
 
 
 def post(api: ApiClient, job: Raw | str) -> tuple[int, Raw]:

@@ -20,7 +20,6 @@ from tests.integration.operator_process import (
     OperatorProcess,
     Team,
     eventually,
-    install_crd,
     running_operator,
 )
 from tests.soak import SOAK
@@ -33,12 +32,12 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 
 
 @pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OperatorProcess, Team]]:
-    folder = tmp_path_factory.mktemp("operator")
-    with ControlPlane() as started:
-        install_crd(started.api)
-        with Kubelet(started, succeeds), running_operator(started, folder, "--trainer-image=trainer:test") as operator:
-            yield operator, Team(started.api, "fuzz")
+def operator(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OperatorProcess, Team]]:
+    flags = (tmp_path_factory.mktemp("operator"), "--trainer-image=trainer:test")
+    with Kubelet(control_plane, succeeds), running_operator(control_plane, *flags) as operator:
+        yield operator, Team(control_plane.api, "fuzz")
 
 
 def manifest(spec: Raw) -> Raw:

@@ -10,7 +10,7 @@ import pytest
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, chance
-from tests.integration.operator_process import OperatorProcess, Team, eventually
+from tests.integration.operator_process import LEASE, OperatorProcess, Team, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
 
@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 ROUNDS = 10 if SOAK else 3
 JOBS_PER_ROUND = 6
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
 
 
 class Pair:

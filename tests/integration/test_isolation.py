@@ -14,20 +14,12 @@ from tests.integration.operator_process import (
     Raw,
     Team,
     eventually,
-    install_crd,
     running_operator,
 )
 
 pytestmark = pytest.mark.integration
 
 CONTAINER = {"name": "trainer", "image": "registry.example/other:1"}
-
-
-@pytest.fixture(scope="module")
-def control_plane() -> Iterator[ControlPlane]:
-    with ControlPlane() as started:
-        install_crd(started.api)
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +226,7 @@ FOREIGN: dict[str, tuple[str, str, Raw, Raw]] = {
 
 
 @pytest.fixture(scope="module")
-def pod_groups(control_plane: ControlPlane) -> None:
+def pod_groups(control_plane: ControlPlane) -> Iterator[None]:
     """The kind that coscheduling brings."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -248,8 +240,15 @@ def pod_groups(control_plane: ControlPlane) -> None:
         },
         "spec": {"group": POD_GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
-    control_plane.api.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    eventually(lambda: control_plane.api.ask("GET", f"/apis/{POD_GROUP}/v1alpha1/podgroups").status == 200)
+    definitions, groups = (
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        f"/apis/{POD_GROUP}/v1alpha1/podgroups",
+    )
+    control_plane.api.ensure(definitions, definition)
+    eventually(lambda: control_plane.api.ask("GET", groups).status == 200)
+    yield
+    control_plane.api.ask("DELETE", f"{definitions}/podgroups.{POD_GROUP}")
+    eventually(lambda: control_plane.api.ask("GET", groups).status == 404)
 
 
 @pytest.mark.usefixtures("pod_groups")

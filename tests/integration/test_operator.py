@@ -11,7 +11,6 @@ from tests.integration.operator_process import (
     Raw,
     Team,
     eventually,
-    install_crd,
     running_operator,
 )
 
@@ -21,15 +20,13 @@ TRAINING = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 10, "
 
 
 @pytest.fixture(scope="module")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(audit_log=tmp_path_factory.mktemp("audit") / "audit.log") as started:
-        install_crd(started.api)
-        with running_operator(started, tmp_path_factory.mktemp("operator"), "--trainer-image=trainer:test"):
-            yield started
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with running_operator(control_plane, tmp_path_factory.mktemp("operator"), "--trainer-image=trainer:test"):
+        yield
 
 
 @pytest.fixture
-def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Team:
+def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureRequest) -> Team:
     name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
     return Team(control_plane.api, name[:63].strip("-").lower())
 

@@ -20,13 +20,6 @@ from tests.integration.operator_process import (
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def control_plane() -> Iterator[ControlPlane]:
-    with ControlPlane() as started:
-        install_crd(started.api)
-        yield started
-
-
 @pytest.fixture
 def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
     name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")

@@ -13,11 +13,10 @@ from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import ControlPlane
 from tests.integration import poison_corpus
 from tests.integration.mallory import Mallory
-from tests.integration.operator_process import OperatorProcess, Team, eventually
+from tests.integration.operator_process import LEASE, OperatorProcess, Team, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/disttrain-operator"
 GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}, "cleanPodPolicy": "All"}
 MOST_BYTES = 512 << 20
 """The chart's limit on the operator's memory."""

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,15 @@ from disttrain.errors import CommandError
 from disttrain.main import main
 from tests.builders import NOW, a_manifest
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.operator_process import JOBS, eventually, install_crd
+from tests.integration.operator_process import JOBS, eventually
 from tests.waiting import GENEROUS
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ControlPlane]:
-    with ControlPlane() as started:
-        install_crd(started.api)
-        yield started
-
-
 @pytest.fixture
-def namespace(cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+def namespace(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
     name = f"team-{uuid.uuid4().hex[:8]}"
-    cluster.api.ensure("/api/v1/namespaces", {"metadata": {"name": name}})
+    control_plane.api.ensure("/api/v1/namespaces", {"metadata": {"name": name}})
     return name
 
 
@@ -61,10 +53,10 @@ def a_status(condition: str, *, verdict: dict[str, Any] | None = None) -> dict[s
     return {"phase": phase, "attempt": 1, "conditions": [entry(condition), *finished], "attempts": [attempt]}
 
 
-def write_status(cluster: ControlPlane, namespace: str, status: dict[str, Any]) -> None:
+def write_status(control_plane: ControlPlane, namespace: str, status: dict[str, Any]) -> None:
     place = f"{JOBS.format(namespace)}/digits"
-    job = cluster.api.ask("GET", place).json()
-    assert cluster.api.ask("PUT", f"{place}/status", {**job, "status": status}).status == 200
+    job = control_plane.api.ask("GET", place).json()
+    assert control_plane.api.ask("PUT", f"{place}/status", {**job, "status": status}).status == 200
 
 
 def submit(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -80,13 +72,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_a_manifest_is_sent_as_it_was_written(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_a_manifest_is_sent_as_it_was_written(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     code, out, err = ended(submit(path, "--namespace", namespace))
     assert (code, err) == (0, "")
     assert out == (
         f"dtj/digits created in namespace {namespace}\nfollow it with: disttrain logs -f digits -n {namespace}\n"
     )
-    stored = cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
+    stored = control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
     assert stored["spec"]["workers"]["replicas"] == 2
 
 
@@ -99,7 +91,7 @@ def test_a_job_that_exists_is_not_sent_twice(namespace: str, path: Path) -> None
     assert len(err.splitlines()) == 1
 
 
-def test_a_namespace_that_is_not_there_is_named(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_a_namespace_that_is_not_there_is_named(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     code, _, err = ended(submit(path, "-n", "nowhere"))
     assert code == 1
     assert 'namespaces "nowhere" not found' in err
@@ -131,12 +123,12 @@ def test_a_cluster_that_does_not_answer_is_named(path: Path, tmp_path: Path, mon
     assert "Traceback" not in err
 
 
-def test_a_wrong_manifest_is_not_sent(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_a_wrong_manifest_is_not_sent(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     path.write_text(yaml.safe_dump(a_manifest(training={"stepz": 1})))
     code, _, err = ended(submit(path, "-n", namespace))
     assert code == 1
     assert "stepz" in err
-    assert cluster.api.ask("GET", JOBS.format(namespace)).json()["items"] == []
+    assert control_plane.api.ask("GET", JOBS.format(namespace)).json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -148,34 +140,34 @@ def test_a_wrong_manifest_is_not_sent(cluster: ControlPlane, namespace: str, pat
     ],
 )
 def test_wait_ends_as_the_job_does(
-    cluster: ControlPlane, namespace: str, path: Path, condition: str, verdict: dict[str, Any] | None, code: int
+    control_plane: ControlPlane, namespace: str, path: Path, condition: str, verdict: dict[str, Any] | None, code: int
 ) -> None:
     process = submit(path, "-n", namespace, "--wait")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("dtj/digits created")
     assert process.stdout.readline() == "digits: Pending\n"
-    write_status(cluster, namespace, a_status("Running"))
+    write_status(control_plane, namespace, a_status("Running"))
     assert process.stdout.readline() == "digits: Running  attempt 1\n"
-    write_status(cluster, namespace, a_status(condition, verdict=verdict))
+    write_status(control_plane, namespace, a_status(condition, verdict=verdict))
     returned, out, err = ended(process)
     assert returned == code
     assert out.startswith(f"digits: {'Succeeded' if code == 0 else 'Failed'}")
     assert err == ("" if code == 0 else "Failed: Because\n  it is so\n")
 
 
-def test_wait_outlives_a_restart_of_the_api_server(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_wait_outlives_a_restart_of_the_api_server(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     process = submit(path, "-n", namespace, "--wait")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("dtj/digits created")
     assert process.stdout.readline() == "digits: Pending\n"
-    cluster.kill_api_server()
-    cluster.start_api_server()
-    eventually(lambda: cluster.api.ask("GET", JOBS.format(namespace)).status == 200)
-    write_status(cluster, namespace, a_status("Complete"))
+    control_plane.kill_api_server()
+    control_plane.start_api_server()
+    eventually(lambda: control_plane.api.ask("GET", JOBS.format(namespace)).status == 200)
+    write_status(control_plane, namespace, a_status("Complete"))
     assert ended(process)[0] == 0
 
 
-def test_wait_says_when_the_job_is_deleted(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_wait_says_when_the_job_is_deleted(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     process = submit(path, "-n", namespace, "--wait")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("dtj/digits created")
@@ -186,7 +178,7 @@ def test_wait_says_when_the_job_is_deleted(cluster: ControlPlane, namespace: str
     assert err == f"disttrain: {namespace}/digits was deleted\n"
 
 
-def test_ctrl_c_while_waiting_leaves_the_job_alone(cluster: ControlPlane, namespace: str, path: Path) -> None:
+def test_ctrl_c_while_waiting_leaves_the_job_alone(control_plane: ControlPlane, namespace: str, path: Path) -> None:
     process = submit(path, "-n", namespace, "--wait")
     assert process.stdout is not None
     process.stdout.readline()
@@ -195,10 +187,10 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(cluster: ControlPlane, namesp
     code, _, err = ended(process)
     assert code == 130
     assert "Traceback" not in err
-    assert cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").status == 200
+    assert control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").status == 200
 
 
-def test_the_client_submits_waits_and_deletes(cluster: ControlPlane, namespace: str) -> None:
+def test_the_client_submits_waits_and_deletes(control_plane: ControlPlane, namespace: str) -> None:
     client = Client(namespace=namespace)
     job = client.submit(a_manifest())
     assert (job.name, job.namespace, job.finished) == ("digits", namespace, False)
@@ -206,7 +198,7 @@ def test_the_client_submits_waits_and_deletes(cluster: ControlPlane, namespace: 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.wait, "digits", timeout=GENEROUS)
         try:
-            write_status(cluster, namespace, a_status("Complete"))
+            write_status(control_plane, namespace, a_status("Complete"))
         except AssertionError:
             client.delete("digits")  # nobody waits for it any longer
             raise
@@ -224,18 +216,18 @@ def test_the_client_waits_no_longer_than_it_was_told(namespace: str) -> None:
 
 
 def test_the_verbs_see_and_change_a_job(
-    cluster: ControlPlane, namespace: str, path: Path, capfd: pytest.CaptureFixture[str]
+    control_plane: ControlPlane, namespace: str, path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     where = ["-n", namespace]
     assert main(["submit", str(path), *where]) == 0
-    write_status(cluster, namespace, a_status("Running"))
+    write_status(control_plane, namespace, a_status("Running"))
     words = ["list", "top", "get digits -o wide", "describe digits", "why digits", "events digits"]
     for verb in words:
         capfd.readouterr()
         assert main([*verb.split(), *where]) == 0
         assert verb.startswith("events") or "digits" in capfd.readouterr().out
     assert main(["suspend", "digits", *where]) == 0
-    stored = cluster.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
+    stored = control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
     assert stored["spec"]["suspend"] is True
     assert main(["logs", "digits", *where]) == 1
     capfd.readouterr()

@@ -6,21 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.operator_process import Team, eventually, install_crd
+from tests.integration.operator_process import Team, eventually
 from tests.integration.release import CHART, Release
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/disttrain-operator"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ControlPlane]:
-    with ControlPlane() as started:
-        install_crd(started.api)
-        yield started
-
-
 @pytest.fixture
-def releases(cluster: ControlPlane, tmp_path: Path) -> Iterator[list[Release]]:
+def releases(control_plane: ControlPlane, tmp_path: Path) -> Iterator[list[Release]]:
     """What a test appends is removed after it."""
     kept: list[Release] = []
     yield kept
@@ -29,13 +22,13 @@ def releases(cluster: ControlPlane, tmp_path: Path) -> Iterator[list[Release]]:
             release.operator.kill()
         release.helm("uninstall", "--ignore-not-found")
     for namespace in ("kube-system", "two-teams", "apart-a", "apart-b"):
-        cluster.api.ask("DELETE", LEASE.format(namespace))
+        control_plane.api.ask("DELETE", LEASE.format(namespace))
 
 
 def test_helm_refuses_a_second_release_of_the_same_jobs_and_removes_the_lease_with_the_first(
-    cluster: ControlPlane, tmp_path: Path, releases: list[Release]
+    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:
-    first, second = Release(cluster, tmp_path, "one", "ops"), Release(cluster, tmp_path, "two", "tests")
+    first, second = Release(control_plane, tmp_path, "one", "ops"), Release(control_plane, tmp_path, "two", "tests")
     releases += [first, second]
     assert (done := first.install()).returncode == 0, done.stderr
     first.start()
@@ -46,16 +39,16 @@ def test_helm_refuses_a_second_release_of_the_same_jobs_and_removes_the_lease_wi
     assert (again := first.helm("upgrade", str(CHART), *first.flags())).returncode == 0, again.stderr
     assert eventually(first.acts)
     first.uninstall()
-    assert cluster.api.ask("GET", LEASE.format("kube-system")).status == 404
+    assert control_plane.api.ask("GET", LEASE.format("kube-system")).status == 404
     assert first.operator is not None
     first.operator.stop()
-    assert cluster.api.ask("GET", LEASE.format("kube-system")).status == 404, "nobody makes it again"
+    assert control_plane.api.ask("GET", LEASE.format("kube-system")).status == 404, "nobody makes it again"
 
 
 def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
-    cluster: ControlPlane, tmp_path: Path, releases: list[Release]
+    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:
-    first, second = Release(cluster, tmp_path, "one", "ops"), Release(cluster, tmp_path, "two", "tests")
+    first, second = Release(control_plane, tmp_path, "one", "ops"), Release(control_plane, tmp_path, "two", "tests")
     releases += [first, second]
     assert first.install().returncode == 0
     second.apply()
@@ -76,11 +69,11 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
 
 
 def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
-    cluster: ControlPlane, tmp_path: Path, releases: list[Release]
+    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:
-    team = Team(cluster.api, "two-teams")
-    narrow = Release(cluster, tmp_path, "two", "two-teams", ("watchNamespaces={two-teams}",))
-    wide = Release(cluster, tmp_path, "one", "ops")
+    team = Team(control_plane.api, "two-teams")
+    narrow = Release(control_plane, tmp_path, "two", "two-teams", ("watchNamespaces={two-teams}",))
+    wide = Release(control_plane, tmp_path, "one", "ops")
     releases += [narrow, wide]
     assert (done := narrow.install()).returncode == 0, done.stderr
     narrow.start()
@@ -107,11 +100,11 @@ def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
 
 
 def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_none(
-    cluster: ControlPlane, tmp_path: Path, releases: list[Release]
+    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:
-    mine, also_mine, others = (Team(cluster.api, name) for name in ("apart-a", "apart-b", "apart-c"))
-    both = Release(cluster, tmp_path, "one", "ops", ("watchNamespaces={apart-b,apart-a}",))
-    one = Release(cluster, tmp_path, "two", "tests", ("watchNamespaces={apart-b}",))
+    mine, also_mine, others = (Team(control_plane.api, name) for name in ("apart-a", "apart-b", "apart-c"))
+    both = Release(control_plane, tmp_path, "one", "ops", ("watchNamespaces={apart-b,apart-a}",))
+    one = Release(control_plane, tmp_path, "two", "tests", ("watchNamespaces={apart-b}",))
     releases += [both, one]
     assert (done := both.install()).returncode == 0, done.stderr
     both.start()
@@ -135,4 +128,4 @@ def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_no
     both.uninstall()
     assert both.operator is not None
     both.operator.stop()
-    assert cluster.api.ask("GET", LEASE.format("apart-a")).status == 404
+    assert control_plane.api.ask("GET", LEASE.format("apart-a")).status == 404

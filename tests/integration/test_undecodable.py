@@ -14,7 +14,6 @@ from tests.integration.operator_process import (
     Team,
     a_spec,
     eventually,
-    install_crd,
     running_operator,
 )
 
@@ -31,13 +30,6 @@ OURS = {"app.kubernetes.io/managed-by": "disttrain"}
 
 
 @pytest.fixture(scope="module")
-def control_plane() -> Iterator[ControlPlane]:
-    with ControlPlane() as started:
-        install_crd(started.api)
-        yield started
-
-
-@pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     with running_operator(control_plane, tmp_path_factory.mktemp("operator"), "--gang-gate") as started:
         yield started
@@ -48,12 +40,12 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def victim(control_plane: ControlPlane) -> Team:
-    return Team(control_plane.api, f"victim-{next(_numbers)}")
+    return Team(control_plane.api, f"reader-{next(_numbers)}")
 
 
 @pytest.fixture
 def intruder(control_plane: ControlPlane) -> Team:
-    return Team(control_plane.api, f"intruder-{next(_numbers)}")
+    return Team(control_plane.api, f"writer-{next(_numbers)}")
 
 
 def deep_metadata(depth: int = DEPTH) -> str:
