@@ -149,8 +149,8 @@ def _count(observed: Observed, role: Role, attempt: int) -> ReplicaStatus:
     pods = [pod for pod in observed.pods if pod.role is role and pod.attempt == attempt and not pod.gone]
     return ReplicaStatus(
         role=role,
-        active=sum(pod.alive for pod in pods),
-        ready=sum(pod.alive and pod.started for pod in pods),
-        succeeded=sum(pod.succeeded for pod in pods),
-        failed=sum(pod.failed for pod in pods),
+        active=sum(pod.program_alive for pod in pods),
+        ready=sum(pod.program_alive and pod.program_started for pod in pods),
+        succeeded=sum(pod.program_succeeded for pod in pods),
+        failed=sum(pod.program_failed for pod in pods),
     )

@@ -68,7 +68,7 @@ class Failures:
     def settled_at(self) -> datetime | None:
         """When the first cause may be named; None: now."""
         counted = [cause for cause, ruling in self.all if ruling.action is not FailureAction.IGNORE]
-        if any(cause.certain for cause in counted) or not any(pod.alive for pod in self.gang.pods):
+        if any(cause.certain for cause in counted) or not any(pod.program_alive for pod in self.gang.pods):
             return None
         ends = [cause.pod.exit.finished_at for cause in counted if cause.pod.exit is not None]
         first = min((end for end in ends if end is not None), default=None)

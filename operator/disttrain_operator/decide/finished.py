@@ -22,7 +22,7 @@ def is_finished(job: Job) -> bool:
 def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
     """What remains to be done for a finished job. Of its status only the counts and the last reports still change."""
     status = job.status
-    if not any(pod.alive for pod in observed.pods):
+    if not any(pod.program_alive for pod in observed.pods):
         status = settle_counts(learn(status, observed, now))
     cleaning = clean_pods(job.spec, observed, now)
     ttl = job.spec.run_policy.ttl_seconds_after_finished if job.spec is not None else None

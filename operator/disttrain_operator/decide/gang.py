@@ -102,7 +102,7 @@ class Gang:
         """Whether a queue has let its pods go to nodes: it does so with all or none."""
         in_queue = self.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
         return in_queue and any(
-            pod.started or pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen
+            pod.program_started or pod.waiting is None or pod.waiting.reason not in QUEUES for pod in self.seen
         )
 
     @property
@@ -113,7 +113,7 @@ class Gang:
     @cached_property
     def succeeded(self) -> frozenset[Identity]:
         """Members that ended with exit code 0."""
-        return frozenset((pod.role, pod.index) for pod in self.seen if pod.succeeded)
+        return frozenset((pod.role, pod.index) for pod in self.seen if pod.program_succeeded)
 
     @cached_property
     def failed(self) -> tuple[PodFacts, ...]:
@@ -123,12 +123,14 @@ class Gang:
         """
         alive = {(pod.role, pod.index) for pod in self.pods if pod.exit is None and not pod.on_lost_node}
         done = alive | self.succeeded
-        return tuple(pod for pod in self.seen if (pod.failed or pod.on_lost_node) and (pod.role, pod.index) not in done)
+        return tuple(
+            pod for pod in self.seen if (pod.program_failed or pod.on_lost_node) and (pod.role, pod.index) not in done
+        )
 
     @cached_property
     def unstarted(self) -> tuple[PodFacts, ...]:
         """Existing pods whose trainer container does not run yet."""
-        return tuple(pod for pod in self.pods if not pod.started)
+        return tuple(pod for pod in self.pods if not pod.program_started)
 
     @property
     def all_started(self) -> bool:

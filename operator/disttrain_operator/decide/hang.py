@@ -81,7 +81,7 @@ def hang_of(gang: Gang) -> Verdict | None:
 
 def _undisturbed(pod: PodFacts) -> bool:
     disturbed = pod.deleting or pod.cut_off or pod.disruption is not None or pod.exit is not None
-    return pod.started and not disturbed
+    return pod.program_started and not disturbed
 
 
 def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:

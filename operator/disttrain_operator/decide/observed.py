@@ -55,7 +55,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a pod's trainer container ended, or the pod as a whole (`code` None)."""
+    """How a pod's program ended, or the pod as a whole (`code` None)."""
 
     code: int | None
     signal: int | None
@@ -89,7 +89,7 @@ class PodCondition:
 
 @dataclass(frozen=True)
 class PodFacts:
-    """One pod of the job, of any attempt."""
+    """One pod of the job, of any attempt. Its program is what the container `trainer` runs."""
 
     name: str
     uid: str
@@ -97,7 +97,7 @@ class PodFacts:
     index: int
     attempt: int
     node: str | None = None
-    started: bool = False
+    program_started: bool = False
     """Its trainer container runs or has ended."""
     cut_off: bool = False
     """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
@@ -147,16 +147,16 @@ class PodFacts:
         return self.child.signal if self.child is not None else None
 
     @property
-    def succeeded(self) -> bool:
+    def program_succeeded(self) -> bool:
         return self.exit is not None and self.exit.code == 0
 
     @property
-    def failed(self) -> bool:
+    def program_failed(self) -> bool:
         return self.exit is not None and self.exit.code != 0
 
     @property
-    def alive(self) -> bool:
-        """It may still run a process."""
+    def program_alive(self) -> bool:
+        """Its trainer container may still run, or has yet to."""
         return self.exit is None and not self.gone and not self.kept_by_finalizer
 
 

@@ -45,7 +45,7 @@ def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
 
 def _speaks(pod: PodFacts, uid: str) -> bool:
     """Whether the pod of this uid still runs: of one that has ended its last words are newer than any answer."""
-    return pod.uid == uid and pod.started and pod.alive
+    return pod.uid == uid and pod.program_started and pod.program_alive
 
 
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
@@ -75,10 +75,8 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
 
 def _first_runs(status: JobStatus, observed: Observed) -> bool:
     """Whether the first worker runs, whose agent may just not have been asked yet."""
-    return any(
-        pod.role is Role.WORKER and pod.index == 0 and pod.attempt == status.attempt and pod.started and pod.alive
-        for pod in observed.pods
-    )
+    first = [pod for pod in observed.pods if (pod.role, pod.index, pod.attempt) == (Role.WORKER, 0, status.attempt)]
+    return any(pod.program_started and pod.program_alive for pod in first)
 
 
 def _at_rest(progress: Progress | None) -> Progress | None:

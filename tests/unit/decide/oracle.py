@@ -42,7 +42,9 @@ class Budget:
         """Pods have reported, or answered while they ran."""
         reports = [(pod.attempt, pod.report.progress) for pod in observed.pods if pod.report is not None]
         live = observed.live
-        if live is not None and live.pod_uid in {pod.uid for pod in observed.pods if pod.started and pod.alive}:
+        if live is not None and live.pod_uid in {
+            pod.uid for pod in observed.pods if pod.program_started and pod.program_alive
+        }:
             reports.append((live.attempt, live.report))
         for attempt, progress in sorted(reports, key=lambda entry: entry[0]):
             if progress is not None and progress.checkpoint is not None and progress.checkpoint.step > self.newest:

@@ -121,7 +121,7 @@ class Jobs(RuleBasedStateMachine):
             assert live is not None
             assert live.stall is not None
             assert (live.attempt, live.stall.seconds > 60) == (before.attempt, True)
-            runs = [pod for pod in pods if pod.attempt == before.attempt and pod.started and pod.alive]
+            runs = [pod for pod in pods if pod.attempt == before.attempt and pod.program_started and pod.program_alive]
             assert {pod.index for pod in runs} == {0, 1, 2}
             assert not any(pod.deleting or pod.disruption for pod in runs)
 

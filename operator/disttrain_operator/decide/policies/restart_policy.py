@@ -56,7 +56,7 @@ def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
     if verdict.action == FailureAction.FAIL_JOB:
         return finish(status, now, State.FAILED, verdict)
     if counted and (exhausted := used_up(status, policy, verdict)):
-        may_be_renewed = policy.max_restarts and any(pod.alive for pod in situation.gang.pods)
+        may_be_renewed = policy.max_restarts and any(pod.program_alive for pod in situation.gang.pods)
         if may_be_renewed:
             return _hear_last_reports(situation, verdict)
         return finish(status, now, State.FAILED, exhausted)
@@ -71,7 +71,7 @@ def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
 
 def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
     """No restart is left unless a pod that still runs knows of a new checkpoint: reports come with the pods' ends."""
-    alive = [pod for pod in situation.gang.pods if pod.alive]
+    alive = [pod for pod in situation.gang.pods if pod.program_alive]
     why = f"attempt {situation.gang.attempt} has failed"
     removal = remove(alive, situation.run_policy, situation.now, why, SURVIVOR_GRACE_SECONDS)
     message = (
