@@ -127,6 +127,11 @@ def ended(
     return with_state(pod, "Succeeded" if code == 0 else "Failed", {"terminated": terminated})
 
 
+def with_sidecar(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod, whose program has ended, where a further container goes on: its phase is still Running."""
+    return {**pod, "status": {**pod["status"], "phase": "Running"}}
+
+
 def a_report(
     step: int = 100, *, checkpoint: int | None = None, failure: RankFailure | None = None, **metrics: float
 ) -> PodReport:

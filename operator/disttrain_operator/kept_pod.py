@@ -7,7 +7,7 @@ A pod of which more than `MAX_KEPT` would be left is not kept at all.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -61,7 +61,7 @@ def keep_pod(raw: Raw) -> Raw:
     said = _status(status)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
-        "spec": {} if (port := _agent_port(spec)) is None else {"agentPort": port},
+        "spec": {} if (port := _agent_port(spec, status)) is None else {"agentPort": port},
         "status": _words(status, ("phase", "podIP")),
         "packed": _pack(
             {
@@ -112,10 +112,12 @@ def _times(metadata: Raw) -> Raw:
     return kept | {"annotations": released} if released else kept
 
 
-def _agent_port(spec: Raw) -> int | None:
-    """The port on which the pod's agent answers; None: it has none."""
-    containers: list[Raw] = spec.get("containers") or []
-    trainer: Raw = next((entry for entry in containers if entry.get("name") == CONTAINER), {})
+def _agent_port(spec: Raw, status: Raw) -> int | None:
+    """The port on which the pod's agent answers; None: it has none, or its container has ended."""
+    trainer: Raw = next(_trainers(spec.get("containers")), {})
+    state = next(_trainers(status.get("containerStatuses")), {}).get("state") or {}
+    if state.get("terminated") is not None:
+        return None
     texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
     text = texts[0] if texts else None
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 5 else None
@@ -141,13 +143,17 @@ def _status(status: Raw) -> Raw:
     kept = _words(status, ("reason",)) | _last_words(status)
     if status.get("conditions"):
         kept["conditions"] = [_condition(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
-    own = [entry for entry in status.get("containerStatuses") or [] if entry.get("name") == CONTAINER]
-    if own:
-        kept["containerStatuses"] = [_container(own[0])]
+    own = next(_trainers(status.get("containerStatuses")), None)
+    if own is not None:
+        kept["containerStatuses"] = [_container(own)]
     # Of the others it counts what they wait for.
     others = (status.get("initContainerStatuses") or [])[:_MAX_CONTAINERS]
     waiting = [_container(entry) for entry in others if (entry.get("state") or {}).get("waiting") is not None]
     return kept | {"initContainerStatuses": waiting} if waiting else kept
+
+
+def _trainers(entries: list[Raw] | None) -> Iterator[Raw]:
+    return (entry for entry in entries or [] if entry.get("name") == CONTAINER)
 
 
 def _condition(entry: Raw) -> Raw:

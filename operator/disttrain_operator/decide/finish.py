@@ -25,5 +25,5 @@ def clean_pods(spec: JobSpec | None, observed: Observed, now: datetime) -> Remov
     policy = run_policy.clean_pod_policy
     if policy is CleanPodPolicy.NONE:
         return Removal()
-    pods = [pod for pod in observed.pods if not pod.gone and (pod.program_alive or policy is CleanPodPolicy.ALL)]
+    pods = [pod for pod in observed.pods if not pod.gone and (pod.pod_alive or policy is CleanPodPolicy.ALL)]
     return remove(pods, run_policy, now, f"the job has finished and cleanPodPolicy is {policy}")

@@ -68,7 +68,7 @@ def create_missing(gang: Gang) -> tuple[Action, ...]:
 
     None while a pod of another attempt is alive: two attempts never run side by side.
     """
-    if any(pod.program_alive for pod in gang.old):
+    if any(pod.pod_alive for pod in gang.old):
         return ()
     return create(gang, gang.missing)
 

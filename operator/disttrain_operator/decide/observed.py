@@ -101,6 +101,8 @@ class PodFacts:
     """Its trainer container runs or has ended."""
     cut_off: bool = False
     """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
+    pod_ended: bool = False
+    """Its phase is Succeeded or Failed: no container of it runs any more. Its program may have ended long before."""
     deletion: Deletion | None = None
     gone: bool = False
     """Deleted from the API server; these are its last known facts."""
@@ -158,6 +160,12 @@ class PodFacts:
     def program_alive(self) -> bool:
         """Its trainer container may still run, or has yet to."""
         return self.exit is None and not self.gone and not self.kept_by_finalizer
+
+    @property
+    def pod_alive(self) -> bool:
+        """Any of its containers may still run, or has yet to: it holds its room on the node, and its devices."""
+        removed = self.gone or (self.deletion is not None and self.deletion.forced)
+        return not self.pod_ended and not removed
 
 
 @dataclass(frozen=True)

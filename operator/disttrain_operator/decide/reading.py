@@ -55,6 +55,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
         program_started=exit_ is not None or runs,
+        pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         cut_off=exit_ is None and runs and _unready(status),
         deletion=deletion,
         gone=gone,

@@ -32,7 +32,7 @@ NO_WARNING = frozenset({Reason.QUEUED, Reason.VOLUME_NOT_BOUND})
 def why_not_running(gang: Gang) -> tuple[str, str]:
     """(reason, sentence) of a gang that does not run yet. The sentences hold no count that changes while pods come and
     go: each change of the status is a request."""
-    if any(pod.program_alive for pod in gang.old):
+    if any(pod.pod_alive for pod in gang.old):
         return Reason.WAITING_FOR_OLD_PODS, f"waiting for pods older than attempt {gang.attempt} to end"
     return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run")
 

@@ -16,7 +16,7 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.observed import Live, Stall, job_facts
 from disttrain_operator.reconcile import same_meaning
-from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting
+from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting, with_sidecar
 from tests.soak import SOAK
 from tests.suites import GATE
 from tests.unit.decide.cluster import Operator, Server, member
@@ -47,8 +47,11 @@ class Jobs(RuleBasedStateMachine):
         rules=st.booleans(),
         success=st.sampled_from(["All", "Any", "First"]),
         trains=st.booleans(),
+        sidecars=st.booleans(),
     )
-    def apply(self, max_restarts: int, backoff: int, clean: str, rules: bool, success: str, trains: bool) -> None:
+    def apply(
+        self, max_restarts: int, backoff: int, clean: str, rules: bool, success: str, trains: bool, sidecars: bool
+    ) -> None:
         policy: dict[str, Any] = {
             "maxRestarts": max_restarts,
             "restartBackoffSeconds": backoff,
@@ -63,6 +66,8 @@ class Jobs(RuleBasedStateMachine):
         job = a_raw_job(workers=workers, runPolicy=policy, storage=a_claim_template(), **program)
         assert job_facts(job).problems == ()
         job["metadata"]["creationTimestamp"] = timestamp(NOW)
+        self.sidecars = sidecars
+        """Whether a further container in each pod goes on when the program has ended, until the pod is deleted."""
         self.server = Server(job)
         self.looked_at = NOW
         self.operator = Operator(self.server)
@@ -167,7 +172,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule()
     def a_checkpoint_is_made(self) -> None:
-        if len([pod for index in range(3) for pod in self._pods(index, "Running")]) == 3:
+        if len([pod for index in range(3) for pod in self._programs(index)]) == 3:
             self.checkpoint += 10
 
     @rule(
@@ -177,7 +182,7 @@ class Jobs(RuleBasedStateMachine):
     )
     def an_agent_answers(self, phase: str | None = None, lost: int = 0, stall: Stall | None = None) -> None:
         """The answer may be known long after the pod has ended. Steps before it may have been `lost`."""
-        for pod in self._pods(0, "Running"):
+        for pod in self._programs(0):
             report = a_report(max(self.checkpoint - lost, 0), checkpoint=self.checkpoint or None).progress
             assert report is not None
             report = report.model_copy(update={"phase": phase})
@@ -187,9 +192,10 @@ class Jobs(RuleBasedStateMachine):
     def a_program_ends(self, index: int, code: int, reports: bool = False) -> None:
         """Its last words tell of the newest checkpoint, which may be of an earlier attempt."""
         report = a_report(self.checkpoint, checkpoint=self.checkpoint or None) if reports else None
-        for pod in self._pods(index, "Running"):
+        for pod in self._programs(index):
             if not _lost(pod):
-                self.server.put_pod(ended(pod, code, at=timestamp(self.server.now), report=report))
+                pod = ended(pod, code, at=timestamp(self.server.now), report=report)
+                self.server.put_pod(with_sidecar(pod) if self.sidecars else pod)
 
     @rule()
     def what_was_told_to_stop_stops(self) -> None:
@@ -313,6 +319,7 @@ class Jobs(RuleBasedStateMachine):
         self._come_to_rest()
         ends = {entry["type"]: entry["status"] for entry in self._status["conditions"]}
         if ends["Finished"] == "True":
+            self._hold_nothing()
             return
         assert ends["Running"] == "True"
         assert {member(pod)[2] for pod in self.server.pods.values()} == {self._status["attempt"]}
@@ -321,6 +328,13 @@ class Jobs(RuleBasedStateMachine):
         self._come_to_rest()
         ends = {entry["type"]: entry["status"] for entry in self._status["conditions"]}
         assert ends["Complete"] == "True"
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        """A finished job leaves nothing that runs, unless it was told to."""
+        self.what_was_told_to_stop_stops()
+        running = [pod for pod in self.server.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
+        assert not running or self._policy["cleanPodPolicy"] == "None"
 
     def _come_to_rest(self) -> None:
         for _ in range(30):
@@ -354,6 +368,11 @@ class Jobs(RuleBasedStateMachine):
             for pod in self.server.pods.values()
             if member(pod)[1] == index and pod["status"]["phase"] in phases
         ]
+
+    def _programs(self, index: int) -> list[dict[str, Any]]:
+        """Pods of which the program runs."""
+        pods = self._pods(index, "Running")
+        return [pod for pod in pods if "running" in pod["status"]["containerStatuses"][0]["state"]]
 
     def _disrupt(self, pod: dict[str, Any], reason: str, *, ready: bool) -> None:
         pod["status"]["conditions"] = [

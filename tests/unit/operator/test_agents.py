@@ -209,6 +209,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
         a_pod(port=10**9),
         a_pod(index=1),
         a_pod(phase="Succeeded"),
+        a_pod(containerStatuses=[{"name": CONTAINER, "state": {"terminated": {"exitCode": 0}}}]),
     ],
     ids=lambda pod: (
         f"{pod['status']['podIP']} {pod['spec']['containers'][0]['env'][0]['value']} {pod['status']['phase']}"

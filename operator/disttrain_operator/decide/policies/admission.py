@@ -119,7 +119,7 @@ class _Waiting:
 
     def _explained(self, move: Move) -> Move:
         """The reason that counts is the gate's, unless pods are missing."""
-        if self._gang.missing or any(pod.program_alive for pod in self._gang.old):
+        if self._gang.missing or any(pod.pod_alive for pod in self._gang.old):
             return move
         event = Event(Reason.WAITING_FOR_ROOM, self._answer.why)
         return replace(move, reason=Reason.WAITING_FOR_ROOM, message=self._answer.why, events=(event,))

@@ -16,7 +16,7 @@ def suspend(situation: Situation) -> Move | None:
     ledger = end_attempt(situation.status, situation.now, verdict).model_copy(update={"start_time": None})
     existing = [pod for pod in situation.observed.pods if not pod.gone]
     removal = remove(existing, situation.run_policy, situation.now, "spec.suspend is true")
-    if any(pod.program_alive for pod in existing):
+    if any(pod.pod_alive for pod in existing):
         sentence = "spec.suspend is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
         return Move(
