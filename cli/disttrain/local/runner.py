@@ -137,7 +137,7 @@ class LocalRun:
     def _delete_spared(self) -> None:
         """On a cluster, pods that cleanPodPolicy spares run on; here they end with this process."""
         for pod in observe(self._pods.raw).pods:
-            if pod.alive and not pod.deleting:
+            if pod.pod_alive and not pod.deleting:
                 self._pods.delete(pod.name, pod.uid, None)
 
     async def _pause(self, decision: Decision, now: datetime) -> None:

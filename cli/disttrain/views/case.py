@@ -105,7 +105,7 @@ def goes_on_from(case: Case) -> str:
 
 def log_commands(case: Case, number: int, verdict: Verdict | None) -> tuple[str, ...]:
     name = case.job.name
-    kept = any(pod.attempt == number and pod.started for pod in case.pods)
+    kept = any(pod.attempt == number and pod.program_started for pod in case.pods)
     rank = f" --rank {verdict.rank}" if verdict is not None and verdict.rank is not None else ""
     logs = (f"disttrain logs {name} --attempt {number}{rank}",) if kept else ()
     return (*logs, f"disttrain describe {name}")

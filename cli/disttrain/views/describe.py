@@ -5,8 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
-from disttrain.logs.pick import Pick, PodLog, picked
+from disttrain.logs.pick import Pick, picked
 from disttrain.terminal import age, duration, plain
+from disttrain.views.case import facts_of
 from disttrain.views.goodput import in_words
 from disttrain.views.listing import percent
 from disttrain_api.status import Attempt
@@ -101,20 +102,18 @@ def _degrees(spec: Any, world: int) -> tuple[int, ...] | None:
 
 def _states(pods: Sequence[Raw], spec: Any, attempt: int) -> dict[int, str]:
     return {
-        rank: _state(pod, raw)
-        for raw in pods
-        for pod in picked([raw], spec, Pick(attempt=attempt))
-        for rank in pod.ranks
+        rank: _state(raw) for raw in pods for pod in picked([raw], spec, Pick(attempt=attempt)) for rank in pod.ranks
     }
 
 
-def _state(pod: PodLog, raw: Raw) -> str:
-    phase = (raw.get("status") or {}).get("phase")
-    if phase == "Succeeded":
-        return "done"
-    if phase == "Failed":
+def _state(raw: Raw) -> str:
+    """What the pod's program does, whatever further containers do."""
+    facts = facts_of(raw)
+    if facts is None or not facts.program_started:
+        return "waits"
+    if facts.program_failed:
         return "failed"
-    return "runs" if pod.started else "waits"
+    return "done" if facts.program_succeeded else "runs"
 
 
 POD_HEADINGS = ("POD", "RANKS", "ATTEMPT", "STATE", "NODE", "AGE")
@@ -127,7 +126,7 @@ def pod_rows(job: RemoteJob, pods: Sequence[Raw], now: datetime, *, most: int = 
     for pod in found[:most]:
         raw = by_uid[pod.uid]
         metadata = raw["metadata"]
-        state = "ending" if metadata.get("deletionTimestamp") else _state(pod, raw)
+        state = "ending" if metadata.get("deletionTimestamp") else _state(raw)
         ranks = f"{pod.ranks[0]}-{pod.ranks[-1]}" if len(pod.ranks) > 1 else str(pod.ranks[0]) if pod.ranks else "ps"
         node = (raw.get("spec") or {}).get("nodeName") or "-"
         made = parse_time(metadata.get("creationTimestamp"))

@@ -52,7 +52,7 @@ def why(job: RemoteJob, pods: Sequence[Raw], events: Sequence[Raw], now: datetim
 def _of_a_living_job(case: Case) -> Why:
     job, status = case.job, case.job.status
     if job.raw["metadata"].get("deletionTimestamp"):
-        left = [pod.name for pod in case.pods if pod.alive]
+        left = [pod.name for pod in case.pods if pod.pod_alive]
         waits = f"; {len(left)} pods are still ending, for example {left[0]}" if left else ""
         return Why(f"{job.name} is being deleted{waits}.", next=(f"kubectl get pods -n {job.namespace}",))
     manager = (job.raw.get("spec") or {}).get("managedBy")
@@ -122,7 +122,7 @@ def _deadline(case: Case, reason: str) -> Iterator[str]:
 
 def _starting(case: Case) -> Why:
     job, pods = case.job, case.current_pods
-    waiting = [pod for pod in pods if not pod.started]
+    waiting = [pod for pod in pods if not pod.program_started]
     begun = case.since(case.attempt.start_time) if case.attempt is not None else "?"
     sentence = f"{job.name} is starting since {begun}: {len(pods) - len(waiting)} of {pods_of(job)} run."
     if not waiting:
@@ -151,7 +151,7 @@ def _event_of(case: Case, pod: str) -> str | None:
 
 def _old_pods(case: Case) -> Why:
     job = case.job
-    old = [pod for pod in case.pods if pod.attempt < job.status.attempt and pod.alive]
+    old = [pod for pod in case.pods if pod.attempt < job.status.attempt and pod.pod_alive]
     sentence = f"{job.name} waits for pods of an earlier attempt to end, since two attempts never run side by side."
     if old:
         first = old[0]
@@ -183,7 +183,7 @@ def _suspended(case: Case) -> Why:
     if not job.suspend:
         return Why(f"{job.name} was suspended and goes on now: {saved}.", next=(f"disttrain logs -f {job.name}",))
     if _is_suspending(job):
-        left = sum(pod.alive for pod in case.pods)
+        left = sum(pod.pod_alive for pod in case.pods)
         return Why(
             f"{job.name} is being suspended: {left} pods write a checkpoint within their grace and stop; {saved}.",
             next=(f"disttrain get {job.name}",),
@@ -215,7 +215,7 @@ def _restarting(case: Case) -> Why:
             f"Attempt {status.attempt} does not run yet ({plain(running.reason)}): {plain(running.message)}."
         )
     else:
-        started = sum(pod.started for pod in case.current_pods)
+        started = sum(pod.program_started for pod in case.current_pods)
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")
     sentences.append(goes_on_from(case))
     return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))

@@ -11,7 +11,7 @@ from disttrain_api.names import Reason
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
-from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, ended, running, waiting
+from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, ended, running, waiting, with_sidecar
 
 STAMP = "2026-01-01T12:00:00Z"
 LATER = NOW + timedelta(minutes=5)
@@ -176,6 +176,12 @@ def test_what_the_operator_itself_writes_is_understood(change: Any, says: str) -
     pods = [change(a_raw_pod(a_job(), index=index)) for index in range(2)]
     _, raw = decided(pods)
     assert says in why(RemoteJob(raw), pods, [], LATER).paragraph
+
+
+def test_a_sidecar_of_an_older_attempt_is_what_the_next_one_waits_for() -> None:
+    pods = [with_sidecar(ended(a_raw_pod(a_job(), index=index), 1)) for index in range(2)]
+    raw = a_raw_job(status=restarting("WaitingForOldPods", ""))
+    assert "2 are left, for example digits-3f9a1-worker-0-a1" in why(RemoteJob(raw), pods, [], LATER).paragraph
 
 
 def test_a_pod_that_starts_is_named_with_its_newest_event() -> None:
