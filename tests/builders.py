@@ -127,6 +127,33 @@ def ended(
     return with_state(pod, "Succeeded" if code == 0 else "Failed", {"terminated": terminated})
 
 
+def an_init_status(
+    name: str,
+    state: Mapping[str, Any],
+    *,
+    restarts: int = 0,
+    started: bool = False,
+    last: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the kubelet says of an init container. `last`: how it ended before."""
+    last_state = {} if last is None else {"terminated": dict(last)}
+    counts = {"ready": False, "restartCount": restarts, "started": started}
+    return {"name": name, "image": "an/image:1", "state": dict(state), "lastState": last_state, **counts}
+
+
+def initializing(
+    pod: Mapping[str, Any], *init_containers: Mapping[str, Any], sidecars: tuple[str, ...] = (), phase: str = "Pending"
+) -> dict[str, Any]:
+    """The pod on a node with these statuses of its init containers; its trainer waits for them."""
+    pod = with_state(pod, phase, {"waiting": {"reason": "PodInitializing"}})
+    pod["spec"]["initContainers"] = [
+        {"name": entry["name"]} | ({"restartPolicy": "Always"} if entry["name"] in sidecars else {})
+        for entry in init_containers
+    ]
+    pod["status"]["initContainerStatuses"] = list(init_containers)
+    return pod
+
+
 def with_sidecar(pod: Mapping[str, Any]) -> dict[str, Any]:
     """The pod, whose program has ended, where a further container goes on: its phase is still Running."""
     return {**pod, "status": {**pod["status"], "phase": "Running"}}

@@ -79,6 +79,12 @@ def last_exception(log: str) -> str | None:
     return _exception([_OF_RANK.sub("", line, count=1) for line in log[-MAX_LOG:].splitlines()])
 
 
+def last_words(log: str) -> str:
+    """Return the last exception whose traceback is in the log, else the last line that says anything; "": none does."""
+    lines = (line.strip() for line in reversed(log[-MAX_LOG:].splitlines()))
+    return last_exception(log) or next((line[:_MAX_EXCEPTION] for line in lines if line), "")
+
+
 def of_torchrun_child(log: str) -> str:
     """Return the log without the lines of other children and without torchrun's own traceback.
 

@@ -84,9 +84,9 @@ class FailureRule(ApiModel):
     roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
     """Roles of the pod. Absent: any."""
     exit_codes: ExitCodes | None = None
-    """Exit code of the container `trainer`. Absent: any, or none."""
+    """Exit code of the container `trainer`, or of an init container. Absent: any, or none."""
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = None
-    """Signals that ended the container `trainer`. Absent: any, or none."""
+    """Signals that ended that container. Absent: any, or none."""
     reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(min_length=1, max_length=32)] | None = None
     """Reasons as in the verdict of an attempt: OOMKilled, Evicted, Preempted, Drained, NodeLost, RankFailed, PeerLost …
     Absent: any."""

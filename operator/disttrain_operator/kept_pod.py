@@ -7,13 +7,14 @@ A pod of which more than `MAX_KEPT` would be left is not kept at all.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
 
 from disttrain_api.names import API_VERSION, CONTAINER, GANG_GATE, KIND, QUEUE_NAME_LABEL, Annotation, Env, Label
 from disttrain_api.ownership import controlling_job
+from disttrain_operator.decide.init_containers import telling
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
@@ -36,9 +37,9 @@ _TOLD = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
 """Conditions whose message is read."""
 _WAITING = ("reason", "message")
 _TERMINATED = ("exitCode", "signal", "reason", "finishedAt")
+_INIT_CONTAINER = ("name", "restartPolicy")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MAX_CONDITIONS = 100
-_MAX_CONTAINERS = 64
 _MAX_LAST_WORDS = 4096
 # One more than is read, which shows that there is more.
 _MAX_TEXT = 1024 + 1
@@ -58,7 +59,7 @@ def keep_pod(raw: Raw) -> Raw:
         return raw
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
-    said = _status(status)
+    said = _status(raw)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
         "spec": {} if (port := _agent_port(spec, status)) is None else {"agentPort": port},
@@ -66,7 +67,7 @@ def keep_pod(raw: Raw) -> Raw:
         "packed": _pack(
             {
                 "metadata": _times(metadata) | {"labels": _words(labels, _LABELS)},
-                "spec": _words(spec, ("nodeName",)) | _held(spec),
+                "spec": _words(spec, ("nodeName",)) | _held(spec) | _init_containers(raw),
                 "status": said,
             }
         ),
@@ -139,17 +140,27 @@ def _held(spec: Raw) -> Raw:
     return held
 
 
-def _status(status: Raw) -> Raw:
+def _init_containers(raw: Raw) -> Raw:
+    """What the spec says of the init container that is told of."""
+    told = telling(raw)
+    if told is None:
+        return {}
+    named = [entry for entry in raw["spec"].get("initContainers") or [] if entry.get("name") == told.get("name")]
+    return {"initContainers": [_words(entry, _INIT_CONTAINER) for entry in named[:1]]}
+
+
+def _status(raw: Raw) -> Raw:
+    status: Raw = raw.get("status") or {}
     kept = _words(status, ("reason",)) | _last_words(status)
     if status.get("conditions"):
         kept["conditions"] = [_condition(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
     own = next(_trainers(status.get("containerStatuses")), None)
     if own is not None:
         kept["containerStatuses"] = [_container(own)]
-    # Of the others it counts what they wait for.
-    others = (status.get("initContainerStatuses") or [])[:_MAX_CONTAINERS]
-    waiting = [_container(entry) for entry in others if (entry.get("state") or {}).get("waiting") is not None]
-    return kept | {"initContainerStatuses": waiting} if waiting else kept
+    told = telling(raw)
+    if told is not None:
+        kept["initContainerStatuses"] = [_init_container(told)]
+    return kept
 
 
 def _trainers(entries: list[Raw] | None) -> Iterator[Raw]:
@@ -160,18 +171,30 @@ def _condition(entry: Raw) -> Raw:
     return _words(entry, _CONDITION) | (_words(entry, ("message",)) if entry.get("type") in _TOLD else {})
 
 
-def _container(entry: Raw) -> Raw:
-    state, kept = entry.get("state") or {}, Raw()
+def _container(entry: Mapping[str, Any]) -> Raw:
+    return _words(entry, ("name", "image")) | {"state": _state(entry.get("state") or {})}
+
+
+def _init_container(entry: Mapping[str, Any]) -> Raw:
+    kept = _container(entry) | _words(entry, ("restartCount", "started"))
+    if kept["state"].get("running") is not None:
+        kept["state"]["running"] = _words(entry["state"]["running"], ("startedAt",), _MAX_TIME)
+    last = (entry.get("lastState") or {}).get("terminated")
+    return kept if last is None else kept | {"lastState": _state({"terminated": last})}
+
+
+def _state(state: Raw) -> Raw:
+    kept = Raw()
     if state.get("waiting") is not None:
         kept["waiting"] = _words(state["waiting"], _WAITING)
     if state.get("running") is not None:
         kept["running"] = {}
     if state.get("terminated") is not None:
         kept["terminated"] = _words(state["terminated"], _TERMINATED) | _last_words(state["terminated"])
-    return _words(entry, ("name", "image")) | {"state": kept}
+    return kept
 
 
-def _words(entry: Raw, keys: Iterable[str], most: int = _MAX_TEXT) -> Raw:
+def _words(entry: Mapping[str, Any], keys: Iterable[str], most: int = _MAX_TEXT) -> Raw:
     """These texts, or their begin, and these numbers."""
     found = ((key, entry.get(key)) for key in keys)
     return {key: value[:most] if isinstance(value, str) else value for key, value in found if _is_plain(value)}

@@ -20,6 +20,7 @@ FAILED: dict[str, str] = {
     " `training.activationCheckpointing`; a shard degree spreads the model over more ranks",
     "RankFailed": "Correct the program; the exception is above, and the log has the rest",
     "PodFailed": "Correct the program; the log of its pod has more",
+    "InitContainerFailed": "Correct the init container that is named, or what it asks for",
     "NonFiniteLoss": "Lower the learning rate or clip gradients (`training.optimizer`), or use BF16 instead of FP16",
     "LeftEarly": "Remove the call that leaves the process before its work is done",
     "DiskFull": "Give the pods more ephemeral storage, or write less",

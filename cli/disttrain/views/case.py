@@ -105,7 +105,11 @@ def goes_on_from(case: Case) -> str:
 
 def log_commands(case: Case, number: int, verdict: Verdict | None) -> tuple[str, ...]:
     name = case.job.name
-    kept = any(pod.attempt == number and pod.program_started for pod in case.pods)
+    kept = [pod for pod in case.pods if pod.attempt == number and pod.program_started]
+    for pod in kept:
+        if verdict is not None and pod.name == verdict.pod and pod.exit is not None and pod.exit.init_container:
+            log = f"kubectl logs {pod.name} -n {case.job.namespace} -c {plain(pod.exit.init_container)}"
+            return log, f"disttrain describe {name}"
     rank = f" --rank {verdict.rank}" if verdict is not None and verdict.rank is not None else ""
     logs = (f"disttrain logs {name} --attempt {number}{rank}",) if kept else ()
     return (*logs, f"disttrain describe {name}")

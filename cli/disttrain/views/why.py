@@ -92,7 +92,7 @@ def _unseen(case: Case) -> Why:
 def _held(case: Case, reason: str, message: str) -> Why:
     """A first start, or one after a suspension, that has not come to an end yet."""
     job, name = case.job, case.job.name
-    if reason == Reason.WAITING_FOR_PODS or not reason:
+    if reason in ("", Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING):
         return _starting(case)
     if reason == Reason.WAITING_FOR_OLD_PODS:
         return _old_pods(case)
@@ -136,6 +136,8 @@ def _starting(case: Case) -> Why:
         said = f" {plain(first.waiting.reason)}: {plain(first.waiting.message)}.{said}"
     sentence = f"{sentence} Pod {first.name}{more} is {where} and its container does not run yet.{said}"
     todo = "The first pod on a node waits until the node has pulled the image, which is minutes for one of gigabytes"
+    if first.waiting is not None and first.waiting.reason == Reason.POD_INITIALIZING:
+        todo = "Its init containers run first; `kubectl logs` with `-c` and the name of one shows how far it is"
     commands = (f"kubectl describe pod {first.name} -n {job.namespace}", f"disttrain logs -f {job.name}")
     return Why(" ".join([sentence, *_deadline(case, "")]), (todo,), commands)
 

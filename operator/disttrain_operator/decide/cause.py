@@ -133,6 +133,8 @@ def _reason(pod: PodFacts, class_: FailureClass) -> str:
     if class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
         return pod.disruption or Reason.EVICTED
     assert exit_ is not None
+    if exit_.init_container is not None:
+        return Reason.INIT_CONTAINER_FAILED
     if exit_.code is None:
         return exit_.reason or Reason.POD_FAILED
     if pod.report is not None:

@@ -55,13 +55,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a pod's program ended, or the pod as a whole (`code` None)."""
+    """How a pod's program ended, the init container before it that failed, or the pod as a whole (`code` None)."""
 
     code: int | None
     signal: int | None
     reason: str
     message: str
     finished_at: datetime | None
+    init_container: str | None = None
+    """The init container that ended so: the program never began."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class PodFacts:
     @property
     def child(self) -> Child | None:
         """The rank of a program of the user's own that torchrun names as the first that failed."""
-        if self.report is not None or self.exit is None or not self.exit.code:
+        if self.report is not None or self.exit is None or not self.exit.code or self.exit.init_container:
             return None
         return torchrun_child(self.exit.message)
 

@@ -9,6 +9,15 @@ from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import CONTAINER, GANG_GATE, QUEUE_NAME_LABEL, Annotation, Label, Reason, Role
 from disttrain_api.report import decode_pod_report
 from disttrain_api.times import EARLIEST, LATEST, parse_time
+from disttrain_operator.decide.init_containers import (
+    MAX_LAST_WORDS,
+    failed,
+    held_back,
+    is_sidecar,
+    name_of,
+    telling,
+    why_waiting,
+)
 from disttrain_operator.decide.observed import (
     Admission,
     CreateProblem,
@@ -25,7 +34,6 @@ from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
 Raw = Mapping[str, Any]
 
 _MAX_MESSAGE = 1024
-_MAX_LAST_WORDS = 4096
 _MAX_CONDITIONS = 100
 _MAX_GRACE_SECONDS = 10**9
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -41,7 +49,8 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         return None
     status: Raw = raw.get("status") or {}
     container = _trainer_status(status)
-    exit_ = _exit(status, container)
+    init_container = telling(raw)
+    exit_ = _exit(raw, container, init_container)
     runs = "running" in (container.get("state") or {})
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
@@ -59,9 +68,9 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         cut_off=exit_ is None and runs and _unready(status),
         deletion=deletion,
         gone=gone,
-        waiting=None if exit_ or gated else _waiting(status, container, labels, released=released_at is not None),
+        waiting=None if exit_ or gated else _waiting(raw, container, init_container, released=released_at is not None),
         exit=exit_,
-        report=decode_pod_report(exit_.message) if exit_ and exit_.message else None,
+        report=decode_pod_report(exit_.message) if exit_ and exit_.message and not exit_.init_container else None,
         disruption=disruption,
         disruption_message=disruption_message,
         disrupted_at=disrupted_at,
@@ -157,10 +166,14 @@ def _trainer_status(status: Raw) -> Raw:
     return next((container for container in containers if container.get("name") == CONTAINER), {})
 
 
-def _exit(status: Raw, container: Raw) -> Exit | None:
+def _exit(raw: Raw, container: Raw, init_container: Raw | None) -> Exit | None:
+    status: Raw = raw.get("status") or {}
     terminated = (container.get("state") or {}).get("terminated")
     # A pod that the kubelet or the node controller ended (eviction, lost node) may say nothing of its container.
     pod_reason = status.get("reason") if status.get("phase") == "Failed" else None
+    name = None
+    if status.get("phase") == "Failed" and init_container is not None and failed(raw, init_container):
+        terminated, name = init_container["state"]["terminated"], name_of(init_container)
     if terminated:
         code = terminated.get("exitCode", 0)
         signal = terminated.get("signal") or (code - 128 if 128 < code < 160 else None)
@@ -168,8 +181,9 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
             code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
             signal=signal,
             reason=cut(pod_reason or terminated.get("reason") or "", MAX_REASON_LENGTH),
-            message=(terminated.get("message") or status.get("message") or "")[-_MAX_LAST_WORDS:],
+            message=(terminated.get("message") or status.get("message") or "")[-MAX_LAST_WORDS:],
             finished_at=parse_time(terminated.get("finishedAt")),
+            init_container=name,
         )
     if status.get("phase") == "Failed":
         reason = _text(status, "reason", MAX_REASON_LENGTH, "PodFailed")
@@ -183,13 +197,13 @@ def _exit(status: Raw, container: Raw) -> Exit | None:
 _NOT_PLACED = {"Schedulable": Reason.UNSCHEDULABLE, "Undetermined": Reason.UNSCHEDULABLE}
 
 
-def _waiting(status: Raw, container: Raw, labels: Raw, *, released: bool) -> Waiting | None:
-    init_containers = status.get("initContainerStatuses") or []
-    for entry in (*init_containers, container):
-        waiting = (entry.get("state") or {}).get("waiting")
-        if waiting and waiting.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
-            reason, message = _text(waiting, "reason", MAX_REASON_LENGTH), _text(waiting, "message", _MAX_MESSAGE)
-            return Waiting(reason, message, _text(entry, "image", _MAX_MESSAGE))
+def _waiting(raw: Raw, container: Raw, init_container: Raw | None, *, released: bool) -> Waiting | None:
+    status: Raw = raw.get("status") or {}
+    labels: Raw = raw["metadata"].get("labels") or {}
+    if init_container is not None:
+        return why_waiting(init_container, sidecar=is_sidecar(raw, init_container))
+    if (held := held_back(container)) is not None:
+        return held
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             said = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)

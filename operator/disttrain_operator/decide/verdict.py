@@ -1,7 +1,7 @@
 """The first cause of a failure, in words."""
 
 from disttrain_api.names import ExitCode, Reason
-from disttrain_api.program_log import last_exception
+from disttrain_api.program_log import last_words
 from disttrain_api.report import RankFailure
 from disttrain_api.run_policy import PodSecurity, RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
@@ -76,6 +76,8 @@ def _sentence(cause: Cause, rank: int | None) -> str:
     if cause.class_ is FailureClass.POD_LOST:
         return f"pod {pod.name} ({pod.role} {pod.index}) was deleted while the job ran"
     subject = f"{pod.role} {pod.index}" if rank is None else f"rank {rank}"
+    if pod.exit is not None and pod.exit.init_container is not None:
+        subject = f"init container {pod.exit.init_container} of {subject}"
     where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
     detail = _detail(cause)
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
@@ -118,8 +120,7 @@ def _detail(cause: Cause) -> str:
         return pod.report.failure.message or ""
     if pod.child is not None:
         return pod.child.exception or ("" if pod.child.signal else _NO_EXCEPTION)
-    lines = _lines(exit_)
-    return (exit_ and last_exception(exit_.message)) or (lines[-1][:MAX_DETAIL] if lines else "")
+    return last_words(exit_.message) if exit_ is not None else ""
 
 
 def _log(pod: PodFacts) -> str | None:

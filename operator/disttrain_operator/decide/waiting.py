@@ -13,7 +13,7 @@ _ADVICE = {
     "otherwise check the Secrets and ConfigMaps that the template names",
     "CreateContainerError": "check the container's command and mounts",
     "RunContainerError": "check the container's command and mounts",
-    "CrashLoopBackOff": "an init container or sidecar keeps failing: read its log",
+    Reason.CRASH_LOOP: "read the container's log",
     Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
     Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
@@ -24,7 +24,7 @@ _ADVICE = {
 }
 
 
-USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS})
+USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING})
 # What keeps a gang waiting in the ordinary course of things.
 NO_WARNING = frozenset({Reason.QUEUED, Reason.VOLUME_NOT_BOUND})
 
@@ -38,14 +38,15 @@ def why_not_running(gang: Gang) -> tuple[str, str]:
 
 
 def why_waiting(gang: Gang) -> tuple[str, str] | None:
-    """(reason, sentence) of what keeps the gang from running; None where nothing unusual does."""
+    """(reason, sentence) of what keeps the gang from running, the unusual first; None where nobody says it."""
     if gang.observed.problems:
         return _of_problem(gang.observed.problems[0], len(gang.observed.problems))
     waiting = [pod for pod in gang.unstarted if pod.waiting is not None]
     queued = next((pod.waiting.reason for pod in waiting if pod.waiting and pod.waiting.reason in QUEUES), None)
     if queued is not None:
         return queued, _of_queue(gang, queued)
-    return _of_pod(gang, waiting[0], len(waiting)) if waiting else None
+    unusual = [pod for pod in waiting if pod.waiting and pod.waiting.reason not in USUAL_REASONS]
+    return _of_pod(gang, unusual[0], len(unusual)) if unusual else _of_init_containers(waiting)
 
 
 def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
@@ -73,6 +74,12 @@ def _of_pod(gang: Gang, pod: PodFacts, count: int) -> tuple[str, str]:
         return Reason.VOLUME_NOT_BOUND, f"{who}: {volume}"
     detail = pod.waiting.message.strip()
     return reason, _advise(reason, f"{who}: {detail[:500]}" if detail else who)
+
+
+def _of_init_containers(pods: list[PodFacts]) -> tuple[str, str] | None:
+    # Uids are random: whatever the order in which thousands of pods come and go, the one that is named seldom changes.
+    pod = min(pods, key=lambda pod: pod.uid, default=None)
+    return (pod.waiting.reason, f"pod {pod.name}: {pod.waiting.message}") if pod and pod.waiting else None
 
 
 def _advise(reason: str, sentence: str) -> str:

@@ -33,6 +33,9 @@ _COMMANDS = {
 }
 
 
+_LAST_LOG_LINES = "FallbackToLogsOnError"
+
+
 class RolePlan:
     """The pods of one role in one attempt. The shared part is built once; each pod then costs a few dict copies."""
 
@@ -52,6 +55,8 @@ class RolePlan:
         join_gang(self._metadata, self._pod_spec, job, spec, role, attempt)
         self._topology = TopologyPlan(spec, role)
         _fill_trainer(self._pod_spec["containers"][0], spec, role, site)
+        for init_container in self._pod_spec.get("initContainers") or []:
+            init_container.setdefault("terminationMessagePolicy", _LAST_LOG_LINES)
         self._host_port = port(role, job.uid, template) if on_host_network(template) else None
         self._fill_environment(site)
 
@@ -198,7 +203,7 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
         trainer["command"] = _COMMANDS[role]
     trainer.setdefault("terminationMessagePath", TERMINATION_LOG)
     # A program that writes no termination message leaves the end of its log there.
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    trainer.setdefault("terminationMessagePolicy", _LAST_LOG_LINES)
     if role is Role.WORKER and spec.workers.gpus_per_pod:
         resources = trainer["resources"] = dict(trainer.get("resources") or {})
         resources["limits"] = {

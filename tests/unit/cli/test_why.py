@@ -11,7 +11,18 @@ from disttrain_api.names import Reason
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
-from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, ended, running, waiting, with_sidecar
+from tests.builders import (
+    NOW,
+    a_job,
+    a_raw_job,
+    a_raw_pod,
+    an_init_status,
+    ended,
+    initializing,
+    running,
+    waiting,
+    with_sidecar,
+)
 
 STAMP = "2026-01-01T12:00:00Z"
 LATER = NOW + timedelta(minutes=5)
@@ -176,6 +187,23 @@ def test_what_the_operator_itself_writes_is_understood(change: Any, says: str) -
     pods = [change(a_raw_pod(a_job(), index=index)) for index in range(2)]
     _, raw = decided(pods)
     assert says in why(RemoteJob(raw), pods, [], LATER).paragraph
+
+
+def test_an_init_container_is_named_with_the_way_to_its_log() -> None:
+    pods = [initializing(a_raw_pod(a_job()), an_init_status("fetch", {"running": {"startedAt": STAMP}}))]
+    _, raw = decided(pods)
+    found = why(RemoteJob(raw), pods, [], LATER)
+    assert f"PodInitializing: init container fetch has run since {STAMP}." in found.paragraph
+    assert "init containers run first" in found.todo[0]
+
+    failed = {"terminated": {"exitCode": 7, "message": "no such bucket", "finishedAt": STAMP}}
+    pods = [initializing(a_raw_pod(a_job()), an_init_status("fetch", failed), phase="Failed")]
+    _, raw = decided(pods)
+    found = why(RemoteJob(raw), pods, [], LATER)
+    assert "init container fetch of worker 0" in found.paragraph
+    assert "exited with code 7: no such bucket" in found.paragraph
+    assert found.todo == ("Correct the init container that is named, or what it asks for",)
+    assert found.next[0] == "kubectl logs digits-3f9a1-worker-0-a1 -n default -c fetch"
 
 
 def test_a_sidecar_of_an_older_attempt_is_what_the_next_one_waits_for() -> None:

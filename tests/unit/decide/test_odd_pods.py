@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH
 from disttrain_operator.decide.reading import pod_facts
+from disttrain_operator.kept_pod import keep_pod, read_pod
 from tests.builders import a_job, a_raw_pod, ended
 from tests.unit.decide.world import World, a_running_world
 
@@ -154,8 +155,17 @@ def test_any_pod_of_the_api_servers_schema_is_read(data: st.DataObject) -> None:
         },
     )
     container = st.fixed_dictionaries(
-        {"name": st.sampled_from(["trainer", "other"])}, optional={"state": state, "image": TEXT}
+        {"name": st.sampled_from(["trainer", "other"])},
+        optional={
+            "state": state,
+            "lastState": state,
+            "image": TEXT,
+            "restartCount": st.integers(-(2**31), 2**31 - 1),
+            "started": st.booleans() | st.none(),
+        },
     )
+    spec = st.fixed_dictionaries({"name": st.sampled_from(["trainer", "other"])}, optional={"restartPolicy": optional})
+    pod["spec"] = {"initContainers": data.draw(st.lists(spec, max_size=2))}
     condition = st.fixed_dictionaries(
         {"type": st.sampled_from(["Ready", "DisruptionTarget", "PodScheduled", "TerminationTarget"])},
         optional={"status": TEXT, "reason": TEXT, "message": TEXT, "lastTransitionTime": optional},
@@ -164,7 +174,7 @@ def test_any_pod_of_the_api_servers_schema_is_read(data: st.DataObject) -> None:
         st.fixed_dictionaries(
             {},
             optional={
-                "phase": TEXT,
+                "phase": TEXT | st.sampled_from(["Pending", "Running"]),
                 "reason": TEXT,
                 "message": TEXT,
                 "conditions": st.lists(condition, max_size=3),
@@ -175,6 +185,7 @@ def test_any_pod_of_the_api_servers_schema_is_read(data: st.DataObject) -> None:
     )
     facts = pod_facts(pod)
     assert facts is not None
+    assert facts == pod_facts(read_pod(keep_pod(pod)))
     world = a_running_world()
     world.put(
         {**pod, "metadata": {**world.pod(0)["metadata"], **pod["metadata"], "uid": world.pod(0)["metadata"]["uid"]}}

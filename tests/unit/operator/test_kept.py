@@ -19,7 +19,7 @@ from disttrain_operator.kept_pod import keep_pod, keep_service, read_pod
 from disttrain_operator.kube.sizes import TooMuch
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import World
-from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, running
+from tests.builders import UID, a_job, a_raw_job, a_raw_pod, an_init_status, ended, initializing, running
 from tests.unit.decide.test_other_versions import odd_statuses, statuses
 
 Raw = dict[str, Any]
@@ -153,6 +153,48 @@ def test_a_kept_pod_has_the_facts_of_the_pod() -> None:
         assert keep_pod(kept) is kept
 
 
+ENDED: Raw = {"exitCode": 3, "reason": "OOMKilled", "finishedAt": "2026-01-01T12:00:00Z"}
+INITIALIZING: dict[str, tuple[list[Raw], str]] = {
+    "runs": ([an_init_status("a", {"terminated": {"exitCode": 0}}), an_init_status("b", {"running": {}})], "Pending"),
+    "waits": ([an_init_status("a", {"waiting": {"reason": "ErrImagePull", "message": "m" * 5_000}})], "Pending"),
+    "has failed": (
+        [
+            an_init_status("proxy", {"terminated": ENDED}, restarts=2),
+            an_init_status("b", {"terminated": {**ENDED, "message": "lost\n" + "x" * 4_000 + "\nlast words"}}),
+        ],
+        "Failed",
+    ),
+    "keeps failing": ([an_init_status("proxy", {"waiting": {"reason": "CrashLoopBackOff"}}, last=ENDED)], "Pending"),
+    "starts again": ([an_init_status("proxy", {"running": {"startedAt": "2026"}}, restarts=7, last=ENDED)], "Pending"),
+    "has started": ([an_init_status("proxy", {"running": {}}, started=True)], "Pending"),
+    "was evicted": ([an_init_status("a", {"terminated": {"exitCode": 0}})], "Failed"),
+    "many": ([an_init_status(f"c{number}", {"terminated": ENDED}) for number in range(100)], "Failed"),
+    "too many": (
+        [
+            *(an_init_status(f"c{number}", {"terminated": {"exitCode": 0}}) for number in range(100)),
+            an_init_status("last", {"running": {}}),
+        ],
+        "Pending",
+    ),
+}
+
+
+@pytest.mark.parametrize(("init_containers", "phase"), INITIALIZING.values(), ids=INITIALIZING.keys())
+def test_a_kept_pod_has_the_facts_of_its_init_containers(init_containers: list[Raw], phase: str) -> None:
+    raw = initializing(a_raw_pod(a_job()), *init_containers, sidecars=("proxy",), phase=phase)
+    kept = keep_pod(raw)
+    assert pod_facts(read_pod(kept)) == pod_facts(raw)
+    assert len(read_pod(kept)["status"].get("initContainerStatuses", [])) <= 1
+
+
+def test_of_init_containers_nothing_is_kept_once_the_program_has_begun() -> None:
+    raw = running(a_raw_pod(a_job()))
+    bare = size_of(keep_pod(raw))
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]
+    raw["status"]["initContainerStatuses"] = [an_init_status("proxy", {"terminated": ENDED}, restarts=5, last=ENDED)]
+    assert size_of(keep_pod(raw)) == bare
+
+
 def test_a_pod_with_a_status_of_any_size_is_kept_in_bounded_size() -> None:
     long = "x" * 1_000_000
     pod = ended(a_raw_pod(a_job()), 1, message=long, reason=long)
@@ -164,6 +206,11 @@ def test_a_pod_with_a_status_of_any_size_is_kept_in_bounded_size() -> None:
         "conditions": [{"type": f"t{number}", "status": "True", "message": long} for number in range(1_000)],
         "initContainerStatuses": [{"name": f"c{number}", "image": long} for number in range(1_000)],
     }
+    last = {"terminated": {"exitCode": 1, "message": long, "reason": long, "finishedAt": long}}
+    odd = {"name": long, "image": long, "state": {"terminated": last["terminated"]}, "lastState": last}
+    not_begun = {**pod, "spec": {"initContainers": [{"name": long, "restartPolicy": long}] * 1_000}}
+    not_begun["status"] = {**pod["status"], "containerStatuses": [], "initContainerStatuses": [odd] * 1_000}
+    assert size_of(keep_pod(not_begun)) < 64 * 1024
     pod["status"]["containerStatuses"] *= 1_000
     kept = keep_pod(pod)
     assert size_of(kept) < 64 * 1024

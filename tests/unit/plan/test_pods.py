@@ -193,6 +193,14 @@ def test_what_a_template_says_wins_over_the_defaults() -> None:
     assert mounts == ["fast"]
 
 
+def test_the_last_words_of_containers_before_the_program_are_kept() -> None:
+    init_containers = [{"name": "fetch", "image": "x"}, {"name": "own", "terminationMessagePolicy": "File"}]
+    manifest = pod(a_job(workers={"template": {"spec": {"initContainers": init_containers}}}), Role.WORKER, 0, 1, SITE)
+    containers = [*manifest["spec"]["initContainers"], manifest["spec"]["containers"][0]]
+    policies = {entry["name"]: entry["terminationMessagePolicy"] for entry in containers}
+    assert policies == {"fetch": "FallbackToLogsOnError", "own": "File", "trainer": "FallbackToLogsOnError"}
+
+
 def test_pod_security_template_leaves_the_security_context_alone() -> None:
     spec = pod(a_job(runPolicy={"podSecurity": "Template"}), Role.WORKER, 0, 1, SITE)["spec"]
     assert "securityContext" not in spec

@@ -18,7 +18,7 @@ from disttrain_operator.decide.ledger import (
     ran,
 )
 from disttrain_operator.decide.situation import Situation
-from disttrain_operator.decide.waiting import why_not_running, why_waiting
+from disttrain_operator.decide.waiting import USUAL_REASONS, why_not_running, why_waiting
 
 
 def begin(situation: Situation) -> Move | None:
@@ -44,7 +44,7 @@ def starting_deadline(situation: Situation) -> Move | None:
     message = (
         f"not all pods ran within startingDeadlineSeconds ({seconds}): {waiting[1] if waiting else _unexplained(gang)}"
     )
-    reason = waiting[0] if waiting else Reason.START_DEADLINE_EXCEEDED
+    reason = waiting[0] if waiting and waiting[0] not in USUAL_REASONS else Reason.START_DEADLINE_EXCEEDED
     return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
 
 

@@ -1,0 +1,112 @@
+"""The init containers of a raw pod: the one that says why the program does not run yet, or never will.
+
+An init container with `restartPolicy: Always` is a sidecar: it goes on beside the program, which waits until it has
+started. Where all other containers are never restarted, the kubelet reports one that keeps failing as terminated or as
+running, with a count of its restarts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from disttrain_api.bounds import MAX_REASON_LENGTH, cut
+from disttrain_api.names import CONTAINER, Reason
+from disttrain_api.program_log import last_words
+from disttrain_api.times import parse_time, timestamp
+from disttrain_operator.decide.observed import Waiting
+
+Raw = Mapping[str, Any]
+
+_MAX_CONTAINERS = 64
+_MAX_MESSAGE = 1024
+MAX_NAME = 64
+"""Of a container. The API server allows 63."""
+MAX_LAST_WORDS = 4096
+# Of a container whose turn has not come, and of one that is being made.
+_USUAL = ("", "ContainerCreating", "PodInitializing")
+
+
+def telling(raw: Raw) -> Raw | None:
+    """Return the status of the init container that says most of a pod whose program has not started; None: none does.
+
+    In a pod that has failed that is the one that failed, else one that ran; in others the first that holds it up.
+    """
+    status: Raw = raw.get("status") or {}
+    if any(entry.get("name") == CONTAINER and has_run(entry) for entry in status.get("containerStatuses") or []):
+        return None
+    entries, sidecars = (status.get("initContainerStatuses") or [])[:_MAX_CONTAINERS], _sidecars(raw)
+    if status.get("phase") == "Failed":
+        ended_ill = (entry for entry in entries if _exit_code(entry) and entry.get("name") not in sidecars)
+        return next(ended_ill, None) or next(filter(has_run, entries), None)
+    return next((entry for entry in entries if why_waiting(entry, sidecar=entry.get("name") in sidecars)), None)
+
+
+def is_sidecar(raw: Raw, entry: Raw) -> bool:
+    """Return whether the init container of this status runs beside the program."""
+    return entry.get("name") in _sidecars(raw)
+
+
+def _sidecars(raw: Raw) -> set[str | None]:
+    init_containers = (raw.get("spec") or {}).get("initContainers") or []
+    return {container.get("name") for container in init_containers if container.get("restartPolicy") == "Always"}
+
+
+def has_run(entry: Raw) -> bool:
+    """Return whether the container of this status runs or has run."""
+    states = (entry.get("state") or {}, entry.get("lastState") or {})
+    return any(state.get(key) is not None for state in states for key in ("running", "terminated"))
+
+
+def failed(raw: Raw, entry: Raw) -> bool:
+    """Return whether the container of this status has ended otherwise than well, and is not started again."""
+    return bool(_exit_code(entry)) and not is_sidecar(raw, entry)
+
+
+def _exit_code(entry: Raw) -> int:
+    """With what it has ended; 0 also where it has not."""
+    code: int = ((entry.get("state") or {}).get("terminated") or {}).get("exitCode") or 0
+    return code
+
+
+def name_of(entry: Raw) -> str:
+    """Return the name of the container of this status."""
+    return cut(entry.get("name") or "", MAX_NAME)
+
+
+def held_back(entry: Raw) -> Waiting | None:
+    """Return why the kubelet does not start the container of this status; None where it is not held back."""
+    waiting = (entry.get("state") or {}).get("waiting") or {}
+    reason = cut(waiting.get("reason") or "", MAX_REASON_LENGTH)
+    if reason in _USUAL:
+        return None
+    message, image = cut(waiting.get("message") or "", _MAX_MESSAGE), cut(entry.get("image") or "", _MAX_MESSAGE)
+    return Waiting(reason, message, image)
+
+
+def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
+    """Return why this init container holds the pod up; None where it does not, or its turn has not come."""
+    state, last = entry.get("state") or {}, (entry.get("lastState") or {}).get("terminated")
+    running, ended, held = state.get("running"), state.get("terminated"), held_back(entry)
+    image = cut(entry.get("image") or "", _MAX_MESSAGE)
+    who = f"{'sidecar' if sidecar else 'init'} container {name_of(entry)}"
+    starting = running is not None and not (sidecar and entry.get("started") is True)
+    if ended is not None and (sidecar or ended.get("exitCode")):
+        return Waiting(Reason.CRASH_LOOP, _ended(who, ended, entry, more=1), image)
+    if last is not None and (sidecar and starting if held is None else held.reason == Reason.CRASH_LOOP):
+        return Waiting(Reason.CRASH_LOOP, _ended(who, last, entry, more=0), image)
+    if running is None or not starting:
+        return held
+    since = parse_time(running.get("startedAt"))
+    words = f"{who} has run" + (f" since {timestamp(since)}" if since is not None else "")
+    probed = ", and its startupProbe has not succeeded" if sidecar else ""
+    return Waiting(Reason.POD_INITIALIZING, words + probed, image)
+
+
+def _ended(who: str, ended: Raw, entry: Raw, *, more: int) -> str:
+    """How it ended last, and how often it has: `more` times than it was started again."""
+    code, times = ended.get("exitCode") or 0, max(entry.get("restartCount") or 0, 0) + more
+    often = f" {times} times" if times > 1 else ""
+    reason = cut(ended.get("reason") or "", MAX_REASON_LENGTH)
+    how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, exit code {code}"
+    words = last_words((ended.get("message") or "")[-MAX_LAST_WORDS:])
+    sentence = f"{who} {'failed' if code else 'ended'}{often} ({how})"
+    return cut(f"{sentence}: {words}" if words else sentence, _MAX_MESSAGE)
