@@ -220,6 +220,8 @@ class Reason(StrEnum):
     POD_LOST = "PodLost"
     PEER_LOST = "PeerLost"
     EVICTED = "Evicted"
+    REJECTED = "Rejected"
+    STORAGE_LIMIT_EXCEEDED = "StorageLimitExceeded"
     PREEMPTED = "Preempted"
     DRAINED = "Drained"
     NODE_LOST = "NodeLost"

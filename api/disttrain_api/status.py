@@ -127,6 +127,7 @@ class FailureClass(StrEnum):
     CONFIGURATION = "Configuration"
     PROGRAM = "Program"
     OUT_OF_MEMORY = "OutOfMemory"
+    OUT_OF_STORAGE = "OutOfStorage"
     KILLED = "Killed"
     DISRUPTION = "Disruption"
     NODE_LOST = "NodeLost"
@@ -157,8 +158,9 @@ class Verdict(StatusModel):
     message: str
     """A sentence for people."""
     class_: Annotated[str | None, Field(alias="class")] = None
-    """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, Killed, Disruption
-    (preempted, evicted, drained), NodeLost, PodLost, Stopped, PeerLost or Hang. Absent: nothing failed."""
+    """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, OutOfStorage, Killed,
+    Disruption (preempted, evicted, drained, rejected), NodeLost, PodLost, Stopped, PeerLost or Hang. Absent: nothing
+    failed."""
     action: str | None = None
     """What followed from it by the failure policy, one of its actions. Absent: nothing failed."""
     rule: str | None = None

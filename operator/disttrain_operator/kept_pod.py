@@ -14,7 +14,7 @@ import orjson
 
 from disttrain_api.names import API_VERSION, CONTAINER, GANG_GATE, KIND, QUEUE_NAME_LABEL, Annotation, Env, Label
 from disttrain_api.ownership import controlling_job
-from disttrain_operator.decide.init_containers import telling
+from disttrain_operator.decide.init_containers import has_run, telling
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
@@ -154,12 +154,22 @@ def _status(raw: Raw) -> Raw:
     kept = _words(status, ("reason",)) | _last_words(status)
     if status.get("conditions"):
         kept["conditions"] = [_condition(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
-    own = next(_trainers(status.get("containerStatuses")), None)
-    if own is not None:
-        kept["containerStatuses"] = [_container(own)]
+    statuses = _containers(status)
+    if statuses:
+        kept["containerStatuses"] = statuses
     told = telling(raw)
     if told is not None:
         kept["initContainerStatuses"] = [_init_container(told)]
+    return kept
+
+
+def _containers(status: Raw) -> list[Raw]:
+    """What is told of the trainer's container; of a pod that has failed also whether another one has run."""
+    entries: list[Raw] = status.get("containerStatuses") or []
+    own = next(_trainers(entries), None)
+    kept = [] if own is None else [_container(own) | _last(own)]
+    if status.get("phase") == "Failed" and (own is None or not has_run(own)) and any(map(has_run, entries)):
+        kept.append({"state": {"terminated": {}}})
     return kept
 
 
@@ -179,8 +189,12 @@ def _init_container(entry: Mapping[str, Any]) -> Raw:
     kept = _container(entry) | _words(entry, ("restartCount", "started"))
     if kept["state"].get("running") is not None:
         kept["state"]["running"] = _words(entry["state"]["running"], ("startedAt",), _MAX_TIME)
+    return kept | _last(entry)
+
+
+def _last(entry: Mapping[str, Any]) -> Raw:
     last = (entry.get("lastState") or {}).get("terminated")
-    return kept if last is None else kept | {"lastState": _state({"terminated": last})}
+    return {} if last is None else {"lastState": _state({"terminated": last})}
 
 
 def _state(state: Raw) -> Raw:

@@ -29,6 +29,9 @@ FAILED: dict[str, str] = {
     "PeerLost": "Look at the log of the peer that is named; of programs of your own, at the others' exceptions",
     "NodeLost": "Look at the node; the job needs nothing of you where others have room",
     "Evicted": "Ask for as much memory and disk as the pod uses, so that its node does not evict it",
+    "StorageLimitExceeded": "Raise the limit that is named (`sizeLimit` of the volume, or `ephemeral-storage` in the"
+    " container's limits), or write less",
+    "Rejected": "Nothing, where other nodes have room; look at the node where it refuses pods again and again",
     "Preempted": "Give the job a higher `priorityClassName`, or let it wait in a queue",
     "Drained": "Nothing: the node was emptied by somebody, and the job goes on elsewhere",
     "PodLost": "Find out who deletes pods (`disttrain events {name}`)",

@@ -35,7 +35,12 @@ UNSEEN_SECONDS = 15
 SLOW_START_SECONDS = 120
 STALE_SECONDS = 600
 _MANY_RESTARTS = 3
-_OF_CLASS = {"OutOfMemory": "OOMKilled", "Program": "RankFailed", "Hang": "ProgressDeadlineExceeded"}
+_OF_CLASS = {
+    "OutOfMemory": "OOMKilled",
+    "OutOfStorage": "StorageLimitExceeded",
+    "Program": "RankFailed",
+    "Hang": "ProgressDeadlineExceeded",
+}
 
 
 def why(job: RemoteJob, pods: Sequence[Raw], events: Sequence[Raw], now: datetime) -> Why:

@@ -18,6 +18,7 @@ _DISTANCES = {
     FailureClass.CONFIGURATION: 0,
     FailureClass.NODE_LOST: 1,
     FailureClass.OUT_OF_MEMORY: 1,
+    FailureClass.OUT_OF_STORAGE: 1,
     FailureClass.DISRUPTION: 1,
     FailureClass.KILLED: 2,
     FailureClass.PROGRAM: 3,
@@ -86,6 +87,8 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.CONFIGURATION
     if exit_.reason == Reason.OOM_KILLED:
         return FailureClass.OUT_OF_MEMORY
+    if exit_.reason == Reason.STORAGE_LIMIT_EXCEEDED:
+        return FailureClass.OUT_OF_STORAGE
     if pod.report is not None and code == ExitCode.PEER_LOST:
         return FailureClass.PEER_LOST
     if pod.child is not None and pod.child.lost_a_peer:
@@ -128,6 +131,8 @@ def _reason(pod: PodFacts, class_: FailureClass) -> str:
     exit_ = pod.exit
     if class_ is FailureClass.OUT_OF_MEMORY:
         return Reason.OOM_KILLED
+    if class_ is FailureClass.OUT_OF_STORAGE:
+        return Reason.STORAGE_LIMIT_EXCEEDED
     if class_ is FailureClass.POD_LOST:
         return Reason.POD_LOST
     if class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):

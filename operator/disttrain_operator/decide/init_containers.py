@@ -56,6 +56,12 @@ def has_run(entry: Raw) -> bool:
     return any(state.get(key) is not None for state in states for key in ("running", "terminated"))
 
 
+def nothing_has_run(status: Raw) -> bool:
+    """Return whether no container of the pod of this status has ever run."""
+    before, beside = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
+    return not any(map(has_run, (*before[:_MAX_CONTAINERS], *beside)))
+
+
 def failed(raw: Raw, entry: Raw) -> bool:
     """Return whether the container of this status has ended otherwise than well, and is not started again."""
     return bool(_exit_code(entry)) and not is_sidecar(raw, entry)

@@ -188,7 +188,9 @@ def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list
 def _failed_node(attempt: Attempt) -> str | None:
     """The node that may be at fault: a full disk or a broken GPU shows as the program's failure."""
     verdict = attempt.verdict
-    at_fault = verdict is not None and verdict.class_ in ("Program", "Killed", "NodeLost")
+    at_fault = verdict is not None and (
+        verdict.class_ in ("Program", "Killed", "NodeLost") or verdict.reason == Reason.REJECTED
+    )
     counted = verdict is not None and verdict.action != FailureAction.FAIL_JOB
     return verdict.node if verdict is not None and at_fault and counted else None
 

@@ -112,8 +112,9 @@ class PodFacts:
     exit: Exit | None = None
     report: PodReport | None = None
     disruption: str | None = None
-    """Why the cluster ends it: Preempted, Drained, Evicted or NodeLost."""
+    """Why the cluster ends it: Preempted, Drained, Evicted, Rejected or NodeLost."""
     disruption_message: str = ""
+    """What it says of that, or of the limit of its own for which it ends the pod."""
     disrupted_at: datetime | None = None
     gated: bool = False
     """Our gate holds it back."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from disttrain_operator.decide.init_containers import (
     held_back,
     is_sidecar,
     name_of,
+    nothing_has_run,
     telling,
     why_waiting,
 )
@@ -54,6 +56,9 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     runs = "running" in (container.get("state") or {})
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
+    if exit_ is not None and exit_.reason == _EVICTED and disruption is None:
+        # A pod that is evicted for its node's sake has a condition that says so.
+        exit_ = replace(exit_, reason=Reason.STORAGE_LIMIT_EXCEEDED)
     gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
     released_at = parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT))
     return PodFacts(
@@ -125,7 +130,17 @@ _DISRUPTIONS = {
     "DeletionByPodGC": Reason.NODE_LOST,
 }
 # Reasons of a failed pod's status.
-_POD_REASONS = {"Evicted": Reason.EVICTED, "NodeShutdown": Reason.DRAINED, "NodeLost": Reason.NODE_LOST}
+_POD_REASONS = {"NodeShutdown": Reason.DRAINED, "NodeLost": Reason.NODE_LOST}
+_EVICTED = "Evicted"
+# Why a kubelet does not take a pod: what its node has, is or does then. What any node would refuse is not among them.
+_REJECTIONS = frozenset(
+    {
+        *("UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "NodeName", "NodePorts"),
+        *("TaintToleration", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded", "NodeShutdown", _EVICTED),
+    }
+)
+_NO_ROOM = "OutOf"
+_REJECTED = "Pod was rejected: "
 
 
 def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime | None]:
@@ -141,9 +156,12 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
         if target.get("reason") == "DeletionByTaintManager" and ready == "False" and not ended:
             reason = Reason.NODE_LOST
         return reason, _text(target, "message", _MAX_MESSAGE), parse_time(target.get("lastTransitionTime"))
-    if status.get("phase") == "Failed":
-        return _POD_REASONS.get(status.get("reason", "")), _text(status, "message", _MAX_MESSAGE), None
-    return None, "", None
+    if status.get("phase") != "Failed":
+        return None, "", None
+    word, message = status.get("reason") or "", _text(status, "message", _MAX_MESSAGE).removeprefix(_REJECTED).strip()
+    if (word in _REJECTIONS or word.startswith(_NO_ROOM)) and nothing_has_run(status):
+        return Reason.REJECTED, message, None
+    return _POD_REASONS.get(word), message, None
 
 
 def _unready(status: Raw) -> bool:

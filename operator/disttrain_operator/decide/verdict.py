@@ -24,8 +24,13 @@ _DISRUPTED = {
     Reason.PREEMPTED: "was preempted by pods of a higher priority",
     Reason.DRAINED: "had to leave its node",
     Reason.EVICTED: "was evicted by its node",
+    Reason.REJECTED: "was rejected by its node",
+    Reason.STORAGE_LIMIT_EXCEEDED: "was evicted for using more storage than it may",
     Reason.NODE_LOST: "was lost with its node",
 }
+
+# What the cluster says of these is said; of all others what the program says.
+_OF_THE_CLUSTER = frozenset({FailureClass.DISRUPTION, FailureClass.NODE_LOST, FailureClass.OUT_OF_STORAGE})
 
 
 def verdict_of(cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
@@ -95,8 +100,10 @@ def _ending(cause: Cause) -> str:
     exit_ = cause.pod.exit
     if cause.class_ is FailureClass.OUT_OF_MEMORY:
         return "ran out of memory and was killed"
-    if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
+    if cause.class_ in _OF_THE_CLUSTER:
         words = _DISRUPTED.get(Reason(cause.reason), "was ended by the cluster")
+        if cause.reason == Reason.REJECTED and exit_ is not None:
+            return f"{words} ({exit_.reason})"
         return words + (f" (exit code {exit_.code})" if exit_ is not None and exit_.code is not None else "")
     assert exit_ is not None
     if exit_.code is None:
@@ -112,7 +119,7 @@ def _ending(cause: Cause) -> str:
 def _detail(cause: Cause) -> str:
     """What our agent says of it, or the cluster, or the exception or last line that the program left."""
     pod, exit_ = cause.pod, cause.pod.exit
-    if cause.class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
+    if cause.class_ in _OF_THE_CLUSTER:
         return pod.disruption_message[:MAX_DETAIL]
     if pod.report is not None:
         if pod.report.failure is None:

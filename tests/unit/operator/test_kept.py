@@ -168,6 +168,7 @@ INITIALIZING: dict[str, tuple[list[Raw], str]] = {
     "starts again": ([an_init_status("proxy", {"running": {"startedAt": "2026"}}, restarts=7, last=ENDED)], "Pending"),
     "has started": ([an_init_status("proxy", {"running": {}}, started=True)], "Pending"),
     "was evicted": ([an_init_status("a", {"terminated": {"exitCode": 0}})], "Failed"),
+    "was rejected": ([], "Failed"),
     "many": ([an_init_status(f"c{number}", {"terminated": ENDED}) for number in range(100)], "Failed"),
     "too many": (
         [
