@@ -12,9 +12,19 @@ from typing import Any
 
 import orjson
 
-from disttrain_api.names import API_VERSION, CONTAINER, GANG_GATE, KIND, QUEUE_NAME_LABEL, Annotation, Env, Label
+from disttrain_api.names import (
+    API_VERSION,
+    CONTAINER,
+    GANG_GATE,
+    KIND,
+    QUEUE_NAME_LABEL,
+    Annotation,
+    Env,
+    Label,
+    Reason,
+)
 from disttrain_api.ownership import controlling_job
-from disttrain_operator.decide.init_containers import has_run, telling
+from disttrain_operator.decide.init_containers import has_run, is_sidecar, memory_limit, name_of, telling
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
@@ -37,7 +47,6 @@ _TOLD = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
 """Conditions whose message is read."""
 _WAITING = ("reason", "message")
 _TERMINATED = ("exitCode", "signal", "reason", "finishedAt")
-_INIT_CONTAINER = ("name", "restartPolicy")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MAX_CONDITIONS = 100
 _MAX_LAST_WORDS = 4096
@@ -67,7 +76,7 @@ def keep_pod(raw: Raw) -> Raw:
         "packed": _pack(
             {
                 "metadata": _times(metadata) | {"labels": _words(labels, _LABELS)},
-                "spec": _words(spec, ("nodeName",)) | _held(spec) | _init_containers(raw),
+                "spec": _words(spec, ("nodeName",)) | _held(spec) | _told_of(raw),
                 "status": said,
             }
         ),
@@ -140,13 +149,22 @@ def _held(spec: Raw) -> Raw:
     return held
 
 
-def _init_containers(raw: Raw) -> Raw:
-    """What the spec says of the init container that is told of."""
-    told = telling(raw)
-    if told is None:
-        return {}
-    named = [entry for entry in raw["spec"].get("initContainers") or [] if entry.get("name") == told.get("name")]
-    return {"initContainers": [_words(entry, _INIT_CONTAINER) for entry in named[:1]]}
+def _told_of(raw: Raw) -> Raw:
+    """What the spec says of the containers of which the status tells."""
+    own, told, kept = next(_trainers((raw.get("status") or {}).get("containerStatuses")), {}), telling(raw), Raw()
+    if limit := _limit(own, memory_limit(raw, None)):
+        kept["containers"] = [{"name": CONTAINER, **limit}]
+    if told is not None:
+        sidecar = {"restartPolicy": "Always"} if is_sidecar(raw, told) else {}
+        limit = _limit(told, memory_limit(raw, name_of(told)))
+        kept["initContainers"] = [{**_words(told, ("name",)), **sidecar, **limit}]
+    return kept
+
+
+def _limit(status: Mapping[str, Any], memory: str) -> Raw:
+    """What its memory was limited to, where the container of this status used more."""
+    ended = (status.get("state") or {}).get("terminated") or {}
+    return {"resources": {"limits": {"memory": memory}}} if memory and ended.get("reason") == Reason.OOM_KILLED else {}
 
 
 def _status(raw: Raw) -> Raw:

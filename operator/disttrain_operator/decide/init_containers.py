@@ -1,4 +1,4 @@
-"""The init containers of a raw pod: the one that says why the program does not run yet, or never will.
+"""The containers of a raw pod, init containers above all: which says why the program does not run yet, or never will.
 
 An init container with `restartPolicy: Always` is a sidecar: it goes on beside the program, which waits until it has
 started. Where all other containers are never restarted, the kubelet reports one that keeps failing as terminated or as
@@ -71,6 +71,15 @@ def _exit_code(entry: Raw) -> int:
     """With what it has ended; 0 also where it has not."""
     code: int = ((entry.get("state") or {}).get("terminated") or {}).get("exitCode") or 0
     return code
+
+
+def memory_limit(raw: Raw, init_container: str | None) -> str:
+    """Return the memory that this container, None for the program's, or else its whole pod, may use; "": any."""
+    spec: Raw = raw.get("spec") or {}
+    part, name = ("initContainers", init_container) if init_container is not None else ("containers", CONTAINER)
+    own: Raw = next((entry for entry in spec.get(part) or [] if entry.get("name") == name), {})
+    limits = ((entry.get("resources") or {}).get("limits") or {} for entry in (own, spec))
+    return cut(next((limit for limit in (entry.get("memory") for entry in limits) if limit), ""), MAX_NAME)
 
 
 def name_of(entry: Raw) -> str:

@@ -64,6 +64,8 @@ class Exit:
     finished_at: datetime | None
     init_container: str | None = None
     """The init container that ended so: the program never began."""
+    memory_limit: str = ""
+    """What it might use at most, where it used more."""
 
 
 @dataclass(frozen=True)

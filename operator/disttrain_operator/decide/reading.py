@@ -15,6 +15,7 @@ from disttrain_operator.decide.init_containers import (
     failed,
     held_back,
     is_sidecar,
+    memory_limit,
     name_of,
     nothing_has_run,
     telling,
@@ -202,6 +203,7 @@ def _exit(raw: Raw, container: Raw, init_container: Raw | None) -> Exit | None:
             message=(terminated.get("message") or status.get("message") or "")[-MAX_LAST_WORDS:],
             finished_at=parse_time(terminated.get("finishedAt")),
             init_container=name,
+            memory_limit=memory_limit(raw, name) if terminated.get("reason") == Reason.OOM_KILLED else "",
         )
     if status.get("phase") == "Failed":
         reason = _text(status, "reason", MAX_REASON_LENGTH, "PodFailed")

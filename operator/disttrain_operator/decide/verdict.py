@@ -99,7 +99,8 @@ def _about_root(cause: Cause, policy: RunPolicy) -> str:
 def _ending(cause: Cause) -> str:
     exit_ = cause.pod.exit
     if cause.class_ is FailureClass.OUT_OF_MEMORY:
-        return "ran out of memory and was killed"
+        limit = f" (memory limit {exit_.memory_limit})" if exit_ is not None and exit_.memory_limit else ""
+        return f"ran out of memory and was killed{limit}"
     if cause.class_ in _OF_THE_CLUSTER:
         words = _DISRUPTED.get(Reason(cause.reason), "was ended by the cluster")
         if cause.reason == Reason.REJECTED and exit_ is not None:

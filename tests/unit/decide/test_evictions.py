@@ -1,4 +1,4 @@
-"""Pods that a kubelet ends or never starts: whose fault that is, what counts, and which node is suspected."""
+"""Pods that their node ends or never starts: whose fault that is, what counts, and which node is suspected."""
 
 from typing import Any
 
@@ -167,3 +167,34 @@ def test_a_pod_of_which_anything_has_run_was_taken(which: str) -> None:
     pod["status"] |= {"reason": "Evicted", "message": OWN_LIMITS["pod"]}
     world.put(pod)
     assert verdict_after(world).reason == "StorageLimitExceeded"
+
+
+# --- memory ---
+
+OWN, OTHER, POD_LIMIT = ({"resources": {"limits": {"memory": limit}}} for limit in ("77Mi", "5Gi", "9Gi"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"containers": [{"name": "proxy", **OTHER}, {"name": "trainer", **OWN}], **POD_LIMIT}, " (memory limit 77Mi)"),
+        ({"containers": [{"name": "proxy", **OTHER}, {"name": "trainer"}], **POD_LIMIT}, " (memory limit 9Gi)"),
+        ({"containers": [{"name": "proxy", **OTHER}, {"name": "trainer", "resources": {}}]}, ""),
+    ],
+    ids=["container", "pod", "none"],
+)
+def test_memory_that_ran_out_is_named_with_the_limit_that_held(spec: Raw, says: str) -> None:
+    world = a_running_world()
+    pod = ended(world.pod(0), 137, reason="OOMKilled")
+    world.put({**pod, "spec": {**pod["spec"], **spec}})
+    assert verdict_after(world).message == f"{POD} ran out of memory and was killed{says}"
+
+
+def test_the_memory_limit_of_an_init_container_is_its_own() -> None:
+    world = a_world().settle()
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T12:00:00Z"}}
+    pod = initializing(world.pod(0), an_init_status("fetch", killed), phase="Failed")
+    pod["spec"] |= {"initContainers": [{"name": "fetch", **OWN}], "containers": [{"name": "trainer", **OTHER}]}
+    world.put(pod)
+    said = "ran out of memory and was killed (memory limit 77Mi)"
+    assert verdict_after(world).message == f"init container fetch of {POD} {said}"

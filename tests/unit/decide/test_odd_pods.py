@@ -123,7 +123,7 @@ def assert_can_be_written(status: Raw) -> None:
 
 CODES = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(max_size=20) | st.sampled_from(
-    ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "Ready", "True", "Failed"]
+    ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "Ready", "True", "Failed", "OOMKilled"]
 )
 
 
@@ -164,8 +164,16 @@ def test_any_pod_of_the_api_servers_schema_is_read(data: st.DataObject) -> None:
             "started": st.booleans() | st.none(),
         },
     )
-    spec = st.fixed_dictionaries({"name": st.sampled_from(["trainer", "other"])}, optional={"restartPolicy": optional})
-    pod["spec"] = {"initContainers": data.draw(st.lists(spec, max_size=2))}
+    resources = st.fixed_dictionaries({}, optional={"limits": st.dictionaries(st.just("memory"), TEXT)})
+    spec = st.fixed_dictionaries(
+        {"name": st.sampled_from(["trainer", "other"])}, optional={"restartPolicy": optional, "resources": resources}
+    )
+    containers = st.lists(spec, max_size=2)
+    pod["spec"] = {
+        "initContainers": data.draw(containers),
+        "containers": data.draw(containers),
+        "resources": data.draw(resources),
+    }
     condition = st.fixed_dictionaries(
         {"type": st.sampled_from(["Ready", "DisruptionTarget", "PodScheduled", "TerminationTarget"])},
         optional={"status": TEXT, "reason": TEXT, "message": TEXT, "lastTransitionTime": optional},

@@ -145,7 +145,13 @@ def test_of_jobs_that_rest_few_specs_are_kept_as_objects() -> None:
 
 def test_a_kept_pod_has_the_facts_of_the_pod() -> None:
     pod = a_raw_pod(a_job())
-    for raw in (pod, running(pod), ended(pod, 1, message="last words"), ended(pod, 137, reason="OOMKilled")):
+    killed = ended(pod, 137, reason="OOMKilled")
+    limited = {
+        **killed,
+        "spec": {**killed["spec"], "containers": [{"name": "x", **LIMIT}, {"name": "trainer", **LIMIT}]},
+    }
+    limited_as_a_whole = {**killed, "spec": {**killed["spec"], **LIMIT, "containers": [{"name": "trainer"}]}}
+    for raw in (pod, running(pod), ended(pod, 1, message="last words"), killed, limited, limited_as_a_whole):
         raw["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "q"
         raw["spec"] |= {"schedulingGates": [{"name": "disttrain.io/gang"}], "affinity": {"nodeAffinity": {}}}
         kept = keep_pod(raw)
@@ -180,9 +186,13 @@ INITIALIZING: dict[str, tuple[list[Raw], str]] = {
 }
 
 
+LIMIT: Raw = {"resources": {"limits": {"memory": "77Mi", "cpu": "4"}, "requests": {"memory": "1Gi"}}}
+
+
 @pytest.mark.parametrize(("init_containers", "phase"), INITIALIZING.values(), ids=INITIALIZING.keys())
 def test_a_kept_pod_has_the_facts_of_its_init_containers(init_containers: list[Raw], phase: str) -> None:
     raw = initializing(a_raw_pod(a_job()), *init_containers, sidecars=("proxy",), phase=phase)
+    raw["spec"]["initContainers"] = [{**entry, **LIMIT} for entry in raw["spec"]["initContainers"]]
     kept = keep_pod(raw)
     assert pod_facts(read_pod(kept)) == pod_facts(raw)
     assert len(read_pod(kept)["status"].get("initContainerStatuses", [])) <= 1
