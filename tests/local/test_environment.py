@@ -111,4 +111,4 @@ def test_the_environment_is_the_users_with_the_contract_laid_over_it(
     # Python and readline set some in the environment of their own process, past os.environ.
     assert set(seen) - set(os.environ) - {"DATA", "LC_CTYPE", "COLUMNS", "LINES"} <= set(documented)
     assert storage.is_dir()
-    assert "not part of a local run: the values of SECRET (set them in your shell)" in run.stderr
+    assert "; the values of SECRET (set them in your shell)\n" in run.stderr

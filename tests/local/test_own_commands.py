@@ -94,7 +94,7 @@ def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(work
         ),
         (
             {"managedBy": "kueue.x-k8s.io/multikueue", "runPolicy": {"disruptionBudget": {"minAvailable": 1}}},
-            "disruptionBudget, managedBy",
+            "disruptionBudget; managedBy",
         ),
     ],
 )

@@ -21,12 +21,16 @@ def alone(job: Job) -> tuple[Job, list[str]]:
     if policy.progress_deadline_seconds is not None:
         # No agent is asked here.
         taken.append("progressDeadlineSeconds")
+    if policy.ttl_seconds_after_finished is not None:
+        # The folder of a run stays until a person removes it.
+        taken.append("ttlSecondsAfterFinished")
     if not taken:
         return job, []
     here = {
         "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
         "progress_deadline_seconds": None,
+        "ttl_seconds_after_finished": None,
     }
     spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here), "managed_by": None})
     return replace(job, spec=spec, managed_by=None), taken

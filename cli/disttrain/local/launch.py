@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from disttrain_api.names import Env
-
 Manifest = Mapping[str, Any]
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
@@ -53,7 +51,11 @@ def launch(
     defined: dict[str, str] = {}
     for entry in container.get("env") or []:
         name, value = entry["name"], entry.get("value")
-        if "valueFrom" in entry or (name in _OF_A_USER and value == scratch_defaults.get(name)):
+        if "valueFrom" in entry:
+            if name in shell:
+                defined[name] = shell[name]
+            continue
+        if name in _OF_A_USER and value == scratch_defaults.get(name):
             continue
         environment[name] = defined[name] = expand(value or "", defined)
     command = [
@@ -71,19 +73,3 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
         return "$" if match[1] is None else variables.get(match[1], match[0])
 
     return _REFERENCE.sub(value, text)
-
-
-def _is_the_users(entry: Mapping[str, Any]) -> bool:
-    """Whether only the user's shell can say what a cluster would: this machine's name we know."""
-    return "valueFrom" in entry and entry["name"] != Env.NODE_NAME
-
-
-def left_out(pod: Manifest) -> list[str]:
-    """What of a pod has no counterpart here, in words."""
-    spec = pod["spec"]
-    found = [f"init container {entry['name']}" for entry in spec.get("initContainers") or []]
-    found += [f"container {entry['name']}" for entry in spec["containers"][1:]]
-    references = [entry["name"] for entry in spec["containers"][0].get("env") or [] if _is_the_users(entry)]
-    if references:
-        found.append(f"the values of {', '.join(references)} (set them in your shell)")
-    return found

@@ -19,14 +19,15 @@ from typing import Protocol
 from disttrain.errors import CommandError
 from disttrain.local.alone import alone
 from disttrain.local.folder import RawJob, RunFolder
-from disttrain.local.launch import launch, left_out
+from disttrain.local.launch import launch
+from disttrain.local.left_out import left_out
 from disttrain.local.pods import Pods
 from disttrain.local.ports import free_ports
 from disttrain.local.progress import LiveProgress, live
 from disttrain_api.names import Env, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
-from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod
+from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
@@ -115,9 +116,7 @@ class LocalRun:
         job = self.job
         decision = decide(job, observe(self._pods.raw, self._pods.gone, live=self._live), now)
         written = self._write(job, decision)
-        # ttlSecondsAfterFinished has no meaning for a command that ends with the job.
-        actions = [action for action in decision.actions if not isinstance(action, DeleteJob)]
-        for action in actions:
+        for action in decision.actions:
             await self._execute(job, action)
         if written:
             # As on a cluster, where the write itself comes back as a change of the job.
@@ -129,7 +128,7 @@ class LocalRun:
             for event in decision.events:
                 self.view.event(event)
         over = any(_holds(self.job.status, end) for end in (ConditionType.FINISHED, ConditionType.SUSPENDED))
-        if over and not self._pods.alive and not actions and not written:
+        if over and not self._pods.alive and not decision.actions and not written:
             return True
         await self._pause(decision, now)
         return False
@@ -204,7 +203,7 @@ class LocalRun:
         name = plan.pod(action.role, action.index)["metadata"]["name"]
         site = replace(self._sites[action.attempt], scratch_dir=str(self.folder.scratch(name)))
         manifest = GangPlan(job, action.attempt, site).pod(action.role, action.index)
-        self._tell_left_out(manifest)
+        self._tell_left_out()
         process = launch(
             manifest,
             shell=os.environ,
@@ -230,10 +229,10 @@ class LocalRun:
             Env.NODE_NAME: socket.gethostname(),
         }
 
-    def _tell_left_out(self, manifest: RawJob) -> None:
-        missing = [*alone(job_facts(self.raw))[1], *left_out(manifest)]
+    def _tell_left_out(self) -> None:
+        missing = left_out(job_facts(self.raw))
         if missing and not self._told_left_out:
-            self.view.say(f"not part of a local run: {', '.join(missing)}")
+            self.view.say(f"not part of a local run: {missing}")
         self._told_left_out = True
 
     async def _watch_progress(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from disttrain.local.launch import Launch, expand, launch, left_out
+from disttrain.local.launch import Launch, expand, launch
 
 
 def a_pod(*env: dict[str, Any], **container: Any) -> dict[str, Any]:
@@ -75,13 +75,10 @@ def test_a_working_folder_is_taken_from_the_current_one() -> None:
     assert launched(a_pod(workingDir="/workspace")).folder == Path("/workspace")
 
 
-def test_what_has_no_counterpart_is_named() -> None:
-    pod = a_pod({"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}})
-    pod["spec"]["containers"].append({"name": "sidecar"})
-    pod["spec"]["initContainers"] = [{"name": "fetch"}]
-    assert left_out(pod) == [
-        "init container fetch",
-        "container sidecar",
-        "the values of TOKEN (set them in your shell)",
+def test_a_variable_refers_to_one_that_the_shell_has_for_a_cluster() -> None:
+    entries = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "HEADER", "value": "Bearer $(TOKEN)"},
     ]
-    assert left_out(a_pod()) == []
+    assert launched(a_pod(*entries), TOKEN="t").environment["HEADER"] == "Bearer t"
+    assert launched(a_pod(*entries)).environment["HEADER"] == "Bearer $(TOKEN)"
