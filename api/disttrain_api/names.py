@@ -19,6 +19,8 @@ RESERVED_PREFIX = f"{GROUP}/"
 # A Service may not start with a digit and the longest child name must fit 63 characters:
 # job (40) + "-" + 5 hex + "-worker-" + 4 digits + "-a" + 3 digits = 63.
 MAX_JOB_NAME_LENGTH = 40
+GENERATED_LENGTH = 5
+"""Characters that the API server adds to a `metadata.generateName`."""
 MAX_REPLICAS = 10_000
 
 CONTAINER = "trainer"

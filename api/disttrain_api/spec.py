@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from disttrain_api.base import ApiModel
-from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, KIND
+from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, GENERATED_LENGTH, KIND
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.role import RolePods
 from disttrain_api.run_policy import RunPolicy
@@ -72,9 +72,23 @@ class Metadata(ApiModel):
     model_config = {**ApiModel.model_config, "extra": "ignore"}
 
     name: str
+    """Where `generate_name` begins it, as long as the one that the job will have."""
+    generate_name: str | None = None
+    """What the API server begins the job's name with; None where the name is given."""
     namespace: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_name(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "generateName" not in given:
+            return given
+        if given.get("name"):
+            # It counts alone, as for the API server.
+            return {key: value for key, value in given.items() if key != "generateName"}
+        begin = given["generateName"]
+        return {**given, "name": begin + "x" * GENERATED_LENGTH} if isinstance(begin, str) and begin else given
 
 
 class DistTrainingJob(ApiModel):

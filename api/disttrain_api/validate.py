@@ -18,6 +18,7 @@ from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.moved import with_successor
+from disttrain_api.names import GENERATED_LENGTH
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.queue_label import queue_label, with_queue_of_label
 from disttrain_api.rules import NAME_RULES, RULES
@@ -27,6 +28,7 @@ from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.violation import Location, Violation
 
 _NAME: Location = ("metadata", "name")
+_GENERATED_NAME: Location = ("metadata", "generateName")
 _WORKERS: Location = ("spec", "workers")
 _SERVERS: Location = ("spec", "parameterServers")
 _CLAIM: Location = ("spec", "storage", "volumeClaimTemplate")
@@ -162,10 +164,14 @@ def _checked_templates(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _name_problems(job: DistTrainingJob) -> Iterator[Violation]:
+    metadata = job.metadata
     for rule in NAME_RULES:
-        message = rule.problem(job.metadata.name)
-        if message is not None:
-            yield Violation(_NAME, message, job.metadata.name)
+        message = rule.problem(metadata.name)
+        if message is not None and metadata.generate_name is None:
+            yield Violation(_NAME, message, metadata.name)
+        elif message is not None:
+            hint = f"the API server adds {GENERATED_LENGTH} characters"
+            yield Violation(_GENERATED_NAME, message, metadata.generate_name, hint)
 
 
 def _rule_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]:

@@ -2,7 +2,8 @@
 
 PyYAML alone follows YAML 1.1: `3e-4` is a string to it and `on` is true. kubectl lies between the two: `3e-4` is a
 number, `on` is true and `012` is ten. Words that mean one thing to YAML 1.2 and another to kubectl (`on`, `012`,
-`1_000`) are refused, so that one file is one job on a laptop and on a cluster.
+`1_000`) are refused, so that one file is one job on a laptop and on a cluster. The mode of a volume's files alone is
+read as kubectl reads it, `0755` as chmod does: everybody writes it so, and nobody means the decimal number.
 """
 
 import math
@@ -27,12 +28,15 @@ class Document:
     value: Any = None
     lines: dict[Location, int] = field(default_factory=dict)
     """Line of every key and list item, from 1."""
+    problem: YamlError | None = None
+    """Why it cannot be read; `value` then holds no more than kind and name."""
 
 
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "merge")
 )
 _DISPUTED = "disputed"
+_OCTAL = re.compile("0[0-7]{1,31}")
 
 
 class _Loader(BoundedLoader):
@@ -60,7 +64,34 @@ for _tag, _pattern in (
 
 def read(text: str) -> list[Document]:
     """The documents of a text, without the empty ones. Raises YamlError."""
-    return [_Reader().read(node) for node in compose(text, _Loader)]
+    found = read_each(text)
+    for document in found:
+        if document.problem is not None:
+            raise document.problem
+    return found
+
+
+def read_each(text: str) -> list[Document]:
+    """As `read`; but a document that cannot be read says so itself. Raises YamlError where the text is no YAML."""
+    return [_read(node) for node in compose(text, _Loader)]
+
+
+def _read(node: yaml.Node) -> Document:
+    try:
+        return _Reader().read(node)
+    except YamlError as problem:
+        metadata = _child(node, "metadata")
+        outline = {"kind": _word(_child(node, "kind")), "metadata": {"name": _word(_child(metadata, "name"))}}
+        return Document(outline, {(): line_of(node)}, problem)
+
+
+def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for name, value in pairs if name.value == key), None)
+
+
+def _word(node: yaml.Node | None) -> str | None:
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 class _Reader:
@@ -78,6 +109,8 @@ class _Reader:
     def _value(self, node: yaml.Node, location: Location) -> Any:
         self._document.lines.setdefault(location, line_of(node))
         if isinstance(node, yaml.ScalarNode):
+            if node.tag == _DISPUTED and _is_file_mode(location) and _OCTAL.fullmatch(node.value):
+                return int(node.value, 8)
             return self._string(node) if node.tag == _STR else _scalar(node)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, location)
@@ -152,13 +185,40 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     raise _unknown_tag(node)
 
 
+def _is_file_mode(location: Location) -> bool:
+    """Whether a volume of a pod template has the mode of its files there."""
+    return location[-1:] in (("mode",), ("defaultMode",)) and "volumes" in location
+
+
 def _instead(text: str) -> str:
-    word, text = text.lower(), shorten(text, 40)
+    word, shown = text.lower(), shorten(text, 40)
     if word in ("y", "yes", "on"):
-        return f"write true, or '{text}' in quotes"
-    if word in ("n", "no", "off"):
-        return f"write false, or '{text}' in quotes"
-    return f"write a decimal number without leading zeros and underscores, or '{text}' in quotes"
+        number = "true"
+    elif word in ("n", "no", "off"):
+        number = "false"
+    else:
+        number = _numbers(word) or "a decimal number without leading zeros and underscores"
+    return f"write {number}, or '{shown}' in quotes"
+
+
+def _numbers(word: str) -> str | None:
+    """What the word is to kubectl and, where that is a number, to YAML 1.2; None: that is hard to tell."""
+    digits = word.replace("_", "")
+    # What nobody writes is no matter, and a long row of digits takes Python a long time.
+    if len(digits) > 32:
+        return None
+    try:
+        if not re.fullmatch("[-+]?0[0-9]+", digits):
+            return f"{float(digits):g}" if "." in digits else str(int(digits, 0))
+        decimal = int(digits)
+        if "8" in digits or "9" in digits:
+            return str(decimal)
+        octal = int(digits, 8)
+    except ValueError:
+        return None
+    if octal == decimal or "_" in word:
+        return str(octal)
+    return f"{octal} as kubectl reads it, {decimal} as YAML 1.2 does"
 
 
 def _string(node: yaml.ScalarNode) -> str:

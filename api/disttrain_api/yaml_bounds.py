@@ -46,6 +46,13 @@ class BoundedLoader(yaml.SafeLoader):
         super().__init__(stream)
         self._values = self._depth = 0
 
+    def scan_to_next_token(self) -> None:
+        """A tab between words is a blank, as kubectl's reader has it; one that indents is none."""
+        super().scan_to_next_token()
+        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
+            self.forward()
+            super().scan_to_next_token()
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_key = isinstance(parent, yaml.MappingNode) and index is None
         self._values += not is_key

@@ -51,7 +51,8 @@ class Client:
         body = body_of(job)
         namespace = self._given_namespace or body["metadata"].get("namespace") or self.namespace
         body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
-        what = f"cannot create {namespace}/{body['metadata'].get('name')}"
+        name = body["metadata"].get("name") or body["metadata"].get("generateName")
+        what = f"cannot create {namespace}/{name}"
         return RemoteJob(self.api.create(_jobs(namespace), body, what=what))
 
     def get(self, name: str, *, namespace: str | None = None) -> RemoteJob:
@@ -200,6 +201,8 @@ def body_of(job: "str | Path | Raw | DistTrainingJob") -> Raw:
         return job
     model = job if isinstance(job, DistTrainingJob) else manifest.load(job)
     body = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    if model.metadata.generate_name is not None:
+        del body["metadata"]["name"]
     return {**body, "apiVersion": model.api_version, "kind": model.kind}
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
 from disttrain.output import show, tell
+from disttrain.validate import given
 from disttrain_api.builtin import model_config
 from disttrain_api.errors import ManifestError
-from disttrain_api.manifest import load
 from disttrain_api.training import ModelName
 from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.checkpoint.export import StoredModel, export_weights
@@ -68,7 +68,7 @@ def _config_of(model: Path) -> TransformersConfig:
     if model.is_dir():
         return TransformersConfig(path=str(model))
     try:
-        training = load(model).spec.training
+        training = given(str(model)).spec.training
     except ManifestError as error:
         raise CommandError(str(error)) from error
     if training is None or training.model.name is not ModelName.TRANSFORMERS:

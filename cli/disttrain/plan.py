@@ -8,10 +8,8 @@ from disttrain.planning.memory import rank_memory
 from disttrain.planning.objects import planned_objects
 from disttrain.planning.rank import misfit, on_one_gpu
 from disttrain.terminal import is_terminal, rendered, table
-from disttrain.validate import summary, validate
+from disttrain.validate import STDIN, accepted, summary
 from disttrain.views import plan as view
-from disttrain_api import manifest
-from disttrain_api.errors import ManifestError
 from disttrain_api.mesh import Mesh
 from disttrain_operator.gate.quantities import amount
 
@@ -22,10 +20,9 @@ def plan(path: str, rank: int, gpu_memory: str | None, *, as_json: bool) -> int:
     gpu_memory: a quantity; 1 is returned where the rank needs more.
     """
     gpu_bytes = None if gpu_memory is None else _bytes_of(gpu_memory)
-    try:
-        job = manifest.load(path)
-    except ManifestError:
-        return validate(path)
+    job = accepted(path)
+    if job is None:
+        return 1
     ranks = job.spec.world_size
     if not 0 <= rank < ranks:
         raise CommandError(f"--rank: found {rank}, expected 0 to {ranks - 1}: the job has {ranks} ranks", USAGE)
@@ -42,7 +39,7 @@ def plan(path: str, rank: int, gpu_memory: str | None, *, as_json: bool) -> int:
     parts += ["", *view.remarks(memory)]
     if gpu_bytes is not None and not on_one_gpu(job.spec):
         parts.append("Whether it fits is not known: not all of a rank lies on one GPU.")
-    if is_terminal() and found is None:
+    if is_terminal() and found is None and path != STDIN:
         parts.append(f"Next: disttrain submit {path}, or disttrain run {path}")
     show(rendered(*parts))
     return _verdict(found)

@@ -14,9 +14,7 @@ from disttrain.local.runner import LocalRun, set_suspend
 from disttrain.local.summary import exit_code, short, summary
 from disttrain.local.view import PlainView, TerminalView, open_view
 from disttrain.output import OutputError, show, tell
-from disttrain.validate import validate
-from disttrain_api import manifest
-from disttrain_api.errors import ManifestError
+from disttrain.validate import accepted
 from disttrain_api.escape import escaped
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -24,10 +22,9 @@ from disttrain_api.status import JobStatus
 
 def run(path: str, runs: Path, *, yes: bool = False) -> int:
     """Run a manifest as a new job. yes: even one that does not fit this machine."""
-    try:
-        job = manifest.load(path)
-    except ManifestError:
-        return validate(path)
+    job = accepted(path)
+    if job is None:
+        return 1
     gpu_slices(job.spec)
     require_room(job.spec, modules_of(job.spec), yes=yes)
     folder, raw = new_run(runs, job)

@@ -6,21 +6,18 @@ import signal
 from disttrain.client import Client, RemoteJob
 from disttrain.output import show, tell
 from disttrain.terminal import plain, plain_lines
-from disttrain.validate import validate
-from disttrain_api import manifest
-from disttrain_api.errors import ManifestError
+from disttrain.validate import accepted
 from disttrain_api.names import PERMANENT, SHORT_NAME
 from disttrain_api.status import ConditionType
 
 
 def submit(path: str, *, namespace: str | None, context: str | None, wait: bool) -> int:
     """Send a manifest; with `wait`, exit as the job does."""
-    try:
-        manifest.load(path)
-    except ManifestError:
-        return validate(path)
+    given = accepted(path)
+    if given is None:
+        return 1
     client = Client(namespace=namespace, context=context)
-    job = client.submit(path)
+    job = client.submit(given)
     show(f"{SHORT_NAME}/{job.name} created in namespace {job.namespace}")
     if not wait:
         show(f"follow it with: disttrain logs -f {job.name} -n {job.namespace}")

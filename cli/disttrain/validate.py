@@ -1,23 +1,49 @@
 """`disttrain validate job.yaml`: everything that is wrong with a manifest, before anything is applied."""
 
+import sys
+
 from disttrain.output import show, tell
 from disttrain_api import manifest
 from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.errors import ManifestError
 from disttrain_api.mesh import Mesh
+from disttrain_api.names import KIND
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.violation import Violation
+
+STDIN = "-"
+"""The file that stands for standard input, as for kubectl."""
 
 
 def validate(path: str) -> int:
     """Print what is wrong with the manifest, or what it asks for. Returns the command's exit code."""
-    try:
-        job = manifest.load(path)
-    except ManifestError as error:
-        _print_problems(path, error.problems)
+    job = accepted(path)
+    if job is None:
         return 1
-    show(f"{path}: valid: {summary(job)}")
+    show(f"{_source(path)}: valid: {summary(job)}")
     return 0
+
+
+def accepted(path: str) -> DistTrainingJob | None:
+    """The job of a manifest. None: what is wrong with it has been said."""
+    try:
+        return given(path)
+    except ManifestError as error:
+        _print_problems(error.source, error.problems)
+        return None
+
+
+def given(path: str) -> DistTrainingJob:
+    """The job of a manifest, for all verbs that take one. Raises ManifestError."""
+    source = _source(path)
+    found = manifest.read_stream(sys.stdin.buffer, source) if path == STDIN else manifest.read(path)
+    if found.others:
+        tell(f"{source}: passed over {found.others}: this command takes the {KIND} alone")
+    return found.job
+
+
+def _source(path: str) -> str:
+    return "standard input" if path == STDIN else path
 
 
 def summary(job: DistTrainingJob) -> str:

@@ -15,6 +15,7 @@ import yaml
 from disttrain.client import Client
 from disttrain.errors import CommandError
 from disttrain.main import main
+from disttrain_api.names import MAX_JOB_NAME_LENGTH
 from tests.builders import NOW, a_manifest
 from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, eventually
@@ -80,6 +81,17 @@ def test_a_manifest_is_sent_as_it_was_written(control_plane: ControlPlane, names
     )
     stored = control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").json()
     assert stored["spec"]["workers"]["replicas"] == 2
+
+
+def test_the_api_server_makes_the_name_where_it_may(cluster: ControlPlane, namespace: str, path: Path) -> None:
+    job = yaml.safe_load(path.read_text())
+    job["metadata"] = {"generateName": "s" * (MAX_JOB_NAME_LENGTH - 5)}
+    path.write_text(yaml.safe_dump_all([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}}, job]))
+    code, out, err = ended(submit(path, "-n", namespace))
+    assert (code, err) == (0, f"{path}: passed over ConfigMap code: this command takes the DistTrainingJob alone\n")
+    (stored,) = cluster.api.ask("GET", JOBS.format(namespace)).json()["items"]
+    assert f"dtj/{stored['metadata']['name']} created" in out
+    assert len(stored["metadata"]["name"]) == MAX_JOB_NAME_LENGTH
 
 
 def test_a_job_that_exists_is_not_sent_twice(namespace: str, path: Path) -> None:

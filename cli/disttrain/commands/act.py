@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from disttrain.commands.options import Context, JobName, Namespace
+from disttrain.commands.options import MANIFEST, Context, JobName, Namespace
 
 
 def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)],
+    file: Annotated[str, MANIFEST],
     namespace: Annotated[
         str | None,
         typer.Option("-n", "--namespace", metavar="NAME", help="(default: the manifest's, else the context's)"),

@@ -5,15 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
+from disttrain.commands.options import MANIFEST
 from disttrain.output import show
 
 _RUNS = "disttrain-runs"
 
 
 def run(
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)
-    ] = None,
+    file: Annotated[str | None, MANIFEST] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="FOLDER", help="go on with the job in this folder")
     ] = None,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from disttrain.commands.options import MANIFEST
+
 
 class PlanFormat(StrEnum):
     """What `plan -o` takes."""
@@ -14,9 +16,7 @@ class PlanFormat(StrEnum):
 
 
 def validate(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)
-    ],
+    files: Annotated[list[str], MANIFEST],
 ) -> int:
     """Say all that is wrong with manifests, before anything is applied."""
     from disttrain.validate import validate
@@ -25,7 +25,7 @@ def validate(
 
 
 def plan(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob", show_default=False)],
+    file: Annotated[str, MANIFEST],
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="rank whose memory is estimated")] = 0,
     gpu_memory: Annotated[
         str | None, typer.Option("--gpu-memory", metavar="SIZE", help="fail where the rank needs more, such as 80Gi")

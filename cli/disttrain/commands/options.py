@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="name of a job", show_default=False)]
+MANIFEST = typer.Argument(metavar="FILE", help="manifest of a DistTrainingJob; - is standard input", show_default=False)
 Namespace = Annotated[
     str | None, typer.Option("-n", "--namespace", metavar="NAME", help="namespace (default: the context's)")
 ]

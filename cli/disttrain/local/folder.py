@@ -14,6 +14,7 @@ disttrain-runs/
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,13 +26,15 @@ import yaml
 
 from disttrain.errors import USAGE, CommandError
 from disttrain_api import yaml_bounds
-from disttrain_api.names import CONFIG_FILE, TOKEN_FILE
+from disttrain_api.names import CONFIG_FILE, GENERATED_LENGTH, TOKEN_FILE
 from disttrain_api.spec import DistTrainingJob, Storage
 from disttrain_api.yaml_bounds import YamlError
 from disttrain_operator.plan.identity import child_name
 
 DEFAULT_RUNS = "disttrain-runs"
 STATUS_FILE = "status.yaml"
+_OF_NAMES = "bcdfghjklmnpqrstvwxz2456789"
+"""What the API server makes names of: no letter that makes a word or looks like a digit."""
 
 RawJob = dict[str, Any]
 
@@ -132,12 +135,16 @@ def new_run(runs: Path, manifest: DistTrainingJob) -> tuple[RunFolder, RawJob]:
     if claim is not None and (claim.startswith(".") or Path(claim).name != claim):
         raise CommandError(f"storage.claimName '{claim}' is not the name of a claim", USAGE)
     uid = str(uuid.uuid4())
-    folder = RunFolder(runs / child_name(metadata.name, uid))
+    name = metadata.name
+    if metadata.generate_name is not None:
+        name = metadata.generate_name + "".join(random.choices(_OF_NAMES, k=GENERATED_LENGTH))
+    folder = RunFolder(runs / child_name(name, uid))
     job: RawJob = {
         "apiVersion": manifest.api_version,
         "kind": manifest.kind,
         "metadata": {
             **metadata.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+            "name": name,
             "namespace": metadata.namespace or "default",
             "uid": uid,
             "generation": 1,

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttrain_api.pod_template import pod_template_schema
 from disttrain_api.yaml12 import MAX_MERGED, MAX_VALUES, YamlError, read
 
 
@@ -53,13 +55,84 @@ def test_a_word_means(word: str, meaning: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["on", "Off", "yes", "NO", "y", "N", "012", "-07", "00", "1_000", "1_0.5", "0b11", "0X1F", "-0x1F", "0x1_F"]
+    ("word", "instead"),
+    [
+        ("on", "true"),
+        ("Off", "false"),
+        ("yes", "true"),
+        ("NO", "false"),
+        ("y", "true"),
+        ("N", "false"),
+        # To kubectl octal numbers.
+        ("012", "10 as kubectl reads it, 12 as YAML 1.2 does"),
+        ("-07", "-7"),
+        ("0640", "416 as kubectl reads it, 640 as YAML 1.2 does"),
+        ("00", "0"),
+        ("089", "89"),
+        # To YAML 1.2 no numbers.
+        ("1_000", "1000"),
+        ("1_0.5", "10.5"),
+        ("0_12", "10"),
+        ("0b11", "3"),
+        ("0X1F", "31"),
+        ("-0x1F", "-31"),
+        ("0x1_F", "31"),
+        ("0o_", "a decimal number without leading zeros and underscores"),
+        ("0" * 5000, "a decimal number without leading zeros and underscores"),
+    ],
 )
-def test_a_word_with_two_meanings_is_refused_with_what_to_write(word: str) -> None:
-    with pytest.raises(
-        YamlError, match=f"{word} means one thing to YAML 1.2 and another to kubectl: write .* in quotes"
-    ):
+def test_a_word_with_two_meanings_is_refused_with_what_to_write(word: str, instead: str) -> None:
+    shown = word if len(word) < 40 else f"{word[:39]}…"
+    with pytest.raises(YamlError) as caught:
         value(f"key: {word}")
+    assert str(caught.value) == (
+        f"{shown} means one thing to YAML 1.2 and another to kubectl: write {instead}, or '{shown}' in quotes"
+    )
+
+
+VOLUME: dict[str, Any] = pod_template_schema()["properties"]["spec"]["properties"]["volumes"]
+
+
+def modes(schema: dict[str, Any], location: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The integers of a volume whose names say that they are modes of files."""
+    for key, field in schema.get("properties", {}).items():
+        if field.get("type") == "integer" and key.lower().endswith("mode"):
+            yield (*location, key)
+        yield from modes(field, (*location, key))
+    if "items" in schema:
+        yield from modes(schema["items"], (*location, "0"))
+
+
+@pytest.mark.parametrize("location", list(modes(VOLUME, ("workers", "template", "spec", "volumes"))), ids=".".join)
+def test_a_mode_of_files_is_read_as_chmod_and_kubectl_read_it(location: tuple[str, ...]) -> None:
+    text = "".join(
+        f"{'  ' * depth}{'-' if part == '0' else f'{part}:'}\n" for depth, part in enumerate(location)
+    ).rstrip()
+    for word, mode in (("0751", 0o751), ("0444", 0o444), ("00", 0), ("493", 493), ("0o640", 0o640)):
+        found = value(f"{text} {word}")
+        for part in location:
+            found = found[0] if part == "0" else found[part]
+        assert found == mode
+    for word in ("0798", "-0755", "0_755"):
+        with pytest.raises(YamlError, match=f"^{word} means one thing to YAML 1.2 and another to kubectl: "):
+            value(f"{text} {word}")
+
+
+@pytest.mark.parametrize("text", ["mode: 0755", "volumes: [{size: 0755}]", "volumes: 0755", "defaultMode: [0755]"])
+def test_other_numbers_are_no_modes_of_files(text: str) -> None:
+    with pytest.raises(YamlError, match="another to kubectl: write 493 as kubectl reads it, 755 as YAML"):
+        value(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ('{\n\t"a": 1,\n\t"b":\t[1,\t2\t]\n}', {"a": 1, "b": [1, 2]}),
+        ("a:\t1\t# one\nb: \t[x,\tz]\t\nc: 'a\tb'\n-d: e\t\n", {"a": 1, "b": ["x", "z"], "c": "a\tb", "-d": "e"}),
+    ],
+)
+def test_tabs_between_words_are_read_as_kubectl_reads_them(text: str, meaning: object) -> None:
+    assert value(text) == meaning
 
 
 @pytest.mark.parametrize(
@@ -133,7 +206,8 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_is_read_as_it_is(json_value: Any) -> None:
-    assert value(json.dumps({"key": json_value})) == {"key": json_value}
+    for indent in (None, 1, "\t"):
+        assert value(json.dumps({"key": json_value}, indent=indent)) == {"key": json_value}
 
 
 @given(st.text(max_size=60))

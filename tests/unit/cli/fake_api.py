@@ -112,6 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path in self.api.answers:
             self._answer(*self.api.answers[self.path])
             return
+        if "generateName" in body["metadata"]:
+            body["metadata"].setdefault("name", f"{body['metadata']['generateName']}2b4d6")
         self.api.put(self.path, body)
         self._answer(201, self.api.objects[f"{self.path}/{body['metadata']['name']}"])
 

@@ -1,6 +1,8 @@
 """The Python clients: the same calls on a cluster, with asyncio, and on this machine."""
 
 import doctest
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import yaml
 
 import disttrain
 from disttrain import AsyncClient, Client, CommandError, LocalClient
+from disttrain.local.folder import RunFolder, new_run
+from disttrain_api import parse
 from disttrain_api.errors import ManifestError
 from tests.builders import a_job, a_manifest, a_raw_pod, ended
 from tests.unit.cli.fake_api import JOBS, FakeApi
@@ -68,6 +72,23 @@ def test_the_namespace_of_the_client_wins_over_the_manifests(kubeconfig: Path, t
         api.kubeconfig(kubeconfig)
         Client(namespace="team-a").submit(tmp_path / "job.yaml")
         assert [*api.objects] == [f"{JOBS.format('team-a')}/digits"]
+
+
+def test_a_name_is_left_to_the_api_server(kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(a_manifest() | {"metadata": {"generateName": "sweep-"}}))
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig)
+        job = Client().submit(tmp_path / "job.yaml")
+        assert (job.name, [*api.objects]) == ("sweep-2b4d6", [f"{JOBS.format('default')}/sweep-2b4d6"])
+
+
+def test_on_this_machine_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:
+    manifest = parse(json.dumps(a_manifest() | {"metadata": {"generateName": "sweep-"}}))
+    names = {new_run(tmp_path, manifest)[1]["metadata"]["name"] for _ in range(5)}
+    assert len(names) == 5
+    assert all(re.fullmatch("sweep-[b-z2-9]{5}", name) for name in names)
+    assert sorted(path.name[:-6] for path in tmp_path.iterdir()) == sorted(names)
+    assert {RunFolder(path).read_job()["metadata"]["name"] for path in tmp_path.iterdir()} == names
 
 
 def test_on_this_machine_a_job_is_submitted_waited_for_and_read(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`disttrain validate`: what it prints, and what it answers to a shell."""
 
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 from disttrain.main import main
 from tests.builders import a_manifest
 from tests.refusals import servers
+from tests.unit.cli.fake_api import JOBS, FakeApi
 
 
 def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
@@ -50,6 +53,48 @@ def test_every_problem_is_a_line_that_editors_can_jump_to(tmp_path: Path, capfd:
         f"{file}:5: spec.workers.replicas: must be greater than or equal to 1, not 0",
         f"{file}:6: spec.parallelism.tensorParallelDegre: unknown field; did you mean `tensorParallelDegree`?",
     ]
+
+
+class Stdin:
+    """Standard input with this text."""
+
+    def __init__(self, text: str) -> None:
+        self.buffer = io.BytesIO(text.encode())
+
+
+def fed(monkeypatch: pytest.MonkeyPatch, *documents: object) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(yaml.safe_dump_all(documents)))
+
+
+CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"mode": "x"}}
+PASSED_OVER = "passed over ConfigMap code: this command takes the DistTrainingJob alone"
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    fed(monkeypatch, a_manifest())
+    assert main(["validate", "-"]) == 0
+    assert capfd.readouterr().out == "standard input: valid: digits, 2 worker pods x 1 process, mesh dp2\n"
+    fed(monkeypatch, a_manifest(training={"stepz": 1}))
+    assert main(["validate", "-"]) == 1
+    problem = "spec.training.stepz: unknown field; did you mean `steps`?"
+    assert re.fullmatch(f"standard input:[0-9]+: {re.escape(problem)}\n", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("verb", ["validate", "plan", "submit", "run"])
+def test_all_verbs_take_the_job_alone_from_wherever(
+    verb: str, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = a_manifest("own", workers={"replicas": 1, "command": ["true"]}, training=None, suspend=True)
+    fed(monkeypatch, CONFIG, job)
+    assert main([verb, "-"]) == 0
+    printed = capfd.readouterr()
+    assert PASSED_OVER in printed.err
+    assert "own" in printed.out + printed.err
+    assert [*api.objects] == ([f"{JOBS.format('default')}/own"] if verb == "submit" else [])
+    fed(monkeypatch, CONFIG)
+    assert main([verb, "-"]) == 1
+    assert ": kind: must be 'DistTrainingJob', not the string 'ConfigMap'" in capfd.readouterr().err
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
