@@ -20,7 +20,7 @@ PROGRAM_REFUSALS = (
     Refusal(
         "SomethingToRun",
         "spec.workers",
-        "nothing to run: give `spec.training`, or an `image` or a `command` of your own",
+        "nothing to run: give `spec.training`, or the container `trainer` an `image` or a `command`",
         untrained(own_program({"name": "trainer", "args": ["train"]}, {"name": "other", "image": "an/image:1"})),
     ),
     Refusal(
@@ -60,7 +60,7 @@ PROGRAM_REFUSALS = (
     Refusal(
         "ServersProgram",
         "spec.parameterServers",
-        "the servers have nothing to run: give them an `image` or a `command` of their own",
+        "the servers have nothing to run: give their container `trainer` an `image` or a `command`",
         servers({"name": "trainer"}),
     ),
     Refusal(

@@ -182,7 +182,7 @@ def _rule_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]
             continue
         message = rule.problem(spec)
         if message is not None:
-            broken.append(Violation(tuple(rule.path.split(".")), message))
+            broken.append(Violation(tuple(rule.path.split(".")), message, hint=rule.hint(spec)))
     return broken
 
 

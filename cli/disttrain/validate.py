@@ -8,6 +8,7 @@ from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.errors import ManifestError
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import KIND
+from disttrain_api.rules.misnamed import advice
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.violation import Violation
 
@@ -39,6 +40,8 @@ def given(path: str) -> DistTrainingJob:
     found = manifest.read_stream(sys.stdin.buffer, source) if path == STDIN else manifest.read(path)
     if found.others:
         tell(f"{source}: passed over {found.others}: this command takes the {KIND} alone")
+    for sentence in advice(found.job.spec):
+        tell(f"{source}: {sentence}")
     return found.job
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from disttrain_api.names import CONTAINER, RESERVED_PREFIX, Env, Label
 from disttrain_api.role import SHORTCUTS, RolePods
+from disttrain_api.rules.misnamed import call_it_trainer
 from disttrain_api.rules.reserved import (
     RESERVED_ANNOTATION,
     RESERVED_LABEL,
@@ -195,11 +196,12 @@ POD_RULES = (
     Rule(
         id="SomethingToRun",
         path="spec.workers",
-        sentence="nothing to run: give `spec.training`, or an `image` or a `command` of your own",
+        sentence="nothing to run: give `spec.training`, or the container `trainer` an `image` or a `command`",
         check=lambda spec: when(spec.training is None and not _has_program(spec.workers.pod_template)),
         cel=f"has(self.training) || {_has_cel('self.workers', 'image', 'command')}"
         f" || {_some_trainer('self.workers.template', _HAS_PROGRAM)}",
         reads=("spec.training", *_program_of("spec.workers")),
+        hint=lambda spec: call_it_trainer(spec.workers),
     ),
     Rule(
         id="OneProgram",
@@ -214,7 +216,7 @@ POD_RULES = (
     Rule(
         id="ServersProgram",
         path="spec.parameterServers",
-        sentence="the servers have nothing to run: give them an `image` or a `command` of their own",
+        sentence="the servers have nothing to run: give their container `trainer` an `image` or a `command`",
         check=lambda spec: when(
             spec.training is None
             and spec.parameter_servers is not None
@@ -224,6 +226,7 @@ POD_RULES = (
         f" || {_has_cel('self.parameterServers', 'image', 'command')}"
         f" || {_some_trainer('self.parameterServers.template', _HAS_PROGRAM)}",
         reads=("spec.training", *_program_of("spec.parameterServers")),
+        hint=lambda spec: call_it_trainer(spec.parameter_servers),
     ),
     Rule(
         id="ServersOneProgram",

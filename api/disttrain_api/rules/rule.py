@@ -40,6 +40,8 @@ class Rule:
     """A CEL expression for each name in the sentence."""
     reads: tuple[str, ...] = ()
     """The fields whose values it looks at, where that is not `path`: while one is wrong, the rule is not asked."""
+    hint: Callable[[JobSpec], str | None] = lambda spec: None
+    """What to do in this very spec, which Python adds to the sentence of a broken rule."""
     python_only: str | None = None
     """Why the API server cannot check this."""
 

@@ -9,6 +9,7 @@ import yaml
 
 from disttrain.main import main
 from tests.builders import a_manifest
+from tests.refusal import own_program
 from tests.refusals import servers
 from tests.unit.cli.fake_api import JOBS, FakeApi
 
@@ -95,6 +96,16 @@ def test_all_verbs_take_the_job_alone_from_wherever(
     fed(monkeypatch, CONFIG)
     assert main([verb, "-"]) == 1
     assert ": kind: must be 'DistTrainingJob', not the string 'ConfigMap'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["validate", "submit"])
+def test_an_image_that_would_not_train_is_said(
+    verb: str, api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, workers=own_program({"name": "pytorch", "image": "an/image:1"}))
+    assert main([verb, path]) == 0
+    said = f"{path}: spec.workers.template: the container `pytorch` runs beside the container `trainer`, "
+    assert capfd.readouterr().err.startswith(said)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
