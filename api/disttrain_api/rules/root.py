@@ -55,6 +55,10 @@ _HAS_RUN = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status
 _STATUS_IS_WRITTEN = "has(self.status) && self.status != oldSelf.status"
 
 
+# Then it has no pods, and those of the next attempt are made of the spec as it is by then.
+_IS_IDLE = "oldSelf.spec.suspend && has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended'"
+
+
 @dataclass(frozen=True)
 class FreezeRule:
     """Parts of the spec that stay as they are, from the first attempt on or always.
@@ -65,20 +69,27 @@ class FreezeRule:
     parts: tuple[str, ...]
     when: str
     """Follows the part's name in the sentence."""
+    advice: str
     free: tuple[str, ...] = ()
     """CEL expressions; where one is true all may change."""
+    idle: tuple[str, ...] = ()
+    """Parts that may change while the job is Suspended."""
 
     def sentence(self, part: str) -> str:
         """What the user reads of the first part that has changed."""
-        return f"`{part}` {self.when}: delete the job and make it again"
+        if part in self.idle:
+            return f"`{part}` {self.when}, but while it is Suspended: set `spec.suspend` first"
+        return f"`{part}` {self.when}: {self.advice}"
 
     def validation(self) -> dict[str, str]:
         """The entry under `x-kubernetes-validations` of the root; it exists for updates only, as it names `oldSelf`."""
-        unchanged = {part: _unchanged(part) for part in self.parts}
+        unchanged = {part: _unchanged(part, idle=part in self.idle) for part in self.parts}
         cel = " || ".join([*self.free, f"({' && '.join(unchanged.values())})"])
-        changed = " : ".join(f"!{same} ? '{part}'" for part, same in unchanged.items())
+        changed = " : ".join(f"!{same} ? '{part}'" for part, same in unchanged.items() if part not in self.idle)
         at = self.parts[0] if len(self.parts) == 1 else "spec"
-        return validation(cel, self.sentence("{part}"), {"part": f"({changed} : '')"}, f".{at}")
+        entry = validation(cel, self.sentence("{part}"), {"part": f"({changed} : '')"}, f".{at}")
+        special = "".join(f"!{unchanged[part]} ? '{self.sentence(part)}' : " for part in self.idle)
+        return entry | {"messageExpression": special + entry["messageExpression"]}
 
 
 def _is_always_there(path: str) -> bool:
@@ -92,14 +103,17 @@ def _is_always_there(path: str) -> bool:
     return True
 
 
-def _unchanged(path: str) -> str:
+def _unchanged(path: str, *, idle: bool) -> str:
     # Optional values (`.?`) would read better; the API server takes them for endless when it estimates a rule's cost.
     here, before = f"self.{path}", f"oldSelf.{path}"
+    same = f"{here} == {before}" + (f" || ({_IS_IDLE})" if idle else "")
     if _is_always_there(path):
-        return f"({here} == {before})"
-    return f"(has({here}) == has({before}) && (!has({here}) || {here} == {before}))"
+        return f"({same})"
+    # Whether it is there at all is never free: the job's Service is made once, and selects pods by that.
+    return f"(has({here}) == has({before}) && (!has({here}) || {same}))"
 
 
+_FOLDER = "`training.checkpoint.folder`"
 FREEZE_RULES = (
     # Everything but `suspend`, and what of `runPolicy` the next look or the next pod may take into account.
     FreezeRule(
@@ -110,7 +124,6 @@ FREEZE_RULES = (
             "spec.training",
             "spec.storage",
             "spec.runPolicy.restartPolicy",
-            "spec.runPolicy.maxRestarts",
             "spec.runPolicy.restartBackoffSeconds",
             "spec.runPolicy.failurePolicy",
             "spec.runPolicy.successPolicy",
@@ -120,8 +133,10 @@ FREEZE_RULES = (
             "spec.runPolicy.schedulingPolicy",
         ),
         "may not change once the job has run",
+        f"make another job, which goes on from the checkpoints of this one where {_FOLDER} names their folder",
         (f"!({_HAS_RUN})", f"({_STATUS_IS_WRITTEN})"),
+        ("spec.workers", "spec.parameterServers"),
     ),
     # Another controller may be at work on a job that has no attempt of ours.
-    FreezeRule(("spec.managedBy",), "may never change"),
+    FreezeRule(("spec.managedBy",), "may never change", "make another job"),
 )
