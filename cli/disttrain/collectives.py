@@ -12,6 +12,7 @@ from disttrain.local.pods import log_tail
 from disttrain.local.runner import LocalRun
 from disttrain.local.view import PlainView
 from disttrain.output import show
+from disttrain.terminal import last_lines
 from disttrain_api.names import API_VERSION, CONTAINER, KIND, MAX_REPLICAS
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType, JobStatus
@@ -93,6 +94,6 @@ def _failure(status: JobStatus, folder: RunFolder) -> str:
     """Why there is no result, with the end of the log that says it."""
     failed = condition(status, ConditionType.FAILED)
     pod = status.attempts[-1].verdict.pod if status.attempts and status.attempts[-1].verdict else None
-    lines = log_tail(folder.log(pod), 10_000)[-_LOG_LINES:] if pod else []
+    lines = last_lines(log_tail(folder.log(pod), 10_000), _LOG_LINES) if pod else []
     message = failed.message if failed else "the check did not come to an end"
     return "\n".join([message or "", *(f"  {line}" for line in lines)])

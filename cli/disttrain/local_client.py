@@ -24,7 +24,7 @@ from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.local.folder import DEFAULT_RUNS, RunFolder, new_run
 from disttrain.logs.pick import BEFORE
-from disttrain.terminal import plain_log
+from disttrain.terminal import last_lines, plain_log
 from disttrain_api import manifest
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType
@@ -158,4 +158,4 @@ def _rank(line: str) -> int | None:
 
 def _last_words(folder: Path) -> str:
     lines = (folder / _OUTPUT).read_text(errors="replace").splitlines() if (folder / _OUTPUT).exists() else []
-    return lines[-1] if lines else "it was stopped"
+    return last_lines(lines, 1)[0] if lines else "it was stopped"

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from disttrain_api.bounds import cut
 from disttrain_api.escape import escaped
 
 MAX_CELL = 4096
+MAX_LOG_LINE = 1000
+"""Bytes of a line of a log that stands among sentences; the log itself has the whole."""
 _CSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -34,6 +37,11 @@ def plain_log(line: bytes) -> str:
     """Return a line of a log without colours; of what was overwritten with \\r, what was seen last."""
     text = line.decode(errors="replace").rstrip("\r\n")
     return escaped(_CSI.sub("", text).rpartition("\r")[2])
+
+
+def last_lines(lines: Sequence[str], count: int) -> list[str]:
+    """Return the last lines of a log as a person is shown them beside other sentences: none of them is long."""
+    return [cut(plain_log(line.encode()), MAX_LOG_LINE) for line in lines[len(lines) - min(count, len(lines)) :]]
 
 
 def painted(text: str, colour: int, after: str = "") -> Painted:

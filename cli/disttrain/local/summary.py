@@ -6,7 +6,7 @@ from pathlib import Path
 
 from disttrain.local.folder import RunFolder
 from disttrain.local.pods import log_tail
-from disttrain.terminal import plain_log
+from disttrain.terminal import last_lines
 from disttrain.views.goodput import in_words
 from disttrain_api.names import PERMANENT
 from disttrain_api.status import ConditionType, JobStatus, Verdict
@@ -88,7 +88,7 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
         lines = own or lines
     if lines:
         yield "  last lines of its log:"
-        yield from (f"    {plain_log(line.encode())}" for line in lines[-_SHOWN_LOG_LINES:])
+        yield from (f"    {line}" for line in last_lines(lines, _SHOWN_LOG_LINES))
     yield from time
     if log.exists():
         yield f"  log: {short(log)}"
