@@ -103,7 +103,7 @@ def test_success_without_the_last_evaluation_says_so(tmp_path: Path) -> None:
 def test_a_line_of_a_log_is_shown_within_bounds(tmp_path: Path, letter: str) -> None:
     folder = RunFolder(tmp_path)
     folder.logs.mkdir(parents=True)
-    folder.log(POD).write_text(f"[rank 1] short\n[rank 1] long {letter * 50_000}\n")
+    folder.log(POD).write_text(f"[rank 1] short\n[rank 1] long {letter * 20_000}\n")
     lines = summary(a_status("Failed", a_verdict(81)), folder, storage=None).splitlines()
     assert "    [rank 1] short" in lines
     (long,) = (line for line in lines if line.startswith("    [rank 1] long "))
