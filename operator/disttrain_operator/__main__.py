@@ -35,6 +35,7 @@ from disttrain_operator.leadership import Leadership
 from disttrain_operator.logs import set_up_logging
 from disttrain_operator.metrics import Metrics
 from disttrain_operator.plan.site import OperatorPods, Site
+from disttrain_operator.pod_events import PodEvents
 from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
@@ -110,6 +111,10 @@ class Operator:
             per_second=settings.progress_per_second,
         )
         self._world.live_of = self._agents.live
+        self._pod_events = PodEvents(
+            client, self._world, partial(wake, self._world, self._queue), lambda: self._leadership.acts
+        )
+        self._world.event_of = self._pod_events.event
         self._unreadable = UnreadableReports(client, lambda: self._leadership.acts, owner=self._world.owner)
         self._metrics.unreadable = self._unreadable.counts
         for seen in informers:
@@ -158,6 +163,7 @@ class Operator:
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
                 tasks.create_task(self._leadership.run())
+                tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
                 if self._election is not None:

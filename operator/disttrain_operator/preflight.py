@@ -24,7 +24,7 @@ RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "services", ("get", "list", "watch", "create")),
     ("", "secrets", ("create",)),
     ("", "persistentvolumeclaims", ("get", "create")),
-    ("", "events", ("create",)),
+    ("", "events", ("list", "create")),
     ("policy", "poddisruptionbudgets", ("get", "create")),
 )
 # Only jobs that ask for the scheduler need them; by the chart's value under `scheduling`.

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
-from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Live, Observed, PodFacts, in_words
+from disttrain_operator.decide.observed import (
+    Admission,
+    CreateProblem,
+    Job,
+    Live,
+    Observed,
+    PodEvent,
+    PodFacts,
+    in_words,
+)
 from disttrain_operator.decide.reading import pod_facts
 from disttrain_operator.facts import Facts
 from disttrain_operator.kept_job import is_long, keep, same_spec
@@ -90,6 +99,8 @@ class World:
     """The gate's word on a job."""
     live_of: Callable[[str], Live | None] = lambda uid: None
     """The last answer of a job's agent, by the job's uid."""
+    event_of: Callable[[str], PodEvent | None] = lambda uid: None
+    """What holds up a pod of a job, by its Events, by the job's uid."""
     _facts: Facts = field(default_factory=Facts)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
@@ -141,6 +152,7 @@ class World:
             services=frozenset(self._services(job)),
             admission=self.admission_of(job),
             live=self.live_of(job.uid),
+            pod_event=self.event_of(job.uid),
         )
 
     def job(self, uid: str) -> Job | None:
@@ -170,6 +182,14 @@ class World:
                 now[metadata["uid"]] = seen
         facts = (facts for _, _, facts in now.values() if facts is not None)
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
+
+    def looked_at(self) -> list[str]:
+        """The uids of jobs that were looked at."""
+        return list(self._pod_facts)
+
+    def last_seen(self, uid: str) -> list[PodFacts]:
+        """The pods of a job as they were when it was looked at last: a change of theirs has it looked at again."""
+        return [facts for _, _, facts in self._pod_facts.get(uid, {}).values() if facts is not None]
 
     def long_to_read(self, uid: str) -> Raw | None:
         """The newest version of a job whose spec is long and not known yet; None where a look at the job is quick."""

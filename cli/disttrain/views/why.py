@@ -29,6 +29,7 @@ from disttrain_api.names import MANAGED_BY_US, Reason
 from disttrain_api.status import ConditionType, Verdict
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.observed import PodFacts
+from disttrain_operator.decide.pod_events import PULLING
 
 UNSEEN_SECONDS = 15
 """After which a job that no operator has looked at is one that none looks at."""
@@ -97,7 +98,7 @@ def _unseen(case: Case) -> Why:
 def _held(case: Case, reason: str, message: str) -> Why:
     """A first start, or one after a suspension, that has not come to an end yet."""
     job, name = case.job, case.job.name
-    if reason in ("", Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING):
+    if reason in ("", Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING, PULLING):
         return _starting(case)
     if reason == Reason.WAITING_FOR_OLD_PODS:
         return _old_pods(case)

@@ -74,7 +74,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get, create]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create]

@@ -224,6 +224,15 @@ class Live:
 
 
 @dataclass(frozen=True)
+class PodEvent:
+    """What the Events of a pod say that has a node, does not start and gives no reason itself."""
+
+    pod_uid: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that a decision may know besides the job and the time."""
 
@@ -235,6 +244,8 @@ class Observed:
     """None: this operator has no gate, or the job does not ask for it."""
     live: Live | None = None
     """The last answer of the first worker's agent; None: nobody has answered."""
+    pod_event: PodEvent | None = None
+    """Of one of the pods that do not start; None: it was not read, or says nothing."""
 
 
 def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:

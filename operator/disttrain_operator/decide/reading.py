@@ -29,6 +29,7 @@ from disttrain_operator.decide.observed import (
     Live,
     Observed,
     PodCondition,
+    PodEvent,
     PodFacts,
     Waiting,
 )
@@ -93,13 +94,14 @@ def observe(
     services: Iterable[str] = (),
     admission: Admission | None = None,
     live: Live | None = None,
+    pod_event: PodEvent | None = None,
 ) -> Observed:
     """Everything that a decision may know, from raw objects."""
     facts = [pod_facts(raw) for raw in pods] + [pod_facts(raw, gone=True) for raw in gone_pods]
     known = sorted(
         (pod for pod in facts if pod is not None), key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)
     )
-    return Observed(tuple(known), tuple(problems), frozenset(services), admission, live)
+    return Observed(tuple(known), tuple(problems), frozenset(services), admission, live, pod_event)
 
 
 def _number(label: str) -> int:

@@ -3,6 +3,7 @@
 from disttrain_api.names import Reason
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
+from disttrain_operator.decide.pod_events import PULLING
 from disttrain_operator.decide.pulls import REASON, REASONS, why_not_pulled
 from disttrain_operator.decide.volumes import of_volume
 
@@ -14,6 +15,12 @@ _ADVICE = {
     "CreateContainerError": "check the container's command and mounts",
     "RunContainerError": "check the container's command and mounts",
     Reason.CRASH_LOOP: "read the container's log",
+    "FailedMount": "check that all that the volumes of the template name exists in this namespace",
+    "FailedAttachVolume": "`kubectl describe pvc` and `kubectl get pv` say more",
+    "Multi-Attach": "pods on several nodes need a claim with access mode ReadWriteMany; of a pod that is gone it is let"
+    " go within minutes",
+    "FailedCreatePodSandBox": "it is the node's network or container runtime: tell who runs the cluster, or keep the"
+    " job off that node",
     Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
     Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
@@ -24,7 +31,7 @@ _ADVICE = {
 }
 
 
-USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING})
+USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS, Reason.POD_INITIALIZING, PULLING})
 # What keeps a gang waiting in the ordinary course of things.
 NO_WARNING = frozenset({Reason.QUEUED, Reason.VOLUME_NOT_BOUND})
 
@@ -46,7 +53,9 @@ def why_waiting(gang: Gang) -> tuple[str, str] | None:
     if queued is not None:
         return queued, _of_queue(gang, queued)
     unusual = [pod for pod in waiting if pod.waiting and pod.waiting.reason not in USUAL_REASONS]
-    return _of_pod(gang, unusual[0], len(unusual)) if unusual else _of_init_containers(waiting)
+    if unusual:
+        return _of_pod(gang, unusual[0], len(unusual))
+    return _of_events(gang) or _of_init_containers(waiting)
 
 
 def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
@@ -80,6 +89,15 @@ def _of_init_containers(pods: list[PodFacts]) -> tuple[str, str] | None:
     # Uids are random: whatever the order in which thousands of pods come and go, the one that is named seldom changes.
     pod = min(pods, key=lambda pod: pod.uid, default=None)
     return (pod.waiting.reason, f"pod {pod.name}: {pod.waiting.message}") if pod and pod.waiting else None
+
+
+def _of_events(gang: Gang) -> tuple[str, str] | None:
+    event = gang.observed.pod_event
+    pod = next((pod for pod in gang.unstarted if event is not None and pod.uid == event.pod_uid), None)
+    if event is None or pod is None:
+        return None
+    advice = "Multi-Attach" if event.message.startswith("Multi-Attach") else event.reason
+    return event.reason, _advise(advice, f"pod {pod.name} on node {pod.node}: {event.message[:500]}")
 
 
 def _advise(reason: str, sentence: str) -> str:

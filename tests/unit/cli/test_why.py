@@ -99,6 +99,8 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("operator fails", held("OperatorError", "KeyError"), {}, ["KeyError"], ["Report it"]),
     ("old pods", held("WaitingForOldPods"), {}, ["two attempts never run side by side"], ["Nothing"]),
     ("starting", held("WaitingForPods"), {}, ["starting since 5m: 0 of 2 pods run"], []),
+    ("pulling", held("Pulling"), {}, ["starting since 5m: 0 of 2 pods run"], []),
+    ("mount", held("FailedMount", "no such map; check"), {}, ["since 5m (FailedMount): no such map; check"], []),
     ("restart", restarting("WaitingForPods", ""), {}, ["attempt 1 ended, because rank 3 ran out"], ["memory limit"]),
     ("back-off", restarting("BackingOff", "attempt 3 begins at 12:09"), {}, ["Attempt 3 begins at 12:09."], []),
     (

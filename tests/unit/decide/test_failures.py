@@ -350,14 +350,6 @@ def test_the_verdict_on_a_denied_permission_names_the_switch_for_root(
     assert ("`runPolicy.podSecurity: Template`" in found.message) == hinted
 
 
-def test_a_pod_without_a_reason_is_said_to_have_none_when_the_deadline_comes() -> None:
-    from tests.unit.decide.world import a_world
-
-    world = a_world(runPolicy={"startingDeadlineSeconds": 60}).settle().pass_time(61).settle()
-    assert world.condition("Failed")[1] == "StartDeadlineExceeded"
-    assert "kubectl describe pod digits-3f9a1-worker-0-a1" in world.condition("Failed")[2]
-
-
 def test_a_verdict_that_is_put_right_clears_the_node_that_it_had_blamed() -> None:
     world = own_world(restartBackoffSeconds=0).end(0, 1).end(2, 1, at="2026-01-01T12:00:01Z").pass_time(4)
     restart(world).end(0, 1, at="2026-01-01T12:00:04Z").end(2, 1, at="2026-01-01T12:00:05Z").pass_time(4).settle()

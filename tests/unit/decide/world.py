@@ -10,7 +10,7 @@ from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJo
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
-from disttrain_operator.decide.observed import CreateProblem, Job, job_facts
+from disttrain_operator.decide.observed import CreateProblem, Job, PodEvent, job_facts
 from disttrain_operator.decide.reading import observe
 from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running
 
@@ -26,6 +26,7 @@ class World:
     pods: dict[str, RawPod] = field(default_factory=dict)
     gone: list[RawPod] = field(default_factory=list)
     problems: list[CreateProblem] = field(default_factory=list)
+    pod_event: PodEvent | None = None
     events: list[Event] = field(default_factory=list)
     status_writes: int = 0
     created: int = 0
@@ -37,7 +38,7 @@ class World:
 
     def decide(self) -> Decision:
         """What the operator decides now."""
-        observed = observe(self.pods.values(), self.gone, self.problems)
+        observed = observe(self.pods.values(), self.gone, self.problems, pod_event=self.pod_event)
         return decide(self.job, observed, self.now)
 
     def step(self, *, crash_after: int | None = None, repeat: int = 1) -> Decision:

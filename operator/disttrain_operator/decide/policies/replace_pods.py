@@ -21,7 +21,7 @@ from disttrain_operator.decide.ledger import (
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.verdict import verdict_of
-from disttrain_operator.decide.waiting import why_waiting
+from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 from disttrain_operator.plan.identity import pod_name
 
 
@@ -59,10 +59,11 @@ def replace_pods(situation: Situation) -> Move | None:
     unstarted = [pod for pod in gang.unstarted if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
-    expired = _deadline(job, [pod.name for pod in unstarted], now)
+    why = why_waiting(gang)
+    expired = _deadline(job, [pod.name for pod in unstarted], why, now)
     if expired is not None:
         return expired
-    reason, sentence = why_waiting(gang) or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
+    reason, sentence = why or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
     actions = (*removal.actions, *create(gang, due))
     return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
 
@@ -75,14 +76,15 @@ def _begins_at(job: Job, pod: str) -> datetime | None:
     return after(entries[-1].time, pause) if entries else None
 
 
-def _deadline(job: Job, pods: list[str], now: datetime) -> Move | None:
+def _deadline(job: Job, pods: list[str], why: tuple[str, str] | None, now: datetime) -> Move | None:
     assert job.spec is not None
     seconds = job.spec.run_policy.starting_deadline_seconds
     for pod in pods:
         begun = _begins_at(job, pod)
         if begun is not None and (now - begun).total_seconds() >= seconds:
             message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
-            return finish(
-                job.status, now, State.FAILED, Verdict(reason=Reason.START_DEADLINE_EXCEEDED, message=message)
-            )
+            if why is not None:
+                message += f": {why[1]}"
+            reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.START_DEADLINE_EXCEEDED
+            return finish(job.status, now, State.FAILED, Verdict(reason=reason, message=message))
     return None

@@ -77,12 +77,14 @@ def _admitted(situation: Situation) -> Gang:
 
 
 def _unexplained(gang: Gang) -> str:
-    """What can be said of pods that nobody gives a reason for: volumes that cannot be mounted, mostly."""
-    if gang.unstarted:
-        pod = gang.unstarted[0]
-        where = f"on node {pod.node}" if pod.node else "on no node yet"
-        return f"pod {pod.name} ({where}) gives no reason; the Events of `kubectl describe pod {pod.name}` may"
-    return why_not_running(gang)[1]
+    """What can be said of pods that nobody gives a reason for. They go with the job; their Events stay a while."""
+    if not gang.unstarted:
+        return why_not_running(gang)[1]
+    pod = gang.unstarted[0]
+    if not pod.node:
+        return f"no scheduler has taken pod {pod.name} or said why not; does the one that its template names run?"
+    events = f"`kubectl get events --field-selector involvedObject.name={pod.name}`"
+    return f"pod {pod.name} on node {pod.node} gives no reason; for an hour or so {events} may"
 
 
 def _end(status: JobStatus) -> datetime:
