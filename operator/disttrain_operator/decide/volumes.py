@@ -2,6 +2,8 @@
 
 import re
 
+from disttrain_api.names import Role
+from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.observed import PodFacts
 
 _ON_ITS_WAY = (
@@ -17,6 +19,7 @@ _NOT_HERE = (
     "unavailable due to one or more pvc(s) bound to non-existent pv(s)",
     "bound to non-existent persistentvolume",
 )
+_OF_ONE_POD = "readwriteoncepod access mode"
 _ROOM = ("insufficient ", "too many pods")
 _ABSENT = re.compile(r'persistentvolumeclaim "([^"]{1,253})" not found')
 _LEAVING = re.compile(r'persistentvolumeclaim "([^"]{1,253})" is being deleted')
@@ -27,11 +30,16 @@ _WAIT = (
 )
 
 
-def of_volume(pod: PodFacts, message: str) -> str | None:
+def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
     """What keeps the pod from its volume, and what to do, where the scheduler's message is about that; else None."""
     # What follows says whether preemption would help: never with volumes.
     said = message.split(" preemption:")[0].strip().rstrip(".")
     lower = said.lower()
+    if _OF_ONE_POD in lower:
+        return (
+            f"{_claims(pod, spec)} has access mode ReadWriteOncePod and is another pod's, which it serves alone; use a"
+            " claim with ReadWriteMany, or wait until that pod has ended where it is not of this job"
+        )
     if any(words in lower for words in _ROOM):
         return None
     absent, leaving = _ABSENT.search(said), _LEAVING.search(said)
@@ -46,6 +54,19 @@ def of_volume(pod: PodFacts, message: str) -> str | None:
             f"its volume cannot be had on any node: {said[:500]}; `kubectl describe pvc` and `kubectl get pv` say more"
         )
     return None
+
+
+def _claims(pod: PodFacts, spec: JobSpec) -> str:
+    """The claims that the pod mounts, of which the scheduler names none."""
+    role = spec.parameter_servers if pod.role is Role.PS and spec.parameter_servers else spec.workers
+    given = role.pod_template.get("spec")
+    volumes = given.get("volumes") if isinstance(given, dict) else None
+    named = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes or ()]
+    claims = dict.fromkeys(filter(None, [spec.storage and spec.storage.claim_name, *named]))
+    names = ", ".join(f'"{name}"' for name in claims)
+    if len(claims) > 1:
+        return f"one of its PersistentVolumeClaims {names}"
+    return f"its PersistentVolumeClaim {names}".strip()
 
 
 def _is_made_for(pod: PodFacts, claim: str) -> bool:

@@ -79,7 +79,7 @@ def _of_pod(gang: Gang, pod: PodFacts, count: int) -> tuple[str, str]:
     who = f"pod {pod.name}" + (f" (and {count - 1} more)" if count > 1 else "")
     if reason in REASONS:
         return REASON, f"{who}: {why_not_pulled(pod.waiting, gang.spec)}"
-    if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, pod.waiting.message)) is not None:
+    if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, gang.spec, pod.waiting.message)) is not None:
         return Reason.VOLUME_NOT_BOUND, f"{who}: {volume}"
     detail = pod.waiting.message.strip()
     return reason, _advise(reason, f"{who}: {detail[:500]}" if detail else who)

@@ -1,6 +1,7 @@
 """A gang that waits for its volume is told so, and not to ask for smaller pods."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ WAIT = (
 )
 
 
-def refused_by_the_scheduler(message: str) -> World:
-    world = a_world(storage=a_claim_template()).settle()
+def refused_by_the_scheduler(message: str, **spec: Any) -> World:
+    world = a_world(**(spec or {"storage": a_claim_template()})).settle()
     pod = deepcopy(world.pod(0))
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     pod["status"]["conditions"] = [said]
@@ -62,6 +63,38 @@ def test_the_claim_is_named_as_what_is_waited_for(message: str, sentence: str) -
     world = refused_by_the_scheduler(message)
     assert world.condition("Running") == ("False", "VolumeNotBound", f"pod digits-3f9a1-worker-0-a1: {sentence}")
     assert world.job.status.phase == "Pending"
+
+
+@pytest.mark.parametrize(
+    ("storage", "volumes", "claim"),
+    [
+        ({"claimName": "mine"}, [], 'its PersistentVolumeClaim "mine"'),
+        (None, ["corpus"], 'its PersistentVolumeClaim "corpus"'),
+        ({"claimName": "mine"}, ["corpus", "mine"], 'one of its PersistentVolumeClaims "mine", "corpus"'),
+        (None, [], "its PersistentVolumeClaim"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["", ", 1 Insufficient cpu", ", 2 Too many pods"])
+def test_a_claim_of_one_pod_that_another_uses_is_no_want_of_room(
+    storage: dict[str, Any] | None, volumes: list[str], claim: str, beside: str
+) -> None:
+    mounted = [{"name": f"v{name}", "persistentVolumeClaim": {"claimName": name}} for name in volumes]
+    template = {"spec": {"volumes": [*mounted, {"name": "empty", "emptyDir": {}}]}}
+    world = refused_by_the_scheduler(
+        "0/4 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod"
+        f" access mode{beside}. preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod.",
+        storage=storage,
+        workers={"replicas": 3, "template": template},
+    )
+    assert world.condition("Running") == (
+        "False",
+        "VolumeNotBound",
+        (
+            f"pod digits-3f9a1-worker-0-a1: {claim} has access mode ReadWriteOncePod and is another pod's, which it"
+            " serves alone; use a claim with ReadWriteMany, or wait until that pod has ended where it is not of this"
+            " job"
+        ),
+    )
 
 
 @pytest.mark.parametrize(
