@@ -1,6 +1,7 @@
 """Pod template + identity -> pod manifest."""
 
 import copy
+import posixpath
 
 from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
 from disttrain_api.ownership import owner_reference
@@ -211,13 +212,18 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
             spec.workers.gpu_resource: str(spec.workers.gpus_per_pod),
         }
     mounts = list(trainer.get("volumeMounts") or [])
-    given = {mount.get("mountPath") for mount in mounts}
+    given = {_place(mount.get("mountPath") or "") for mount in mounts}
     for name, path in _mounts(spec, site):
-        if path not in given:
+        if _place(path) not in given:
             mounts.append(
                 {"name": name, "mountPath": path} | ({"readOnly": True} if name == "disttrain-config" else {})
             )
     trainer["volumeMounts"] = mounts
+
+
+def _place(path: str) -> str:
+    """The path as the node writes it, for which a relative one begins at the root."""
+    return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
 def _mounts(spec: JobSpec, site: Site) -> list[tuple[str, str]]:

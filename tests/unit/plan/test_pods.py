@@ -201,6 +201,36 @@ def test_the_last_words_of_containers_before_the_program_are_kept() -> None:
     assert policies == {"fetch": "FallbackToLogsOnError", "own": "File", "trainer": "FallbackToLogsOnError"}
 
 
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("/dev/shm/", "/dev/shm"),
+        ("/scratch//", "/scratch"),
+        ("/checkpoints/.", "/checkpoints"),
+        ("//checkpoints", "/checkpoints"),
+        ("dev/shm", "/dev/shm"),
+        ("/data/../scratch", "/scratch"),
+    ],
+)
+def test_a_volume_of_the_templates_is_the_only_one_at_its_place_however_that_is_written(given: str, place: str) -> None:
+    container = {"name": "trainer", "volumeMounts": [{"name": "own", "mountPath": given}]}
+    template = {"spec": {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}}
+    job = a_job(workers={"template": template}, storage=a_claim_template())
+    mounts = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]["volumeMounts"]
+    assert mounts[0] == {"name": "own", "mountPath": given}, "as it was given"
+    others = {"/etc/disttrain", "/scratch", "/dev/shm", "/checkpoints"} - {place}
+    assert {mount["mountPath"] for mount in mounts[1:]} == others
+
+
+def test_a_volume_beside_or_below_one_of_the_operators_takes_no_place() -> None:
+    paths = ["/scratch/cache", "/dev", "/checkpoints2", "/scratch/..", "/"]
+    given = [{"name": "own", "mountPath": path} for path in paths]
+    template = {"spec": {"containers": [{"name": "trainer", "volumeMounts": given}]}}
+    job = a_job(workers={"template": template}, storage=a_claim_template())
+    mounts = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]["volumeMounts"]
+    assert len(mounts) == len(given) + 4
+
+
 def test_pod_security_template_leaves_the_security_context_alone() -> None:
     spec = pod(a_job(runPolicy={"podSecurity": "Template"}), Role.WORKER, 0, 1, SITE)["spec"]
     assert "securityContext" not in spec
