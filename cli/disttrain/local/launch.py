@@ -18,8 +18,9 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
 _FOREIGN = re.compile(
     r"(DISTTRAIN|PET|TORCHELASTIC)_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|ROLE_NAME"
 )
-# The plan points these to the pod's scratch folder because a container's user has no home; here the user has one.
-_OF_A_USER = ("HOME", "USER", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# The plan points these to the pod's scratch folder because a container's user has no home and no place for
+# temporary files; here the user has both.
+_OF_A_USER = ("HOME", "USER", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)

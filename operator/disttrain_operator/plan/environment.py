@@ -88,12 +88,14 @@ def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site
 
 
 def scratch_environment(site: Site) -> dict[str, str]:
-    """Home and cache folders that an arbitrary uid can write; a template may set others."""
+    """Folders that an arbitrary uid can write, also where the image is read-only; a template may set others."""
     scratch = site.scratch_dir
     return {
         "HOME": scratch,
         # getpass.getuser() raises for a uid without a passwd entry unless one of its variables is set.
         "USER": "disttrain",
+        # Nobody makes folders in an empty volume before the program runs, and one that is not there would not be used.
+        "TMPDIR": scratch,
         "XDG_CACHE_HOME": f"{scratch}/cache",
         "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/torchinductor",
         "TRITON_CACHE_DIR": f"{scratch}/triton",

@@ -14,7 +14,7 @@ def a_pod(*env: dict[str, Any], **container: Any) -> dict[str, Any]:
 
 
 def launched(pod: dict[str, Any], **shell: str) -> Launch:
-    defaults = {"HOME": "/scratch", "USER": "disttrain"}
+    defaults = {"HOME": "/scratch", "USER": "disttrain", "TMPDIR": "/scratch"}
     return launch(pod, shell=shell, local={"THREADS": "1"}, scratch_defaults=defaults, folder=Path("/here"))
 
 
@@ -49,9 +49,14 @@ def test_the_template_wins_over_this_machine_and_this_machine_over_the_shell() -
 
 
 def test_the_users_own_folders_stay_unless_the_template_names_others() -> None:
-    planned = [{"name": "HOME", "value": "/scratch"}, {"name": "USER", "value": "disttrain"}]
+    planned = [
+        {"name": "HOME", "value": "/scratch"},
+        {"name": "USER", "value": "disttrain"},
+        {"name": "TMPDIR", "value": "/scratch"},
+    ]
     environment = launched(a_pod(*planned), HOME="/home/me", USER="me").environment
     assert (environment["HOME"], environment["USER"]) == ("/home/me", "me")
+    assert "TMPDIR" not in environment, "Python's own choice, as the user's other programs"
     environment = launched(a_pod({"name": "HOME", "value": "/elsewhere"}), HOME="/home/me").environment
     assert environment["HOME"] == "/elsewhere"
 

@@ -201,6 +201,17 @@ def test_the_last_words_of_containers_before_the_program_are_kept() -> None:
     assert policies == {"fetch": "FallbackToLogsOnError", "own": "File", "trainer": "FallbackToLogsOnError"}
 
 
+def test_temporary_files_have_a_place_that_is_there_and_can_be_written_under_a_read_only_root() -> None:
+    read_only = {"securityContext": {"readOnlyRootFilesystem": True}}
+    job = a_job(training=None, workers={"template": command_template(**read_only)})
+    manifest = pod(job, Role.WORKER, 0, 1, SITE)
+    mounts = {mount["mountPath"]: mount["name"] for mount in manifest["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts[environment(manifest)["TMPDIR"]] == "disttrain-scratch", "no folder below it: nobody has made one yet"
+    chosen = command_template(env=[{"name": "TMPDIR", "value": "/fast"}])
+    job = a_job(training=None, workers={"template": chosen})
+    assert environment(pod(job, Role.WORKER, 0, 1, SITE))["TMPDIR"] == "/fast"
+
+
 @pytest.mark.parametrize(
     ("given", "place"),
     [
