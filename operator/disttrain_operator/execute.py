@@ -28,6 +28,7 @@ from disttrain_operator.plan.desired import (
     GangPlan,
     Site,
     claim,
+    default_environment,
     disruption_budget,
     network_policy,
     pod_group,
@@ -166,13 +167,10 @@ class _Round:
             yield lambda: self._create(service(job, self._site), self._world.services)
         if self.supported == attempt:
             return
-        yield lambda: self._create(secret(job, self._site))
-        wanted_claim = claim(job)
-        if wanted_claim is not None:
-            yield lambda: self._create(wanted_claim)
-        budget = disruption_budget(job)
-        if budget is not None:
-            yield lambda: self._create(budget)
+        needed = (secret(job, self._site), default_environment(job, self._site), claim(job), disruption_budget(job))
+        for manifest in needed:
+            if manifest is not None:
+                yield partial(self._create, manifest)
 
     def _has_service(self) -> bool:
         return self._world.has_service(self._job, child_name(self._job.name, self._job.uid))

@@ -1,16 +1,27 @@
 """The objects that the operator would create for a job, by its own plan. Pure."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from disttrain_api.names import Role
 from disttrain_api.spec import DistTrainingJob, JobSpec
-from disttrain_operator.plan.desired import GangPlan, Site, claim, disruption_budget, pod_group, secret, service
+from disttrain_operator.plan.desired import (
+    GangPlan,
+    Site,
+    claim,
+    default_environment,
+    disruption_budget,
+    pod_group,
+    secret,
+    service,
+)
 
 Manifest = dict[str, Any]
 
 _UID = "00000000-0000-0000-0000-000000000000"
 """The API server gives each job its own."""
+_DIGEST = re.compile("^-[0-9a-f]{16}")
 _TOKEN = "made by the operator"
 _OPERATORS_IMAGE = "the operator's trainer image"
 
@@ -48,6 +59,7 @@ def planned_objects(manifest: DistTrainingJob) -> list[PlannedObject]:
     for manifest_of, what in (
         (service(job, site), "headless: where pods find each other"),
         (secret(job, site), ""),
+        (default_environment(job, site), ""),
         (claim(job), ""),
         (pod_group(job, 1), "pods are scheduled together"),
         (disruption_budget(job), "keeps pods from evictions"),
@@ -70,11 +82,10 @@ def _pods(job: Planned, pod: Manifest, role: Role, count: int, ranks: int | None
 
 
 def _name(job: Planned, manifest: Manifest) -> str:
-    """The Secret's name has a digest of the job's token, too."""
+    """Names of Secrets have a digest of the job's token, too."""
     name: str = manifest["metadata"]["name"]
-    start = f"{job.name}-{_UID[:5]}"
-    rest = name.removeprefix(start)
-    return f"{job.name}-<uid>{'-<digest>' if manifest['kind'] == 'Secret' else rest}"
+    rest = name.removeprefix(f"{job.name}-{_UID[:5]}")
+    return f"{job.name}-<uid>{_DIGEST.sub('-<digest>', rest) if manifest['kind'] == 'Secret' else rest}"
 
 
 def _what(manifest: Manifest) -> str:

@@ -8,17 +8,19 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.storage import RetentionPolicy
+from disttrain_operator.plan.environment import scratch_environment, takes_variables
 from disttrain_operator.plan.identity import (
     Manifest,
     agent_port,
     child_metadata,
     child_name,
     claim_name,
+    environment_secret_name,
     job_labels,
     port,
     secret_name,
 )
-from disttrain_operator.plan.pods import RolePlan
+from disttrain_operator.plan.pods import RolePlan, trainer_of
 from disttrain_operator.plan.schedulers import pod_group as group_of
 from disttrain_operator.plan.site import Loopback, PlannedJob, PodDefaults, Site
 
@@ -28,6 +30,7 @@ __all__ = [
     "PodDefaults",
     "Site",
     "claim",
+    "default_environment",
     "disruption_budget",
     "network_policy",
     "pod",
@@ -106,6 +109,24 @@ def secret(job: PlannedJob, site: Site) -> Manifest:
         "metadata": child_metadata(job, secret_name(job.name, job.uid, site.token)),
         "immutable": True,
         "stringData": data,
+    }
+
+
+def default_environment(job: PlannedJob, site: Site) -> Manifest | None:
+    """Return the Secret with the defaults of the environment, where a template has an `envFrom` that may set others.
+
+    Of several sources the later one wins, and all of `env` wins over every source: so defaults are a source, the first.
+    """
+    spec = _spec(job)
+    roles = [spec.workers, *([spec.parameter_servers] if spec.parameter_servers is not None else [])]
+    if not any(takes_variables(trainer_of(role.pod_template), site) for role in roles):
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": child_metadata(job, environment_secret_name(job.name, job.uid, site.token)),
+        "immutable": True,
+        "stringData": scratch_environment(site),
     }
 
 

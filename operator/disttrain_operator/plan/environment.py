@@ -1,5 +1,8 @@
 """The environment of a pod: torchrun's names, torchrun's settings, ours."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_FILE, Env, Role
 from disttrain_api.spec import JobSpec
@@ -85,6 +88,14 @@ def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site
         if spec.workers.ranks_per_pod == 1 and spec.world_size > 1:
             environment |= {Env.RANK: str(index), Env.LOCAL_RANK: "0"}
     return environment
+
+
+def takes_variables(container: Mapping[str, Any], site: Site) -> bool:
+    """Whether a container takes variables from Secrets or ConfigMaps, over which none of its `env` may be laid.
+
+    Its defaults then stand in a Secret before these. On this machine nobody reads any.
+    """
+    return bool(container.get("envFrom")) and site.loopback is None
 
 
 def scratch_environment(site: Site) -> dict[str, str]:

@@ -31,6 +31,11 @@ def secret_name(job_name: str, uid: str, token: str) -> str:
     return f"{child_name(job_name, uid)}-{digest[:16]}"
 
 
+def environment_secret_name(job_name: str, uid: str, token: str) -> str:
+    """Return the name of the Secret with the variables that a template's `envFrom` may set otherwise."""
+    return f"{secret_name(job_name, uid, token)}-env"
+
+
 def claim_name(job_name: str, uid: str) -> str:
     """Name of the claim that the operator creates."""
     return f"{child_name(job_name, uid)}-checkpoints"

@@ -13,11 +13,13 @@ from disttrain_operator.plan.environment import (
     common_environment,
     pod_environment,
     scratch_environment,
+    takes_variables,
 )
 from disttrain_operator.plan.identity import (
     Manifest,
     child_name,
     claim_name,
+    environment_secret_name,
     on_host_network,
     pod_labels,
     pod_name,
@@ -65,6 +67,10 @@ class RolePlan:
         trainer = self._pod_spec["containers"][0]
         given = {entry["name"] for entry in trainer.get("env") or []}
         defaults = {name: value for name, value in scratch_environment(site).items() if name not in given}
+        if takes_variables(trainer, site):
+            ours = environment_secret_name(self._job.name, self._job.uid, site.token)
+            trainer["envFrom"] = [{"secretRef": {"name": ours}}, *trainer["envFrom"]]
+            defaults = {}
         contract = common_environment(self._job, self._spec, self._role, self._attempt, site)
         contract[Env.GRACE_SECONDS] = str(self._pod_spec["terminationGracePeriodSeconds"])
         # The contract stands first: a template's own variables may then refer to it with $(NAME).
@@ -115,6 +121,11 @@ def _part(template: PodTemplate, key: str) -> Manifest:
     """A copy of the template's metadata or spec, which the API server's schema has made mappings."""
     part = template.get(key)
     return copy.deepcopy(dict(part)) if isinstance(part, dict) else {}
+
+
+def trainer_of(template: PodTemplate) -> Manifest:
+    """The template's container `trainer`; one that has its name alone where there is none."""
+    return _with_trainer(_part(template, "spec").get("containers") or [])[0]
 
 
 def _with_trainer(containers: list[Manifest]) -> list[Manifest]:

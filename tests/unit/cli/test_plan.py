@@ -41,13 +41,15 @@ def test_a_plan_has_objects_mesh_and_the_memory_of_a_rank(capfd: pytest.CaptureF
 
 def test_the_objects_are_those_of_the_operator(tmp_path: Path) -> None:
     storage = {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "5Gi"}}}}}
-    job = manifest.load(changed(tmp_path, "parameter-server", storage=storage))
+    workers = {"replicas": 2, "envFrom": [{"secretRef": {"name": "mine"}}]}
+    job = manifest.load(changed(tmp_path, "parameter-server", storage=storage, workers=workers))
     found = [(one.kind, one.count, one.name) for one in planned_objects(job)]
     assert found == [
         ("Pod", 2, "parameter-server-<uid>-worker-<index>-a1"),
         ("Pod", 2, "parameter-server-<uid>-ps-<index>-a1"),
         ("Service", 1, "parameter-server-<uid>"),
         ("Secret", 1, "parameter-server-<uid>-<digest>"),
+        ("Secret", 1, "parameter-server-<uid>-<digest>-env"),
         ("PersistentVolumeClaim", 1, "parameter-server-<uid>-checkpoints"),
     ]
     assert "5Gi, ReadWriteMany" in [one.what for one in planned_objects(job)]

@@ -110,6 +110,23 @@ async def test_a_network_policy_costs_a_job_one_request_and_is_asked_for_again_b
     assert path in api.objects
 
 
+async def test_the_defaults_of_the_environment_are_a_secret_where_a_template_may_set_others(
+    api: FakeApi, client: Client
+) -> None:
+    shell = await a_shell_of(api, client)
+    spec = shell.job()["spec"]
+    workers = spec["workers"] | {"envFrom": [{"secretRef": {"name": "mine"}}]}
+    shell.world.jobs.observe(await api.put(f"{JOBS}/digits", spec=spec | {"workers": workers}))
+    await shell.reconcile()
+    posts = api.asked("POST")
+    assert posts.count(f"{CHILDREN}/secrets") == 2
+    last = max(index for index, path in enumerate(posts) if path == f"{CHILDREN}/pods")
+    assert last > max(index for index, path in enumerate(posts) if path == f"{CHILDREN}/secrets")
+    names = {path.rpartition("/")[2] for path in api.objects if "/secrets/" in path}
+    pods = [raw for path, raw in api.objects.items() if "/pods/" in path]
+    assert {pod["spec"]["containers"][0]["envFrom"][0]["secretRef"]["name"] for pod in pods} < names
+
+
 async def test_without_the_switch_no_network_policy_is_asked_for(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client)
     await shell.reconcile()

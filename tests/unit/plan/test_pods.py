@@ -14,6 +14,7 @@ from disttrain_operator.plan.desired import (
     PodDefaults,
     Site,
     claim,
+    default_environment,
     network_policy,
     pod,
     secret,
@@ -210,6 +211,68 @@ def test_temporary_files_have_a_place_that_is_there_and_can_be_written_under_a_r
     chosen = command_template(env=[{"name": "TMPDIR", "value": "/fast"}])
     job = a_job(training=None, workers={"template": chosen})
     assert environment(pod(job, Role.WORKER, 0, 1, SITE))["TMPDIR"] == "/fast"
+
+
+GIVEN = [{"secretRef": {"name": "team"}}, {"configMapRef": {"name": "site", "optional": True}}]
+DEFAULTS = {
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "PYTHONUNBUFFERED",
+}
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [{"envFrom": GIVEN}, {"template": {"spec": {"containers": [{"name": "trainer", "envFrom": GIVEN}]}}}],
+    ids=["beside", "template"],
+)
+def test_defaults_stand_before_what_a_template_takes_from_secrets_so_that_the_later_one_wins(
+    workers: dict[str, Any],
+) -> None:
+    job = a_job(workers=workers, parameterServers={}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
+    defaults = default_environment(job, SITE)
+    assert defaults is not None
+    trainer = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
+    assert trainer["envFrom"] == [{"secretRef": {"name": defaults["metadata"]["name"]}}, *GIVEN]
+    names = {entry["name"] for entry in trainer["env"]}
+    assert not names & DEFAULTS, "what stands in `env` wins over all of `envFrom`"
+    assert names >= {Env.SCRATCH, Env.MASTER_ADDR, Env.WORLD_SIZE}, "the contract still does"
+    server = pod(job, Role.PS, 0, 1, SITE)
+    assert environment(server).keys() >= DEFAULTS, "a role without `envFrom` needs no Secret"
+    assert defaults["stringData"] == {name: environment(server)[name] for name in DEFAULTS}
+    assert (defaults["kind"], defaults["immutable"]) == ("Secret", True)
+    assert defaults["metadata"]["ownerReferences"] == secret(job, SITE)["metadata"]["ownerReferences"]
+    assert defaults["metadata"]["name"] not in {secret(job, SITE)["metadata"]["name"], "team"}
+    others = default_environment(job, replace(SITE, token="other"))
+    assert others is not None
+    assert others["metadata"]["name"] != defaults["metadata"]["name"], "nobody knows it who does not know the token"
+
+
+def test_what_a_template_sets_itself_wins_over_defaults_and_secrets_alike() -> None:
+    own = {"name": "HOME", "value": "/home/me"}
+    job = a_job(workers={"envFrom": GIVEN, "env": [own]})
+    trainer = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
+    assert own in trainer["env"]
+
+
+def test_without_secrets_there_are_no_defaults_to_be_made() -> None:
+    assert default_environment(a_job(), SITE) is None
+    assert default_environment(a_job(workers={"envFrom": []}), SITE) is None
+    sidecar = {"template": {"spec": {"containers": [{"name": "other", "image": "x", "envFrom": GIVEN}]}}}
+    assert default_environment(a_job(workers=sidecar), SITE) is None
+    assert "envFrom" not in pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
+
+
+def test_a_process_of_this_machine_which_reads_no_secret_has_its_defaults_at_once() -> None:
+    job, site = a_job(workers={"envFrom": GIVEN}), replace(SITE, loopback=Loopback(29500))
+    assert default_environment(job, site) is None
+    manifest = pod(job, Role.WORKER, 0, 1, site)
+    assert environment(manifest).keys() >= DEFAULTS
+    assert manifest["spec"]["containers"][0]["envFrom"] == GIVEN
 
 
 @pytest.mark.parametrize(
@@ -414,8 +477,9 @@ def test_what_stands_beside_the_template_reaches_the_trainer() -> None:
     job = a_job(training=None, workers={**beside, "gpusPerPod": 8, "template": template})
     trainer, side = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"]
     assert (side["name"], side["image"]) == ("side", "s:1")
-    for key in ("image", "command", "args", "envFrom"):
+    for key in ("image", "command", "args"):
         assert trainer[key] == beside[key]
+    assert trainer["envFrom"][1:] == beside["envFrom"], "after the operator's defaults"
     assert trainer["workingDir"] == "/src"
     assert trainer["resources"]["limits"] == {"rdma/hca": 8, "nvidia.com/gpu": "8"}
     assert environment({"spec": {"containers": [trainer]}})["NCCL_DEBUG"] == "INFO"
