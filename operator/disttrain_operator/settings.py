@@ -3,7 +3,7 @@
 import argparse
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     defaults, pods = Settings(), PodDefaults()
     parser = argparse.ArgumentParser(prog="disttrain-operator", description=__doc__)
 
-    def flag(name: str, help_: str, default: object = None, type_: type = str) -> None:
+    def flag(name: str, help_: str, default: object = None, type_: Callable[[str], object] = str) -> None:
         value = environment.get("DISTTRAIN_" + name.upper().replace("-", "_")) or default
         shown = "" if default is None else f" (default: {default})"
         parser.add_argument(f"--{name}", default=value, type=type_, help=help_ + shown)
@@ -104,7 +104,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("replica-name", "name of this replica in the lease", defaults.replica_name)
     flag("image-pull-policy", "imagePullPolicy of pods whose template has none")
     flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
-    flag("user-id", "user and group of restricted pods", pods.user_id, int)
+    flag("user-id", "user and group of restricted pods; empty: the cluster's choice", pods.user_id, _user)
     flag("grace-seconds", "terminationGracePeriodSeconds of pods whose template has none", pods.grace_seconds, int)
     flag("node-lost-seconds", "how long a pod stays on a node that is lost", pods.node_lost_seconds, int)
     flag(
@@ -188,6 +188,15 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         log_level=given.log_level.upper(),
         json_logs=given.json_logs,
     )
+
+
+def _user(text: str) -> int | None:
+    """A user's number; None where it is left to the cluster."""
+    if not text.strip():
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 2147483647, or empty, not {text[:64]!r}")
+    return int(text)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ CHOICES: dict[str, list[Any]] = {
     "networkPolicy.operator.from": [[], [{"namespaceSelector": TERM}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]],
     "podDefaults.imagePullPolicy": ["", "Always"],
     "podDefaults.shmSizeLimit": ["", "1.5Gi"],
-    "podDefaults.userId": [65532, 1],
+    "podDefaults.userId": [65532, 1, None],
     "podDefaults.terminationGracePeriodSeconds": [60, 1],
     "podDefaults.nodeLostSeconds": [30, 0],
     # The definition itself is held to the API server by test_crd.py.

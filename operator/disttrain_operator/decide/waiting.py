@@ -1,12 +1,15 @@
 """Why a gang does not run yet: one reason, one sentence, and what to do."""
 
 from disttrain_api.names import Reason
+from disttrain_api.run_policy import PodSecurity
+from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 from disttrain_operator.decide.pulls import REASON, REASONS, why_not_pulled
 from disttrain_operator.decide.volumes import of_volume
 
+_IDS = "Ids"
 _ADVICE = {
     "InvalidImageName": "correct the image's name",
     "ErrImageNeverPull": "the image is not on the node and imagePullPolicy is Never: load it there or allow pulling",
@@ -26,6 +29,9 @@ _ADVICE = {
     Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
     Reason.OPERATOR_FORBIDDEN: "give the operator's service account this right",
     Reason.FORBIDDEN: "let the template meet the namespace's rules, or change them",
+    _IDS: "where the template has no user and group the operator sets them: `podDefaults.userId: null` in the chart's"
+    " values leaves them to the cluster, `runPolicy.podSecurity: Template` this job's whole security context to its"
+    " template",
     Reason.INVALID_POD: "correct the pod template",
     Reason.NAME_CONFLICT: "delete the foreign object or give the job another name",
 }
@@ -47,7 +53,7 @@ def why_not_running(gang: Gang) -> tuple[str, str]:
 def why_waiting(gang: Gang) -> tuple[str, str] | None:
     """(reason, sentence) of what keeps the gang from running, the unusual first; None where nobody says it."""
     if gang.observed.problems:
-        return _of_problem(gang.observed.problems[0], len(gang.observed.problems))
+        return _of_problem(gang)
     waiting = [pod for pod in gang.unstarted if pod.waiting is not None]
     queued = next((pod.waiting.reason for pod in waiting if pod.waiting and pod.waiting.reason in QUEUES), None)
     if queued is not None:
@@ -58,9 +64,18 @@ def why_waiting(gang: Gang) -> tuple[str, str] | None:
     return _of_events(gang) or _of_init_containers(waiting)
 
 
-def _of_problem(problem: CreateProblem, count: int) -> tuple[str, str]:
+def _of_problem(gang: Gang) -> tuple[str, str]:
+    problem, count = gang.observed.problems[0], len(gang.observed.problems)
     others = f" (and {count - 1} more)" if count > 1 else ""
-    return problem.reason, _advise(problem.reason, f"{problem.kind} {problem.name}{others}: {problem.message}")
+    advice = _IDS if _is_about_ids(problem, gang.spec) else problem.reason
+    return problem.reason, _advise(advice, f"{problem.kind} {problem.name}{others}: {problem.message}")
+
+
+def _is_about_ids(problem: CreateProblem, spec: JobSpec) -> bool:
+    """Whether the cluster refuses the user or group that the operator has filled in."""
+    restricted = spec.run_policy.pod_security is PodSecurity.RESTRICTED
+    refused = problem.kind == "Pod" and problem.reason in (Reason.FORBIDDEN, Reason.INVALID_POD)
+    return restricted and refused and any(word in problem.message for word in ("runAsUser", "runAsGroup", "fsGroup"))
 
 
 def _of_queue(gang: Gang, reason: str) -> str:

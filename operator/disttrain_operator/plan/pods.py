@@ -183,13 +183,11 @@ def _avoid_nodes(pod_spec: Manifest, nodes: tuple[str, ...]) -> None:
     pod_spec["affinity"] = {**affinity, "nodeAffinity": node_affinity}
 
 
-def _restrict(pod_spec: Manifest, user_id: int) -> None:
+def _restrict(pod_spec: Manifest, user_id: int | None) -> None:
     """What the restricted Pod Security Standard asks for; single fields of the template win."""
     pod_spec["securityContext"] = {
         "runAsNonRoot": True,
-        "runAsUser": user_id,
-        "runAsGroup": user_id,
-        "fsGroup": user_id,
+        **({} if user_id is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user_id)),
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
         **(pod_spec.get("securityContext") or {}),

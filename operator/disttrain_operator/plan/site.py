@@ -28,7 +28,8 @@ class PodDefaults:
     image_pull_policy: str | None = None
     shm_size_limit: str | None = None
     """Size limit of the memory-backed /dev/shm; None: what the pod's memory limit leaves."""
-    user_id: int = 65532
+    user_id: int | None = 65532
+    """User, group and fsGroup of restricted pods; None: the cluster chooses them."""
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     node_lost_seconds: int = 30
     """How long a pod stays on a node that is not ready or unreachable; Kubernetes' own default is 300."""

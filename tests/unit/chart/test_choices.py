@@ -8,7 +8,7 @@ import yaml
 from disttrain_api.manifest import parse
 from disttrain_operator.preflight import LEASE_RIGHTS
 from disttrain_operator.settings import read_settings
-from tests.unit.chart.rendering import CHART, container, only, render, rights
+from tests.unit.chart.rendering import CHART, container, only, render, rights, run
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)
@@ -55,6 +55,26 @@ def test_arguments_and_variables_of_ones_own_come_last(helm: Path) -> None:
     settings = read_settings(container(objects)["args"], {})
     assert (settings.workers, settings.log_level) == (128, "DEBUG")
     assert container(objects)["env"] == [{"name": "HTTPS_PROXY", "value": "http://p"}]
+
+
+def test_users_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
+    objects = render(helm, "podDefaults.userId=null")
+    assert read_settings(container(objects)["args"], {}).pods.user_id is None
+    assert read_settings(container(render(helm))["args"], {}).pods.user_id == 65532
+
+
+def test_numbers_of_any_size_reach_the_operator_as_numbers(helm: Path, tmp_path: Path) -> None:
+    """Helm reads numbers of a file as floating point, and writes those from a million on with an exponent."""
+    values = tmp_path / "values.yaml"
+    numbers = {"userId": 1000620001, "terminationGracePeriodSeconds": 2000000, "nodeLostSeconds": 1000001}
+    values.write_text(yaml.safe_dump({"podDefaults": numbers, "crds": {"enabled": False}}))
+    done = run(helm, "template", "x", str(CHART), "--kube-version", "1.34.0", "-f", str(values))
+    assert done.returncode == 0, done.stderr
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    pods = read_settings(
+        only(objects, "Deployment", "x-disttrain")["spec"]["template"]["spec"]["containers"][0]["args"], {}
+    ).pods
+    assert (pods.user_id, pods.grace_seconds, pods.node_lost_seconds) == (1000620001, 2000000, 1000001)
 
 
 def test_labels_of_ones_own_do_not_replace_those_that_select_the_pods(helm: Path) -> None:

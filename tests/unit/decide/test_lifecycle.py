@@ -1,5 +1,7 @@
 """A job's life as the operator decides it: each test is one claim, told in the words a user reads."""
 
+from typing import Any
+
 import pytest
 
 from disttrain_api.names import PERMANENT, ExitCode, Role, exit_reason
@@ -253,6 +255,38 @@ def test_a_cause_that_goes_away_in_time_leaves_no_trace_but_its_event() -> None:
     world.problems = []
     world.settle().run_all()
     assert world.condition("Running")[0] == "True"
+
+
+IDS = (
+    "where the template has no user and group the operator sets them: `podDefaults.userId: null` in the chart's values"
+    " leaves them to the cluster, `runPolicy.podSecurity: Template` this job's whole security context to its template"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "policy", "advice"),
+    [
+        ("Forbidden", ".containers[0].runAsUser: Invalid value: 65532: must be in the ranges: [7, 9]", {}, IDS),
+        ("Forbidden", ".spec.securityContext.fsGroup: Invalid value: []int64{65532}: not an allowed group", {}, IDS),
+        ("InvalidPod", "denied request: securityContext.runAsGroup must not be set", {}, IDS),
+        ("Forbidden", "supplementalGroups and more", {}, "let the template meet the namespace's rules, or change them"),
+        (
+            "Forbidden",
+            "runAsUser: 7",
+            {"podSecurity": "Template"},
+            "let the template meet the namespace's rules, or change",
+        ),
+        ("InvalidPod", "spec.containers[0].name: Required", {}, "correct the pod template"),
+    ],
+)
+def test_where_users_or_groups_are_refused_the_switches_are_named(
+    reason: str, message: str, policy: dict[str, Any], advice: str
+) -> None:
+    world = a_world(runPolicy=policy).settle()
+    world.problems = [CreateProblem("Pod", "digits-3f9a1-worker-1-a1", 403, reason, message)]
+    status, found, sentence = world.settle().condition("Running")
+    assert (status, found) == ("False", reason)
+    assert sentence.startswith(f"Pod digits-3f9a1-worker-1-a1: {message}; {advice}")
 
 
 def test_suspension_stops_all_pods_with_their_own_grace_and_resuming_is_a_new_attempt_but_no_restart() -> None:

@@ -27,11 +27,20 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert (settings.token_key_file, settings.pods.grace_seconds) == (Path("/key"), 5)
 
 
-@pytest.mark.parametrize("wrong", ["--log-level=LOUD", "--workers=0", "--max-in-flight=none", "--no-such-flag"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["--log-level=LOUD", "--workers=0", "--max-in-flight=none", "--no-such-flag", "--user-id=me", "--user-id=0"],
+)
 def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings([wrong], {})
     assert wrong.partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_user_that_is_left_to_the_cluster_is_none() -> None:
+    assert read_settings(["--user-id="], {"DISTTRAIN_USER_ID": "7"}).pods.user_id is None
+    assert read_settings([], {"DISTTRAIN_USER_ID": "7"}).pods.user_id == 7
+    assert read_settings(["--user-id=1000620000"], {}).pods.user_id == 1000620000
 
 
 def test_the_gate_needs_an_operator_of_all_namespaces(capsys: pytest.CaptureFixture[str]) -> None:

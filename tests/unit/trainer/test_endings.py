@@ -1,5 +1,6 @@
 """Every way in which a rank can end: exit code, sentence on stderr, report. Real processes."""
 
+import errno
 import os
 import socket
 from contextlib import ExitStack
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from disttrain_api.names import ExitCode
+from disttrain_trainer.checkpoint.storage import _write_nonce
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch, small, user
 from tests.waiting import GENEROUS
@@ -217,6 +220,23 @@ def test_storage_that_cannot_be_written(tmp_path):
         (rank,) = world.ended()
     assert rank.code == ExitCode.INVALID_CONFIGURATION
     assert "cannot write" in rank.err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_who_may_not_write_to_storage_is_named_with_what_to_do(tmp_path, monkeypatch, number):
+    def refused(*_, **__):
+        raise OSError(number, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(os, "geteuid", lambda: 65532)
+    monkeypatch.setattr(os, "getegid", lambda: 77)
+    with pytest.raises(InvalidConfiguration) as failed:
+        _write_nonce(tmp_path / "checkpoints")
+    assert str(failed.value).startswith(
+        f"`storage`: rank 0 cannot write to {tmp_path}/checkpoints: Permission denied to user 65532 of group 77: let the"
+    )
+    assert "`fsGroup`" in str(failed.value)
+    assert "`runAsUser` in the template" in str(failed.value)
 
 
 def test_storage_that_is_a_file(tmp_path):

@@ -10,6 +10,7 @@
 """
 
 import errno
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -188,8 +189,19 @@ def _write_nonce(folder: Place) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
     except OSError as error:
-        raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {error.strerror or error}") from error
+        why = f"{error.strerror or error}{_who_may(error)}"
+        raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {why}") from error
     return name
+
+
+def _who_may(error: OSError) -> str:
+    """Return as whom it was tried, and what to do, where the right to write is what is missing."""
+    if error.errno not in (errno.EACCES, errno.EPERM):
+        return ""
+    return (
+        f" to user {os.geteuid()} of group {os.getegid()}: let the volume be theirs (where its driver can, `fsGroup` in"
+        " the template's `securityContext` sees to it), or name one that may write there, by `runAsUser` in the template"
+    )
 
 
 @contextmanager
