@@ -130,7 +130,8 @@ class Operator:
         # Health takes a loop that is not measured for one that hangs.
         self._measuring = asyncio.create_task(self._lag.run())
         await self.health.serve(self._settings.health_address, self._settings.health_port)
-        logger.info("health is answered at %s:%s", *(self.health.address or ("", 0)))
+        _, port = self.health.address or ("", 0)
+        logger.info("health is answered at %s, port %d", self._settings.health_address or "all addresses", port)
         if self._token_key is None:
             assert self._settings.token_key_secret is not None
             self._token_key = await key_of_secret(self._client, self._settings.token_key_secret)

@@ -8,9 +8,12 @@ What strangers may do at the port is bounded by door.py. Each connection is for 
 """
 
 import asyncio
+import errno
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -29,6 +32,18 @@ FAILING_SECONDS = 300.0
 HUNG_SECONDS = 30.0
 # An answer that is on its way when the port closes.
 _LAST_SECONDS = 1.0
+
+
+def _everywhere(port: int) -> socket.socket:
+    """One socket for all addresses, those of IPv6 too: a kubelet asks a pod at its first one, of either family."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=AT_A_TIME, dualstack_ipv6=True)
+        except OSError as error:
+            # A kernel may know IPv6 and be told not to use it.
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("", port), backlog=AT_A_TIME)
 
 
 class Health:
@@ -53,7 +68,7 @@ class Health:
         self.address: tuple[str, int] | None = None
 
     async def serve(self, address: str, port: int) -> None:
-        """Listens until `close`."""
+        """Listens until `close`. An empty `address` stands for all of this machine."""
         quiet = logging.getLogger("disttrain_operator.http")
         # Whoever sends garbage would fill the log.
         quiet.disabled = True
@@ -62,7 +77,8 @@ class Health:
             max_field_size=4096, max_headers=64,
         )  # fmt: skip
         self.door = Door(self._server, self._limits)
-        self._listener = await asyncio.get_running_loop().create_server(self.door, address, port, backlog=AT_A_TIME)
+        listen = partial(asyncio.get_running_loop().create_server, self.door, backlog=AT_A_TIME)
+        self._listener = await (listen(address, port) if address else listen(sock=_everywhere(port)))
         self.address = self._listener.sockets[0].getsockname()[:2]
 
     async def close(self) -> None:

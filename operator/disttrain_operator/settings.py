@@ -26,7 +26,8 @@ class Settings:
     """"namespace/name" of the Secret that holds the key of the jobs' tokens, and is made where there is none."""
     kubeconfig: str | None = None
     context: str | None = None
-    health_address: str = "0.0.0.0"
+    health_address: str = ""
+    """Empty: all addresses of this machine, of IPv4 and IPv6."""
     health_port: int = 8080
     max_in_flight: int = 64
     request_timeout_seconds: float = REQUEST_SECONDS
@@ -74,7 +75,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("token-key-secret", "namespace/name of a Secret with that key under `key`; it is made where there is none")
     flag("kubeconfig", "kubeconfig file (default: the pod's service account, else KUBECONFIG)")
     flag("context", "context of the kubeconfig (default: its current one)")
-    flag("health-address", "address of /healthz and /readyz", defaults.health_address)
+    flag("health-address", "address of /healthz and /readyz (default: all, of IPv4 and IPv6)")
     flag("health-port", "port of /healthz and /readyz; 0: any free one", defaults.health_port, int)
     flag("max-in-flight", "requests to the API server at one time", defaults.max_in_flight, int)
     flag(
@@ -161,7 +162,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         token_key_secret=given.token_key_secret or None,
         kubeconfig=given.kubeconfig,
         context=given.context,
-        health_address=given.health_address,
+        health_address=given.health_address or "",
         health_port=given.health_port,
         max_in_flight=given.max_in_flight,
         request_timeout_seconds=given.request_timeout_seconds,

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,6 +15,7 @@ from disttrain_operator.door import Limits
 from disttrain_operator.health import Health
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
+from disttrain_operator.settings import Settings
 from tests.unit.operator.conftest import eventually
 
 HALF = b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 900
@@ -22,11 +25,11 @@ LIMITS = Limits(connections=40, seconds=3600)
 
 
 @asynccontextmanager
-async def served(limits: Limits = LIMITS) -> AsyncIterator[Health]:
+async def served(limits: Limits = LIMITS, address: str = "127.0.0.1") -> AsyncIterator[Health]:
     lag = LoopLag()
     measuring = asyncio.create_task(lag.run())
     health = Health((), lag, Metrics(dict, dict), lambda: "acts", limits=limits)
-    await health.serve("127.0.0.1", 0)
+    await health.serve(address, 0)
     try:
         yield health
     finally:
@@ -94,6 +97,12 @@ async def ask(health: Health, path: str = "/healthz", method: str = "GET") -> tu
         return response.status, await response.text()
 
 
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
 def open_places(health: Health) -> int:
     assert health.door is not None
     return len(health.door)
@@ -112,6 +121,61 @@ async def test_the_pages(health: Health) -> None:
     assert await ask(health, "/nothing") == (404, "no such page; there are /healthz, /readyz, /metrics\n")
     assert await ask(health, "/healthz", "POST") == (405, "only GET is answered\n")
     await eventually(lambda: open_places(health) == 0)
+
+
+async def answer_at(family: socket.AddressFamily, host: str, port: int) -> bytes:
+    """The first line of the answer to a probe that comes over this family."""
+    reader, writer = await asyncio.open_connection(host, port, family=family)
+    writer.write(WHOLE)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_by_default_probes_of_both_families_are_answered_at_one_port() -> None:
+    async with served(address=Settings().health_address) as health:
+        assert health.address is not None
+        _, port = health.address
+        assert await answer_at(socket.AF_INET, "127.0.0.1", port) == b"HTTP/1.1 200 OK\r\n"
+        if has_ipv6():
+            assert await answer_at(socket.AF_INET6, "::1", port) == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EAFNOSUPPORT, "no such family"), OSError(errno.EADDRNOTAVAIL, "off")])
+async def test_where_ipv6_is_off_those_of_ipv4_are(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+
+    def without_ipv6(*arguments: Any, family: int = socket.AF_INET, **options: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise error
+        return create(*arguments, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+    async with served(address="") as health:
+        assert health.address is not None
+        assert await answer_at(socket.AF_INET, "127.0.0.1", health.address[1]) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_port_that_is_taken_is_an_error_and_not_answered_over_one_family_alone() -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        taken.bind(("::", 0))
+        taken.listen()
+        health = Health((), LoopLag())
+        with pytest.raises(OSError, match="in use"):
+            await health.serve("", taken.getsockname()[1])
+
+
+async def test_an_address_that_is_named_is_the_only_one() -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with served(address="::1") as health:
+        assert health.address is not None
+        assert await answer_at(socket.AF_INET6, "::1", health.address[1]) == b"HTTP/1.1 200 OK\r\n"
+        with pytest.raises(ConnectionRefusedError):
+            await answer_at(socket.AF_INET, "127.0.0.1", health.address[1])
 
 
 async def test_hundreds_of_half_requests_hold_a_bounded_number_of_places_and_keep_no_probe_out(

@@ -233,10 +233,10 @@ def test_who_may_not_write_to_storage_is_named_with_what_to_do(tmp_path, monkeyp
     with pytest.raises(InvalidConfiguration) as failed:
         _write_nonce(tmp_path / "checkpoints")
     assert str(failed.value).startswith(
-        f"`storage`: rank 0 cannot write to {tmp_path}/checkpoints: Permission denied to user 65532 of group 77: let the"
+        f"`storage`: rank 0 cannot write to {tmp_path}/checkpoints: Permission denied to user 65532 of group 77: let"
     )
     assert "`fsGroup`" in str(failed.value)
-    assert "`runAsUser` in the template" in str(failed.value)
+    assert "`runAsUser`" in str(failed.value)
 
 
 def test_storage_that_is_a_file(tmp_path):

@@ -200,7 +200,7 @@ def _who_may(error: OSError) -> str:
         return ""
     return (
         f" to user {os.geteuid()} of group {os.getegid()}: let the volume be theirs (where its driver can, `fsGroup` in"
-        " the template's `securityContext` sees to it), or name one that may write there, by `runAsUser` in the template"
+        " the template's `securityContext` sees to it), or name one that may write there by its `runAsUser`"
     )
 
 
