@@ -5,8 +5,8 @@ Nothing imports this module, and it is the only one that runs as a program: none
 
 import gc
 import os
-import sys
 
+from disttrain_trainer.runtime.leaving import leave
 from disttrain_trainer.runtime.stop import StopRequest
 
 if __name__ == "__main__":
@@ -22,7 +22,5 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     code = run(stop_request)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without tear-down: gloo's threads can abort a process that has done all its work.
-    os._exit(code)
+    stop_request.work_ended(code)
+    leave(code)

@@ -26,6 +26,7 @@ from typing import IO
 from disttrain.local import keeper
 from disttrain_agent.main import main as agent
 from disttrain_agent.processes import Child, die_with
+from disttrain_trainer.runtime.leaving import leave
 
 AGENT = "disttrain_agent"
 DESCRIPTORS = 4
@@ -152,17 +153,18 @@ def _end_with(program: Callable[[], int]) -> None:
     # As it sets them when it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # What files of the processes that this one is a fork of hold back is theirs to write.
+    gc.freeze()
     try:
         code = program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(code)
+        leave(code)
 
 
 def _close_from(first: int) -> None:

@@ -157,6 +157,19 @@ def test_a_failure_that_comes_again_after_a_restart_has_the_same_signature(tmp_p
     assert second.steps_done < first.steps_done, "the second attempt went on from a checkpoint"
 
 
+@pytest.mark.parametrize(("how", "code"), [("", 0), ("raise", 1)], ids=["done", "failed"])
+def test_a_rank_ends_with_its_exit_handlers_and_whole_files(tmp_path, how, code):
+    data = {
+        "entrypoint": "tests.unit.trainer.ending_code:logged_samples",
+        "config": {"folder": str(tmp_path), "how": how},
+    }
+    with launch(tmp_path / "world", job(small(steps=20, data=data))) as world:
+        (rank,) = world.ended()
+    assert rank.code == code, rank.err
+    assert (tmp_path / "log").read_text() == "a line"
+    assert (tmp_path / "handled").exists()
+
+
 def test_a_traceback_is_shown_for_what_nobody_expected(lone):
     assert "Traceback" in lone["an exception in the user's code"].err
 

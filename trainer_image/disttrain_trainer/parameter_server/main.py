@@ -3,6 +3,7 @@
 import gc
 import os
 
+from disttrain_trainer.runtime.leaving import leave
 from disttrain_trainer.runtime.stop import StopRequest
 
 if __name__ == "__main__":
@@ -141,6 +142,5 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     code = run(stop_request)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    stop_request.work_ended(code)
+    leave(code)

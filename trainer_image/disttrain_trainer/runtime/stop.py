@@ -24,6 +24,7 @@ class StopRequest:
         self._requested = threading.Event()
         self._looping = False
         self._grace_seconds: float | None = None
+        self._code: int | None = None
         self.before_exit = lambda message: None
         """Called with a sentence when this thread, not the loop, ends the process."""
 
@@ -50,6 +51,10 @@ class StopRequest:
         self._grace_seconds = grace_seconds
         self._looping = True
 
+    def work_ended(self, code: int) -> None:
+        """The process ends with `code` by itself: where it has no time left for that, it has nothing more to say."""
+        self._code = code
+
     def _listen(self, reader: socket.socket, _writer: socket.socket) -> None:
         while signal.SIGTERM not in reader.recv(64):
             continue
@@ -61,6 +66,8 @@ class StopRequest:
             self._exit(f"the step that SIGTERM met did not end within the grace of {self._grace_seconds:g} s")
 
     def _exit(self, message: str) -> None:
+        if self._code is not None:
+            os._exit(self._code)
         # A report or a log that cannot be written any more must not keep the process.
         try:
             self.before_exit(message)
