@@ -6,7 +6,7 @@ Any program may print anything, so text in no such form is skipped. Pure.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 MAX_LOG = 64 * 1024
 """Characters at the end of the log that are read."""
@@ -140,8 +140,16 @@ def _exception(lines: Sequence[str]) -> str | None:
     if last is None:
         return None
     # Indented lines below a frame are its source code and markers.
-    found = next((line for line in lines[last + 1 :] if line and not line[0].isspace()), "")
-    return found[:_MAX_EXCEPTION].rstrip() if _EXCEPTION.match(found) else None
+    after = [line for line in lines[last + 1 :] if line]
+    place = next((place for place, line in enumerate(after) if not line[0].isspace()), len(after))
+    if place == len(after) or not _EXCEPTION.match(after[place]):
+        return None
+    found = after[place][:_MAX_EXCEPTION].rstrip()
+    if not found.endswith(":"):
+        return found
+    # A heading, as of load_state_dict: the last of the lines that belong to it says what is wrong.
+    below = list(takewhile(lambda line: line[0].isspace(), after[place + 1 :]))
+    return f"{found} {below[-1].strip()[:_MAX_EXCEPTION]}" if below else found
 
 
 def _begin_of_own_traceback(lines: Sequence[str], title: int) -> int:

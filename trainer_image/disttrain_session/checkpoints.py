@@ -24,7 +24,7 @@ from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.step_writer import StepWriter
 from disttrain_trainer.checkpoint.storage import report_of, require_shared, steps_in
 from disttrain_trainer.parallel.data_parallel import share_buffers
-from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
+from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, to_bytes
 from disttrain_trainer.runtime.randomness import restore_saved_random_state, saved_random_state
@@ -170,4 +170,6 @@ def _apply(objects: Objects, shared: dict[str, Any], own: dict[str, Any], path: 
         objects.restore(shared, own)
         restore_saved_random_state(own["random"])
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise CheckpointMismatch(f"{path} does not fit: {type(error).__name__}: {error}; {_ADVICE}") from error
+        raise CheckpointMismatch(
+            f"{path} does not fit: {type(error).__name__}: {one_line(error)}; {_ADVICE}"
+        ) from error

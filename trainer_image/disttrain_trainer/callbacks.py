@@ -14,8 +14,8 @@ from disttrain_trainer.runtime.errors import (
     CallbackFailed,
     InvalidConfiguration,
     TrainerError,
-    last_line,
     no_room,
+    one_line,
     peer_lost,
 )
 from disttrain_trainer.runtime.mesh import World
@@ -82,7 +82,7 @@ class Callback:
             if isinstance(error, TrainerError) or peer_lost(error) or no_room(error):
                 raise
             raise CallbackFailed(
-                f"`{self.field}`: {call} raised {type(error).__name__} after step {moment.step}: {last_line(error)}"
+                f"`{self.field}`: {call} raised {type(error).__name__} after step {moment.step}: {one_line(error)}"
             ) from error
 
 

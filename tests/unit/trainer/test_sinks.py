@@ -157,7 +157,8 @@ def test_a_service_that_is_away_costs_its_lines_and_one_sentence(capsys: pytest.
     sink.close()
     assert service.lines == [{"step": 0}, {"step": 3}]
     assert service.closed
-    assert capsys.readouterr().err.splitlines() == ["disttrain: MLflow: figures are lost: no route to host"] * 2
+    said = "disttrain: MLflow: figures are lost: no route to host … and much more"
+    assert capsys.readouterr().err.splitlines() == [said] * 2
 
 
 def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.weights import are_weights, weights_at
 from disttrain_trainer.ema import AVERAGE, ENTRYPOINT
-from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration, last_line, shown
+from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration, one_line, shown
 
 _PREFIX = "model."
 
@@ -85,7 +85,7 @@ class StoredModel:
         except CheckpointException as failure:
             # The rest are CheckpointBroken.
             cause = next((cause for cause, _ in failure.failures.values()), failure)
-            raise OSError(f"{self.source} cannot be read: {last_line(cause)}") from failure
+            raise OSError(f"{self.source} cannot be read: {one_line(cause)}") from failure
         return value
 
 

@@ -18,7 +18,7 @@ from disttrain_trainer.checkpoint.kept_gradients import room_for
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.metrics.report import say
-from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, InvalidConfiguration, last_line
+from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, require_plain, to_bytes
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -122,5 +122,5 @@ def _restore(callback: Callback, room: Mapping[str, Any], path: Place) -> None:
     except Exception as error:
         raise CheckpointMismatch(
             f"{path}: `{callback.field}`: {callback.name}.load_state_dict raised {type(error).__name__}: "
-            f"{last_line(error)}; go on with the callback that wrote it, or use another `training.checkpoint.folder`"
+            f"{one_line(error)}; go on with the callback that wrote it, or use another `training.checkpoint.folder`"
         ) from error

@@ -11,7 +11,7 @@ from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.report import say
-from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, last_line
+from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, to_bytes
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -64,6 +64,6 @@ def _resume(stream: Stream, number: int, own: Mapping[str, Any], path: Place) ->
             stream.resume(number, position)
     except Exception as error:
         raise CheckpointMismatch(
-            f"{path}: {stream.place}: load_state_dict raised {type(error).__name__}: {last_line(error)}; go on with "
+            f"{path}: {stream.place}: load_state_dict raised {type(error).__name__}: {one_line(error)}; go on with "
             "the data that wrote it, or use another `training.checkpoint.folder`"
         ) from error

@@ -25,7 +25,7 @@ from disttrain_trainer.checkpoint.metadata_file import metadata_of
 from disttrain_trainer.checkpoint.metadata_parts import NotMetadata
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE, object_file_system
-from disttrain_trainer.runtime.errors import CheckpointBroken, TrainerError, last_line, peer_lost
+from disttrain_trainer.runtime.errors import CheckpointBroken, TrainerError, one_line, peer_lost
 from disttrain_trainer.runtime.files import ForeignFileError, open_regular, read_bounded
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.object_path import OPTIONS, ObjectPath
@@ -119,5 +119,5 @@ def load(contents: dict[str, Any], reader: StorageReader, place: Place, world: W
         own = next((cause for cause in causes if isinstance(cause, TrainerError)), None)
         if own is not None:
             raise own from failure
-        told = f"{type(causes[0]).__name__}: {last_line(causes[0]):.300}"
+        told = f"{type(causes[0]).__name__}: {one_line(causes[0])}"
         raise CheckpointBroken(f"{place} cannot be loaded: {told}") from failure

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 
 _DEPTH = 16
 
@@ -35,7 +35,7 @@ def _why(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> st
                     f"{part} of sample {indices[0]} is {ours}, of sample {index} {theirs}: samples of a batch must be "
                     "alike; fill them up, or give the task a method `collate`"
                 )
-    return f"sample {indices[0]} cannot become a batch: {error}"
+    return f"sample {indices[0]} cannot become a batch: {one_line(error)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from disttrain_api.batch import Batch
 from disttrain_trainer.data.sampler import Cursor, Sampler, Slots
 from disttrain_trainer.protocols import IterableDataset
-from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, last_line
+from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line
 from disttrain_trainer.runtime.plain import require_plain
 
 _REMEMBERED = 2
@@ -68,7 +68,7 @@ class Stream:
         except Exception as error:
             raise InvalidConfiguration(
                 f"{self.place}: load_state_dict does not take what state_dict returned: {type(error).__name__}: "
-                f"{last_line(error)}"
+                f"{one_line(error)}"
             ) from error
 
     def __getitem__(self, number: int) -> Any:

@@ -21,7 +21,7 @@ from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision, imagi
 from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.parallel.meta import local_part
 from disttrain_trainer.runtime.config import Config
-from disttrain_trainer.runtime.errors import TrainerError, last_line
+from disttrain_trainer.runtime.errors import TrainerError, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
@@ -91,7 +91,7 @@ def estimate(config: Config) -> Estimate:
             try:
                 found = _take_step(state, world, mode, buckets)
             except Exception as error:
-                reason = f"the step cannot be followed without values: {type(error).__name__}: {last_line(error)}"
+                reason = f"the step cannot be followed without values: {type(error).__name__}: {one_line(error)}"
         return Estimate(
             rank=config.rank,
             parameters=parameters,
@@ -149,7 +149,7 @@ def _model(task: RunnableTask, config: Config, mode: FakeTensorMode) -> nn.Modul
         with mode:
             return task.model()
     except DYNAMIC as error:
-        raise NotFollowedError(f"the model looks at values while it is built: {last_line(error)}") from error
+        raise NotFollowedError(f"the model looks at values while it is built: {one_line(error)}") from error
 
 
 def _take_step(state: State, world: World, mode: FakeTensorMode, buckets: Buckets) -> tuple[int, int]:

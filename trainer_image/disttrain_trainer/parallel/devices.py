@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from disttrain_api.parallelism import DeviceMode, Parallelism
 from disttrain_trainer.parallel.units import composes, layers_of, one_tensor, place
 from disttrain_trainer.runtime.device import current
-from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
 
 Around = Callable[[], AbstractContextManager[object]]
@@ -110,8 +110,8 @@ def _copy_of(module: nn.Module) -> nn.Module:
         copy = deepcopy(module, shared)
     except (TypeError, RuntimeError) as error:
         raise InvalidConfiguration(
-            f"`parallelism.deviceMode` Replicate: {type(module).__name__} cannot be copied ({error}); keep out of it"
-            " what is neither a module nor a tensor, or run a process per device"
+            f"`parallelism.deviceMode` Replicate: {type(module).__name__} cannot be copied ({one_line(error)}); keep"
+            " out of it what is neither a module nor a tensor, or run a process per device"
         ) from error
     for original, own in zip(module.modules(), copy.modules(), strict=True):
         # Not copied by torch.

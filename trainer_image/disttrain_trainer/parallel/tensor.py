@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_trainer.protocols import offered
-from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -55,7 +55,7 @@ def _plan_of(module: nn.Module, parallelism: Parallelism) -> Mapping[str, Parall
     except (TypeError, ValueError) as error:
         raise InvalidConfiguration(
             f"`parallelism`: {type(module).__name__}.tensor_plan(sequence={sequence}, vocabulary={vocabulary}) raised "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {one_line(error)}"
         ) from error
     return plan
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from disttrain_trainer.runtime.errors import EntrypointNotImportable, InvalidConfiguration
+from disttrain_trainer.runtime.errors import EntrypointNotImportable, InvalidConfiguration, one_line
 
 
 def call_entrypoint(field: str, entrypoint: str, config: dict[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def _import(field: str, entrypoint: str) -> Callable[..., Any]:
         if not isinstance(error, ImportError):
             traceback.print_exc()
         raise EntrypointNotImportable(
-            f"{field}: importing '{module_name}' raised {type(error).__name__}: {error}; "
+            f"{field}: importing '{module_name}' raised {type(error).__name__}: {one_line(error)}; "
             f"Python looked in {Path.cwd()} and its installed packages"
         ) from error
     function = getattr(module, name, None)

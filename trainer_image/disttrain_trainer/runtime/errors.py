@@ -32,9 +32,11 @@ from contextlib import contextmanager
 from torch.distributed import DistError
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_api.escape import escaped
 from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.program_log import lost_a_peer
-from disttrain_api.report import RankError, left
+from disttrain_api.report import MAX_SENTENCE, RankError, left
+from disttrain_api.structural import shorten
 from disttrain_trainer.runtime.signature import raised_in, signature_of
 
 _OUTAGES = frozenset(
@@ -209,14 +211,15 @@ def describe(error: BaseException) -> RankError:
     if isinstance(error, TrainerError):
         signature = None if error.from_outside else signature_of(error.__cause__ or error, error.step)
         reason = exit_reason(error.exit_code)
-        return RankError(exit_code=error.exit_code, reason=reason, message=str(error), signature=signature)
+        message = escaped(str(error))
+        return RankError(exit_code=error.exit_code, reason=reason, message=message, signature=signature)
     if (full := no_room(error)) is not None:
         return describe(DiskFull(f"cannot write {full.filename or 'a file'}: {full.strerror}; make room on its disk"))
     if peer_lost(error):
-        return describe(PeerLost(f"another rank is gone or cannot be reached: {last_line(error)}"))
-    message = f"{type(error).__name__}: {last_line(error)}"
+        return describe(PeerLost(f"another rank is gone or cannot be reached: {one_line(error)}"))
+    message = f"{type(error).__name__}: {one_line(error)}"
     if isinstance(error, CallbackFailed):
-        message, error = str(error), error.__cause__ or error
+        message, error = escaped(str(error)), error.__cause__ or error
     # What may pass without a change to the program must not end the job when it comes a second time.
     signature = None if isinstance(error, OSError) and does_not_answer(error) else signature_of(error)
     return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature)
@@ -226,7 +229,7 @@ def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
     """Return the same for a sys.exit, which only the user's code calls. step: the last one done, of `steps`."""
     signature = signature_of(end)
     code = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
-    says = "" if isinstance(end.code, int | None) else f": {last_line(end)}"
+    says = "" if isinstance(end.code, int | None) else f": {one_line(end)}"
     message = left(step, steps, code, f"code in {signature.place} called sys.exit{says}")
     # The numbers of the trainer's own exit codes keep their meaning.
     exit_code, reason = (
@@ -240,8 +243,13 @@ def shown(text: str) -> str:
     return repr(text[:_SHOWN_CHARACTERS])[1:-1]
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line of the error's text that is not empty, as text that UTF-8 can encode."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # A file name may hold bytes that are no text; Python shows them as lone surrogates.
-    return lines[-1].encode(errors="backslashreplace").decode() if lines else "no message"
+def one_line(error: BaseException) -> str:
+    """Return the first line of the error's text, and the last one where it is another, as text for any terminal.
+
+    Of CUDA's errors the last line is advice, of those of load_state_dict the first one is a heading.
+    """
+    lines = [shorten(line, MAX_SENTENCE) for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    first, last = lines[0], lines[-1]
+    return first if last == first else f"{first}{'' if first.endswith(':') else ' …'} {last}"

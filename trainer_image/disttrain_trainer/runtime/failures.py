@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disttrain_trainer.runtime import errors
-from disttrain_trainer.runtime.errors import PeerLost, TrainerError, last_line, peer_lost
+from disttrain_trainer.runtime.errors import PeerLost, TrainerError, one_line, peer_lost
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Failure:
         if isinstance(error, TrainerError):
             return cls(type(error).__name__, str(error))
         if peer_lost(error):
-            return cls(PeerLost.__name__, last_line(error))
+            return cls(PeerLost.__name__, one_line(error))
         if isinstance(error, OSError):
             return cls("OSError", error.strerror or str(error), error.errno)
-        return cls("", f"{type(error).__name__}: {last_line(error)}")
+        return cls("", f"{type(error).__name__}: {one_line(error)}")
 
     def error(self) -> Exception:
         """Return the error of this description; a RuntimeError where no class of this name is known."""

@@ -19,7 +19,7 @@ from disttrain_api.pipeline import output_index
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import Device
-from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, last_line
+from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, one_line
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
 from disttrain_trainer.runtime.keys import attempt_key
@@ -213,4 +213,4 @@ def _translate(config: Config, error: Exception) -> TrainerError:
         )
     seconds = config.timeout.total_seconds()
     place = config.meeting or config.master
-    return PeerLost(f"{config.world_size} ranks did not meet at {place} within {seconds:g} s: {last_line(error)}")
+    return PeerLost(f"{config.world_size} ranks did not meet at {place} within {seconds:g} s: {one_line(error)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING
 
-from disttrain_trainer.runtime.errors import InvalidConfiguration, StoreError
+from disttrain_trainer.runtime.errors import InvalidConfiguration, StoreError, one_line
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -124,7 +124,7 @@ def _store(url: str) -> Iterator[AbstractFileSystem]:
     except Exception as error:
         if not type(error).__module__.startswith(("botocore", "aiobotocore", "aiohttp")):
             raise
-        raise StoreError(None, f"{type(error).__name__}: {error}") from error
+        raise StoreError(None, f"{type(error).__name__}: {one_line(error)}") from error
 
 
 @cache

@@ -19,7 +19,7 @@ from disttrain_trainer.checks.collectives.figures import Row, tables, to_json, v
 from disttrain_trainer.checks.collectives.plan import Plan, parse
 from disttrain_trainer.runtime.config import read_token
 from disttrain_trainer.runtime.device import find_device
-from disttrain_trainer.runtime.errors import TrainerError, describe, last_line
+from disttrain_trainer.runtime.errors import TrainerError, describe, one_line
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
 from disttrain_trainer.runtime.keys import attempt_key
 from disttrain_trainer.runtime.mesh import World, device_mesh_of
@@ -49,7 +49,7 @@ def main(plan: Plan, json_path: str | None) -> int:
         print(f"disttrain: --groups: {error}", file=sys.stderr)
         return 2
     except (dist.DistError, RuntimeError, OSError, Refused, TrainerError) as error:
-        print(f"disttrain: rank {rank} of {size}: {last_line(error)}", file=sys.stderr)
+        print(f"disttrain: rank {rank} of {size}: {one_line(error)}", file=sys.stderr)
         leave(rank, describe(error))
         return 1
     if world.first:

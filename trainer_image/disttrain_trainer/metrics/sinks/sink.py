@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from disttrain_trainer.runtime.errors import one_line
+
 Values = dict[str, Any]
 """A line of metrics.jsonl: the `step`, numbers, and None where a number is not finite."""
 
@@ -91,7 +93,7 @@ class Background:
         try:
             work()
         except Exception as error:
-            self._complain(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            self._complain(one_line(error) if str(error) else type(error).__name__)
         else:
             self._away = False
 

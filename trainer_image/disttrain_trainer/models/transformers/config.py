@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.models.transformers.families import FAMILIES
-from disttrain_trainer.runtime.errors import InvalidConfiguration, last_line, shown
+from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line, shown
 from disttrain_trainer.runtime.files import read_linked
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def library_config(given: TransformersConfig) -> PreTrainedConfig:
     except InvalidConfiguration:
         raise
     except Exception as error:
-        raise InvalidConfiguration(f"{_FIELD}: {kind} cannot be described so: {last_line(error)}") from error
+        raise InvalidConfiguration(f"{_FIELD}: {kind} cannot be described so: {one_line(error)}") from error
     _require_sizes({name: getattr(config, name, None) for name in _SIZES})
     _require_composable(config)
     config._attn_implementation = "sdpa"

@@ -19,7 +19,7 @@ from disttrain_trainer.models.transformers.config import library_config, windows
 from disttrain_trainer.models.transformers.families import FAMILIES, Family
 from disttrain_trainer.models.transformers.lora import Down, Up, add_adapters, is_adapter
 from disttrain_trainer.models.transformers.tensor_plan import tensor_plan
-from disttrain_trainer.runtime.errors import InvalidConfiguration, last_line
+from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -121,7 +121,7 @@ def build(config: TransformersConfig) -> nn.Module:
         return CausalLanguageModel(described, config.sequence_length, config.lora)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidConfiguration(
-            f"`training.model.config`: no {described.model_type} can be built so: {last_line(error)}"
+            f"`training.model.config`: no {described.model_type} can be built so: {one_line(error)}"
         ) from error
 
 

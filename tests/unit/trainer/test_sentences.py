@@ -1,0 +1,79 @@
+"""What is said of an exception: what happened, on one line, and nothing that a terminal obeys."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disttrain_trainer.runtime.entrypoint import call_entrypoint
+from disttrain_trainer.runtime.errors import (
+    CallbackFailed,
+    EntrypointNotImportable,
+    InvalidConfiguration,
+    describe,
+    describe_exit,
+    one_line,
+)
+from disttrain_trainer.runtime.failures import Failure
+
+ADVICE = "the device is lost\nIt may have been lost before.\nFor more see the manual.\n"
+BOTH = "the device is lost … For more see the manual."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a sentence", "a sentence"),
+        ("", "no message"),
+        (" \n\t\n", "no message"),
+        (ADVICE, BOTH),
+        ("\n\n  a sentence\n\n", "a sentence"),
+        ("twice\n\ntwice\n", "twice"),
+        ("Error(s) in loading:\n\tmissing `a`\n\tmissing `b`", "Error(s) in loading: missing `b`"),
+        ("red\x1b[31m and\x07 rung", "red\\x1b[31m and\\x07 rung"),
+        ("cleared\x1b[2J\nthe \x9b2Jend", "cleared\\x1b[2J … the \\x9b2Jend"),
+        ("a file \udcff", "a file \\udcff"),
+        ("over\rwritten", "over … written"),
+    ],
+)
+def test_first_and_last_line_on_one(text: str, said: str) -> None:
+    assert one_line(ValueError(text)) == said
+
+
+def test_a_long_line_leaves_room_for_the_last_one() -> None:
+    said = one_line(ValueError("x" * 100_000 + "\n" + "y" * 100_000))
+    assert "x… … y" in said
+    assert said.endswith("y…")
+    assert len(said) < 1100
+
+
+def described(error: BaseException) -> str:
+    return describe(error).message or ""
+
+
+@pytest.mark.parametrize(
+    ("error", "say", "said"),
+    [
+        (RuntimeError(ADVICE), described, f"RuntimeError: {BOTH}"),
+        (ConnectionError(ADVICE), described, f"ConnectionError: {BOTH}"),
+        (RuntimeError("gloo/pair\nend"), described, "another rank is gone or cannot be reached: gloo/pair … end"),
+        (InvalidConfiguration("`a` is \x1b[2J\nb"), described, "`a` is \\x1b[2J b"),
+        (CallbackFailed("`a` is \x1b[2J\nb"), described, "`a` is \\x1b[2J b"),
+        (RuntimeError(ADVICE), lambda error: Failure.of(error).message, f"RuntimeError: {BOTH}"),
+        (RuntimeError("gloo/pair\nend"), lambda error: Failure.of(error).message, "gloo/pair … end"),
+        (SystemExit(ADVICE), lambda error: describe_exit(error, 1, 2).message.split("called ")[1], f"sys.exit: {BOTH}"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_description_is_such_a_line(error: BaseException, say: Callable[[BaseException], str], said: str) -> None:
+    # What was raised has a place.
+    with pytest.raises(type(error)) as caught:
+        raise error
+    assert say(caught.value) == said
+
+
+def test_what_an_import_raises_is_such_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_lines.py").write_text(f"raise RuntimeError({ADVICE!r} + '\\x1b[2J')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EntrypointNotImportable, match=r"raised RuntimeError: the device is lost … \\x1b\[2J; Python"):
+        call_entrypoint("training.model", "raises_lines:model", {})
