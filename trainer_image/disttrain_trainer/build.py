@@ -36,6 +36,7 @@ from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.sparse_gradients import require_dense, sparse_embeddings, step_singly, what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import composes, layers_of
@@ -98,6 +99,7 @@ def assemble(
     require_matches(training.optimizer, (name for name, _ in module.named_parameters()))
     task.place(world.device.torch, module)
     precision = build_precision(training, world)
+    sparse = sparse_embeddings(module)
     loss = task.use_loss_of(module) if isinstance(task, Supervised) else None
     routing = watch_routing(module, world)
     model, pipeline = module, None
@@ -113,6 +115,10 @@ def assemble(
         _require_even_sequences(data, world.mesh.tensor)
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     optimizer = task.optimizer(trained)
+    takes_no_sparse = what_takes_none(config, world, optimizer)
+    require_dense(sparse, takes_no_sparse)
+    if sparse:
+        step_singly(optimizer)
     # From here on each replica draws its own dropout, and each part of a pipeline.
     seed_everything(training.seed, 1 + world.replica + world.replicas * world.mesh.coordinates(world.rank)["pipeline"])
     return State(
@@ -128,6 +134,7 @@ def assemble(
         replicas=build_replicas(module, optimizer, config, world),
         work=work,
         offload_activations=training.offload.activations,
+        takes_no_sparse_gradient=takes_no_sparse,
         pipeline=pipeline,
         callbacks=callbacks or Callbacks(),
     )

@@ -41,6 +41,8 @@ class State:
     work: Work = field(default_factory=Work)
     """FLOPs of the whole model, whatever this rank holds of it."""
     offload_activations: bool = False
+    takes_no_sparse_gradient: str | None = None
+    """What of the job does not, in words; None where all does."""
     pipeline: PipelinePart | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""
     callbacks: Callbacks = field(default_factory=Callbacks)

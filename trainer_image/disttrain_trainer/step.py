@@ -8,6 +8,7 @@ from disttrain_trainer.optim.groups import FACTOR
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.sparse_gradients import settle_sparse_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -73,7 +74,11 @@ def accumulate_gradients(
 
 
 def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
-    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it."""
+    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it.
+
+    Raises InvalidConfiguration where it is sparse and the job does not take that.
+    """
+    settle_sparse_gradients(state.parameters, state.module, state.takes_no_sparse_gradient)
     settle_gradients(state.parameters)
     state.precision.unscale(state.parameters)
     copies = state.pipeline.copies if state.pipeline is not None else None

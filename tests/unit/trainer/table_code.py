@@ -43,6 +43,18 @@ def tied() -> nn.Module:
     return model
 
 
+class Hidden(Tabled):
+    """Has sparse gradients without a module that says so."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = nn.functional.embedding(rows, self.embed.weight, sparse=True)
+        return self.out(torch.tanh(found.mean(1) + self.bag(input=rows % BAGS)))
+
+
+def hidden() -> nn.Module:
+    return Hidden(sparse=False)
+
+
 def row_samples(size: int = 50) -> tuple[Dataset, Dataset]:
     """Rows of which some come often and most never; 3 is the padding."""
     generator = torch.Generator().manual_seed(7)

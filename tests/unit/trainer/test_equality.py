@@ -12,6 +12,14 @@ ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9, "nesterov": True, "weightDecay": 0.01}
 EVERY_STEP = {"logging": {"interval": 1}}
 TAGGER = {"model": user("double_tagger"), "data": user("ragged_tokens")}
+PLAIN = {"name": "SGD", "learningRate": 0.5}
+ROWS = {"entrypoint": "tests.unit.trainer.table_code:row_samples"}
+
+
+def tabled(**config):
+    return {"entrypoint": "tests.unit.trainer.table_code:tabled", "config": config}
+
+
 COSINE = {"lrSchedule": {"name": "Cosine", "warmupSteps": 3}}
 
 # Seven steps are two epochs and a bit: 50 samples in batches of 24 end in one of 2.
@@ -22,6 +30,9 @@ TRAININGS = {
     "label smoothing": small(steps=7, optimizer=SGD, loss={"labelSmoothing": 0.2}, **EVERY_STEP),
     "squared error": small(steps=7, optimizer=SGD, loss={"name": "MeanSquaredError"}, **EVERY_STEP),
     "sequences of unequal length": small(steps=7, optimizer=SGD, **TAGGER, **EVERY_STEP),
+    "rows of sparse embeddings, clipped": small(
+        steps=7, optimizer=PLAIN, maxGradientNorm=0.1, model=tabled(sparse=True), data=ROWS, **EVERY_STEP
+    ),
     "a parameter without use": small(steps=7, optimizer=SGD, model=user("partly_used"), **EVERY_STEP),
 }
 ACCUMULATION = (1, 4)
@@ -59,6 +70,16 @@ class TestRanksEqualOneProcess:
     def test_evaluation(self, alone, together, name, steps):
         expected, found = (result["report"].metrics for result in (alone[name], together[f"{name}, {steps}"]))
         assert found == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_rows_of_sparse_embeddings_are_those_of_dense_ones(alone, tmp_path):
+    sparse = "rows of sparse embeddings, clipped"
+    dense = run_cases(tmp_path, 1, {"dense": [{"training": TRAININGS[sparse] | {"model": tabled(sparse=False)}}]})
+    require_same(alone[sparse]["parameters"], dense["dense"]["parameters"])
+    both = (alone[sparse], dense["dense"])
+    norms, expected = ([line["grad_norm"] for line in one["metrics"] if "grad_norm" in line] for one in both)
+    assert len(norms) == 7
+    assert norms == pytest.approx(expected, rel=TOLERANCE)
 
 
 def test_training_moves_the_parameters(alone):

@@ -9,7 +9,49 @@ from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 TENSOR = {"tensorParallelDegree": 2}
 PIPELINE = {"pipelineParallelDegree": 2}
 GPT = {"data": user("double_tokens")}
+
+
+def table(function="tabled", optimizer="SGD", **settings):
+    """A model with sparse gradients."""
+    code = "tests.unit.trainer.table_code"
+    return small(
+        model={"entrypoint": f"{code}:{function}"},
+        data={"entrypoint": f"{code}:row_samples"},
+        optimizer={"name": optimizer, "learningRate": 0.1, **settings},
+    )
+
+
+def sparse(taker, name="embed.weight"):
+    return f"`training.model`: the gradient of `{name}` is sparse, which does not go with {taker}: use `parallelism."
+
+
+NOT_SUMMED = "`embed.weight`, `bag.weight` is sparse; replicas sum it where each uses the embedding in every step"
+LOCAL = {"mode": "LocalSGD", "localSGD": {"period": 2, "warmupSteps": 1}}
 CASES = {
+    "sparse gradients in shards": (table(), {"dataParallelShardDegree": 2}, sparse("shards")),
+    "sparse gradients and momentum": (table(momentum=0.9), {}, sparse("the momentum of SGD")),
+    "sparse gradients and weight decay": (table(weightDecay=0.9), {}, sparse("the weight decay of SGD")),
+    "sparse gradients and Adam": (table(optimizer="AdamW"), {}, sparse("AdamW")),
+    "sparse gradients, compressed": (
+        table(),
+        {"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1}}},
+        sparse("`compression`"),
+    ),
+    "sparse gradients, by a ring": (table(), {"dataParallel": {"allReduce": "Ring"}}, sparse("`allReduce`")),
+    "sparse gradients, static": (table(), {"dataParallel": {"staticGraph": True}}, sparse("`staticGraph`")),
+    "sparse gradients, warm-up": (table(), {"dataParallel": LOCAL}, sparse("`localSGD.warmupSteps`")),
+    "sparse gradients of devices": (table(), {"devicesPerProcess": 2}, sparse("`devicesPerProcess`")),
+    "sparse gradients and dense ones": (table("whole"), {}, NOT_SUMMED),
+    "sparse gradients of no module, in shards": (
+        table("hidden"),
+        {"dataParallelShardDegree": 2},
+        "the gradient of a parameter is sparse; replicas sum it",
+    ),
+    "sparse gradients of no module": (
+        table("hidden", momentum=0.9),
+        {"dataParallel": {"mode": "LocalSGD"}},
+        sparse("the momentum of SGD"),
+    ),
     "no plan": (small(), TENSOR, "the model Sequential has no method `tensor_plan`"),
     "a plan that leads nowhere": (
         small(model=user("planned_mlp", plan="nowhere")),

@@ -1,4 +1,4 @@
-"""Errors of shapes that come of cutting a user's layers.
+"""Errors of a step that the manifest's layout has caused: shapes of cut layers, gradients that are not summed.
 
 Sizes of parameters are checked when they are cut (parallel/tensor.py). What else a forward pass counts on, such as
 whole heads, only the forward pass knows.
@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from disttrain_trainer.data.batches import load_microbatch, moved
+from disttrain_trainer.parallel.sparse_gradients import require_summed
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
@@ -27,11 +28,13 @@ _ABOUT_SHAPES = re.compile(r"\b(sizes?|shapes?|dim|dimensions?)\b", re.IGNORECAS
 @contextmanager
 def explaining_cuts(config: Config, world: World, state: State) -> Iterator[None]:
     """Raises InvalidConfiguration, which names the layer, for an error of shapes in the forward pass of a model whose
-    layers are cut over a tensor group, where it would not come of whole ones. Every other error leaves as it is.
+    layers are cut over a tensor group, where it would not come of whole ones, and for one of sparse gradients that are
+    not summed. Every other error leaves as it is.
     """
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        require_summed(error, state.module)
         layer, said = _place_of(error, state.module)
         if world.mesh.tensor == 1 or layer is None or said is None or not _whole_computes(state):
             raise

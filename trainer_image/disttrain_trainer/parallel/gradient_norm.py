@@ -22,7 +22,7 @@ def total_norm(
     gradients = [gradient for _, gradient in held]
     pipeline = world.mesh.pipeline
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        return torch.nn.utils.get_total_norm([local_part(gradient) for gradient in gradients])
     device = world.device.torch
     total = torch.zeros((), dtype=_widest(gradients), device=device)
     parts: dict[float, list[Tensor]] = {}
@@ -49,7 +49,9 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> No
 
 
 def local_part(gradient: Tensor) -> Tensor:
-    """What this rank has of it."""
+    """What this rank has of it; of a sparse one, whose rows have been added up, their values."""
+    if gradient.is_sparse:
+        return gradient.values()
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from disttrain_trainer.parallel.sparse_gradients import sparse_embeddings
 from disttrain_trainer.parameter_server.rows import Rows, merged
 from disttrain_trainer.runtime.device import in_host_memory
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -24,11 +25,7 @@ PullRows = Callable[[str, Tensor], None]
 
 def tables_of(module: nn.Module) -> dict[str, nn.Module]:
     """The modules whose weight is a table, by the name of the weight. Raises InvalidConfiguration."""
-    found: dict[str, nn.Module] = {
-        f"{prefix}.weight" if prefix else "weight": one
-        for prefix, one in module.named_modules(remove_duplicate=False)
-        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse and one.weight.requires_grad
-    }
+    found = sparse_embeddings(module)
     holders = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     for name, one in found.items():
         others = [other for other in holders if other != name and module.get_parameter(other) is one.weight]
