@@ -238,7 +238,9 @@ def _require_even_sequences(data: Datasets, degree: int) -> None:
     """Parts of unlike lengths: ranks would wait for different numbers of bytes, and the backend ends the process."""
     held_out = data.held_out[0] if data.held_out is not None and len(data.held_out) else None
     for kind, first in (("training", data.first_sample), ("held-out", held_out)):
-        length = len(first[0]) if first and isinstance(first[0], Tensor) and first[0].ndim else 0
+        # What is no pair, the first batch says.
+        inputs = first[0] if isinstance(first, tuple | list) and first else None
+        length = len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else 0
         if length % degree:
             raise InvalidConfiguration(
                 f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"

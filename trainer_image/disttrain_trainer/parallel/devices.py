@@ -64,8 +64,7 @@ class Replicated(nn.Module):
                 torch.autocast(device.type, number_format, enabled=autocast),
                 self._around(),
             ):
-                output: Tensor = copy(part.to(device))
-                return output
+                return one_tensor(copy, copy(part.to(device)))
 
         outputs = self._threads.map(compute, self._copies, parts, self.devices)
         return torch.cat([output.to(inputs.device) for output in outputs])

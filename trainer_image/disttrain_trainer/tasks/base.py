@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from disttrain_trainer.data.batches import Batching, Datasets, Microbatch
 from disttrain_trainer.data.stream import Stream
@@ -53,6 +54,13 @@ def as_model(field: str, entrypoint: str, returned: object) -> nn.Module:
         raise InvalidConfiguration(
             f"`{field}.entrypoint`: {entrypoint} returned a {type(returned).__name__}, expected a torch.nn.Module"
         )
+    for name, value in (*returned.named_parameters(), *returned.named_buffers()):
+        if is_lazy(value):
+            layer = type(returned.get_submodule(name.rpartition(".")[0])).__name__
+            raise InvalidConfiguration(
+                f"`{field}`: `{name}` has no size yet ({layer}): give its layer its sizes, or call the model once with "
+                "a batch before it is returned"
+            )
     if not any(parameter.requires_grad for parameter in returned.parameters()):
         raise InvalidConfiguration(f"`{field}`: the model has no parameter to train")
     return returned

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -47,7 +48,7 @@ class Supervised:
 
     def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         for index, sample in zip(indices, samples, strict=True):
-            require_pair(sample, index)
+            require_pair(sample, f"sample {index}")
         inputs, targets = collate("training.data", samples, indices)
         return inputs, targets
 
@@ -60,13 +61,15 @@ class Supervised:
     def counts_tokens(self, data: Datasets) -> bool:
         """A class for each position of a sequence; anything else is counted in samples."""
         sample = data.first_sample
-        require_pair(sample, 0)
+        require_pair(sample, "sample 0")
         target = sample[1]
         return isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
 
     def loss(self, model: Forward, microbatch: Microbatch) -> Loss:
         assert self._weighted is not None
-        return Loss(self._weighted.sum(model(microbatch.inputs), microbatch.targets, microbatch.weights))
+        outputs = model(microbatch.inputs)
+        self._require_tensor(outputs)
+        return Loss(self._weighted.sum(outputs, microbatch.targets, microbatch.weights))
 
     def evaluate(self, model: Forward, microbatch: Microbatch) -> Mapping[str, Mean]:
         """`loss`, and `accuracy` where outputs are scores of classes."""
@@ -74,6 +77,7 @@ class Supervised:
         outputs = model(microbatch.inputs)
         if outputs is None:
             return {}
+        self._require_tensor(outputs)
         loss = self._weighted.sum(outputs, microbatch.targets, microbatch.weights)
         figures = {"loss": Mean(loss, microbatch.weight)}
         if self._scores_classes(microbatch.targets):
@@ -82,8 +86,25 @@ class Supervised:
 
     def has_figure(self, name: str, data: Datasets) -> bool:
         if name == "accuracy" and data.held_out is not None:
-            return self._scores_classes(torch.as_tensor(data.held_out[0][1]))
+            sample = data.held_out[0]
+            require_pair(sample, "held-out sample 0")
+            return self._scores_classes(torch.as_tensor(sample[1]))
         return name in ("loss", "accuracy")
+
+    def _require_tensor(self, outputs: object) -> None:
+        """Raises InvalidConfiguration for outputs that no loss of ours takes; one of the model's own takes any."""
+        if self._training.loss.name is LossName.MODEL:
+            return
+        if not isinstance(outputs, Tensor):
+            raise InvalidConfiguration(
+                f"`training.model`: the model returned a {type(outputs).__name__}, expected one tensor, such as scores "
+                "[B, ..., C]; return that, or use `loss.name` Model or a `training.task`"
+            )
+        if torch.is_grad_enabled() and not outputs.requires_grad:
+            raise InvalidConfiguration(
+                "`training.model`: the model returned a tensor without a gradient: it must come from parameters that "
+                "are trained, not detached and not under torch.no_grad"
+            )
 
     def _scores_classes(self, targets: Tensor) -> bool:
         """Whether outputs are scores of classes: what a model with a loss of its own returns is its own affair."""
@@ -98,20 +119,19 @@ def _accuracy(outputs: Tensor, microbatch: Microbatch) -> Mean:
     return Mean(((outputs.argmax(-1) == targets) & counted).sum(), counted.sum())
 
 
-def require_pair(sample: Any, index: int) -> None:
+def require_pair(sample: Any, name: str) -> None:
     """Raises InvalidConfiguration for a sample that is no pair of an input and a target, one tensor or number each."""
     advice = "expected (input, target); for other samples give a `training.task`"
-    if not (isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) == 2):
+    if not (isinstance(sample, Sequence) and not isinstance(sample, str | bytes) and len(sample) == 2):
         kind = type(sample).__name__
         size = f" of {len(sample)}" if isinstance(sample, list | tuple | dict) else ""
-        raise InvalidConfiguration(f"`training.data`: sample {index} is a {kind}{size}, {advice}")
-    for name, part in zip(("input", "target"), sample, strict=True):
-        found = [(path, kind.text) for path, kind in parts_of(part)]
-        if not (len(found) == 1 and found[0][0] == "all"):
-            shown = ", ".join(f"{path.removeprefix('part ')} {text}" for path, text in found[:4])
-            raise InvalidConfiguration(
-                f"`training.data`: the {name} of sample {index} is a {type(part).__name__} ({shown}), {advice}"
-            )
+        raise InvalidConfiguration(f"`training.data`: {name} is a {kind}{size}, {advice}")
+    for part, value in zip(("input", "target"), sample, strict=True):
+        if not isinstance(value, Tensor | np.ndarray | np.number | int | float):
+            inner = [(path.removeprefix("part "), kind.text) for path, kind in parts_of(value)]
+            shown = ", ".join(f"{path} {text}" for path, text in inner[:4] if path != "all")
+            found = f"a {type(value).__name__}" + (f" ({shown})" if shown else "")
+            raise InvalidConfiguration(f"`training.data`: the {part} of {name} is {found}, {advice}")
 
 
 def build_model(training: Training) -> nn.Module:
