@@ -27,7 +27,7 @@ class WeightedLoss:
         """Sum of weight x loss over elements.
 
         outputs: [B, ..., C]; targets: [B, ...] of classes or [B, ..., C] of numbers; weights: [B], 1 for a sample and 0
-        for padding.
+        for padding. Raises InvalidConfiguration where outputs and targets do not fit.
         """
         losses = self.per_element(outputs, targets)
         return (losses * over(weights, losses).to(losses.dtype)).sum()
@@ -49,39 +49,113 @@ def build_loss(loss: Loss, model: nn.Module, compiled: bool = False) -> Weighted
     whole = torch.compile(_cross_entropy) if compiled else _cross_entropy
 
     def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(outputs, DTensor):
-            return vocabulary_cross_entropy(exact(outputs), targets, IGNORED, smoothing)
-        return whole(outputs, targets, smoothing)
+        _require_scores(outputs, targets)
+        if not isinstance(outputs, DTensor):
+            return whole(outputs, targets, smoothing)
+        if targets.is_floating_point():
+            raise InvalidConfiguration(
+                f"`parallelism.vocabularyParallel`: the targets are probabilities ({_kind(targets)}), expected classes,"
+                " which are whole numbers: leave it out"
+            )
+        return vocabulary_cross_entropy(exact(outputs), targets.long(), IGNORED, smoothing)
 
     return WeightedLoss(cross_entropy)
 
 
 def weight_of(targets: Tensor, weights: Tensor) -> float:
-    """Number of elements that count: samples or tokens with weight 1 and a target that is not IGNORED."""
+    """Number of elements that count: samples, or whole numbers of samples with weight 1 that are not IGNORED."""
     if targets.is_floating_point():
         return float(weights.sum())
-    return float(((targets != IGNORED) * over(weights, targets)).sum())
+    return float(((targets.long() != IGNORED) * over(weights, targets)).sum())
+
+
+def scores_classes(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether outputs are scores of classes, of which the targets are some; else both are numbers."""
+    return not targets.is_floating_point() and outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Of each class; of probabilities the mean over the positions of a sample."""
+    outputs = exact(outputs)
+    soft = targets.is_floating_point()
     losses = functional.cross_entropy(
-        exact(outputs).flatten(0, -2),
-        targets.flatten(),
+        outputs.flatten(0, -2),
+        targets.flatten(0, -2).to(outputs.dtype) if soft else targets.flatten().long(),
         ignore_index=IGNORED,
         reduction="none",
         label_smoothing=smoothing,
     )
-    return losses.view(targets.shape)
+    return losses.view(len(targets), -1).mean(1) if soft else losses.view(targets.shape)
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the outputs of a sample; classes become one-hot vectors (square loss for classification)."""
+    """Mean over the numbers of a sample, or of each whole number; classes become one-hot vectors (square loss for
+    classification)."""
     outputs = exact(outputs)
     if targets.is_floating_point():
-        return (outputs - targets.view_as(outputs)).square().reshape(len(outputs), -1).mean(1)
+        _require_numbers(outputs, targets)
+        return (outputs - targets.reshape(outputs.shape)).square().reshape(len(outputs), -1).mean(1)
+    targets = targets.long()
     counted = targets != IGNORED
+    if not scores_classes(outputs, targets):
+        _require_numbers(outputs, targets)
+        return (outputs.reshape(targets.shape) - targets).square() * counted
     one_hot = functional.one_hot(targets.where(counted, 0), outputs.shape[-1]).to(outputs.dtype)
     return (outputs - one_hot).square().mean(-1) * counted
+
+
+def _require_scores(outputs: Tensor, targets: Tensor) -> None:
+    """Raises InvalidConfiguration where cross-entropy would compare other outputs with other targets, or none."""
+    samples = list(outputs.shape[:-1])
+    if targets.is_floating_point():
+        several = outputs.dim() > 1 and outputs.shape[-1] > 1
+        if several and outputs.shape == targets.shape:
+            return
+        probabilities = f"class, of shape {list(outputs.shape)}" if several else "of several classes"
+        expected = (
+            f"classes, which are whole numbers, of shape {samples}, or a probability for each {probabilities}; for "
+            f"other numbers name {LossName.MEAN_SQUARED_ERROR.value}"
+        )
+    elif samples == list(targets.shape):
+        return
+    else:
+        second = outputs.dim() > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        move = " (where they come second, the model ends with `.movedim(1, -1)`)" if second else ""
+        expected = f"outputs of shape {_of_classes(targets)}, the scores of the classes last{move}"
+    raise _unfit(LossName.CROSS_ENTROPY, outputs, targets, expected)
+
+
+def _require_numbers(outputs: Tensor, targets: Tensor) -> None:
+    """Raises InvalidConfiguration where outputs and targets are not the same numbers of the same samples.
+
+    They may differ in dimensions of size 1, and one of them may be flat.
+    """
+    forms = [[size for size in values.shape[1:] if size != 1] for values in (outputs, targets)]
+    flat = outputs[:1].numel() == targets[:1].numel() and min(len(form) for form in forms) <= 1
+    if len(outputs) != len(targets) or not (flat or forms[0] == forms[1]):
+        classes = f", or of classes outputs of shape {_of_classes(targets)}"
+        expected = "as many numbers for each sample, in the same order"
+        raise _unfit(
+            LossName.MEAN_SQUARED_ERROR,
+            outputs,
+            targets,
+            expected if targets.is_floating_point() else expected + classes,
+        )
+
+
+def _unfit(name: LossName, outputs: Tensor, targets: Tensor, expected: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"`training.loss.name` {name.value}: the model's outputs have the shape {list(outputs.shape)}, its targets "
+        f"{list(targets.shape)} and the type {_kind(targets)}; expected {expected}"
+    )
+
+
+def _of_classes(targets: Tensor) -> str:
+    return f"[{', '.join(map(str, targets.shape))}, classes]"
+
+
+def _kind(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
 
 
 def _loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

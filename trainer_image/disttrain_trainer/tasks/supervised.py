@@ -13,7 +13,7 @@ from disttrain_api.builtin import data_config, model_config
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate, parts_of
-from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, weight_of
+from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
 from disttrain_trainer.protocols import Loss, Mean
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
@@ -80,16 +80,21 @@ class Supervised:
         self._require_tensor(outputs)
         loss = self._weighted.sum(outputs, microbatch.targets, microbatch.weights)
         figures = {"loss": Mean(loss, microbatch.weight)}
-        if self._scores_classes(microbatch.targets):
+        own = self._training.loss.name is LossName.MODEL
+        if not own and scores_classes(outputs, microbatch.targets):
             figures["accuracy"] = _accuracy(outputs, microbatch)
         return figures
 
-    def has_figure(self, name: str, data: Datasets) -> bool:
-        if name == "accuracy" and data.held_out is not None:
-            sample = data.held_out[0]
-            require_pair(sample, "held-out sample 0")
-            return self._scores_classes(torch.as_tensor(sample[1]))
-        return name in ("loss", "accuracy")
+    def has_figure(self, name: str, data: Datasets) -> bool | None:
+        if name != "accuracy" or data.held_out is None:
+            return name in ("loss", "accuracy")
+        sample = data.held_out[0]
+        require_pair(sample, "held-out sample 0")
+        # What a model with a loss of its own returns is its own affair.
+        loss, targets = self._training.loss.name, torch.as_tensor(sample[1])
+        if loss is LossName.MODEL or targets.is_floating_point():
+            return False
+        return True if loss is LossName.CROSS_ENTROPY else None
 
     def _require_tensor(self, outputs: object) -> None:
         """Raises InvalidConfiguration for outputs that no loss of ours takes; one of the model's own takes any."""
@@ -105,10 +110,6 @@ class Supervised:
                 "`training.model`: the model returned a tensor without a gradient: it must come from parameters that "
                 "are trained, not detached and not under torch.no_grad"
             )
-
-    def _scores_classes(self, targets: Tensor) -> bool:
-        """Whether outputs are scores of classes: what a model with a loss of its own returns is its own affair."""
-        return self._training.loss.name is not LossName.MODEL and not targets.is_floating_point()
 
 
 def _accuracy(outputs: Tensor, microbatch: Microbatch) -> Mean:
