@@ -41,6 +41,12 @@ def double_images(size: int = 50) -> tuple[Dataset, Dataset]:
     return TensorDataset(inputs[:size], targets[:size]), TensorDataset(inputs[size:], targets[size:])
 
 
+def images() -> tuple[Dataset, Dataset]:
+    """The same in float32."""
+    training, held_out = (TensorDataset(one.tensors[0].float(), one.tensors[1]) for one in double_images())
+    return training, held_out
+
+
 def layer_of(name: str) -> nn.Module:
     """The layer in float64, its parameters not what they are at the start."""
     layer = LAYERS[name][0]().double()

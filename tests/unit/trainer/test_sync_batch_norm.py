@@ -75,6 +75,25 @@ LAYOUTS = {
     "dp2 x fsdp2": (4, PLAIN, {**SYNC, "dataParallelReplicateDegree": 2, "dataParallelShardDegree": 2}),
     "dp2, each its own": (2, PLAIN, {}),
 }
+BUILT_IN: dict[str, Any] = {
+    "model": {
+        "name": "resnet",
+        "config": {"norm": "Batch", "width": 8, "blocks": [1], "inputChannels": 1, "outputSize": 5},
+    },
+    "data": code("images"),
+    "logging": {"interval": 1},
+    "evaluation": {"interval": 3},
+}
+SHARDS = {"dataParallelShardDegree": 2}
+# parallelism, changes of the training: these cast weights beside statistics that stay as they are
+CAST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fsdp2": (SHARDS, {}),
+    "fsdp2, recomputed": (SHARDS, {"activationCheckpointing": "Full"}),
+    "fsdp2, all replicas' batches": (SHARDS | SYNC, {}),
+    "dp2, offloaded": ({}, {"offload": {"parameters": True}}),
+}
+FORMATS = {"BF16": 2**-7, "FP16": 2**-10}
+"""How far a loss may be off, for each."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +111,11 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
             for name, (ranks, training, parallelism) in LAYOUTS.items()
             if ranks == world
         }
+        for precision in FORMATS if world == 2 else ():
+            half = small(**BUILT_IN, steps=3, precision=precision)
+            cases |= {precision: [{"training": half}], f"{precision} sync": [{"training": half, "parallelism": SYNC}]}
+            for name, (parallelism, changes) in CAST.items():
+                cases[f"{precision} {name}"] = [{"training": half | changes, "parallelism": parallelism}]
         results |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
     return results
 
@@ -127,3 +151,22 @@ def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
         (rank,) = world.ended()
     assert rank.code == ExitCode.INVALID_CONFIGURATION
     assert "`parallelism.dataParallel.syncBatchNorm`: Sequential has no BatchNorm layer" in rank.err
+
+
+@pytest.mark.parametrize("layout", CAST)
+@pytest.mark.parametrize("precision", FORMATS)
+def test_statistics_stay_whole_beside_weights_that_are_cast(
+    together: dict[str, dict[str, Any]], precision: str, layout: str
+) -> None:
+    """Replicas compute under autocast, which leaves the layer's weights as they are."""
+    found = together[f"{precision} {layout}"]
+    expected = together[f"{precision} sync" if "all replicas'" in layout else precision]
+    assert found["errors"] == [None]
+    statistics = {name: value for name, value in found["parameters"].items() if "running_" in name}
+    assert len(statistics) == 6
+    assert {value.dtype for value in found["parameters"].values() if value.is_floating_point()} == {torch.float32}
+    for name, value in statistics.items():
+        assert distance(value, expected["parameters"][name]) <= 4 * FORMATS[precision], name
+    for key in ("loss_metrics/global_avg_loss", "validation_metrics/global_avg_loss"):
+        losses, wanted = ([line[key] for line in result["metrics"] if key in line] for result in (found, expected))
+        assert losses == pytest.approx(wanted, rel=2 * FORMATS[precision])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from disttrain_api.training import Precision, Training
 from disttrain_trainer.parallel.expert import shard_experts
@@ -33,8 +34,9 @@ def shard(
 ) -> nn.Module:
     """The module, its parameters cut over the shard group (in place).
 
-    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. `experts` is the
-    mesh that experts are spread over, if they are.
+    Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. Where weights are
+    cast, batch normalisations with running statistics are units that are not. `experts` is the mesh that experts are
+    spread over, if they are.
     """
     half = HALVES.get(training.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
@@ -46,7 +48,13 @@ def shard(
     reshard_after_forward = world.mesh.pipeline == 1
     if experts is not None:
         shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)
-    for unit in _without_tied(units):
+    norms = [layer for layer in module.modules() if _keeps_statistics(layer)] if half is not None else []
+    for norm in _without_tied(norms):
+        # Its kernels take halves beside whole weights and statistics, and not halves beside one of the two. It is so
+        # small that it may stay gathered for the backward pass.
+        whole = MixedPrecisionPolicy(cast_forward_inputs=False)
+        fully_shard(norm, mesh=mesh, mp_policy=whole, offload_policy=offload, reshard_after_forward=False)
+    for unit in _without_tied([unit for unit in units if unit not in norms]):
         fully_shard(
             unit, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=reshard_after_forward
         )
@@ -79,6 +87,11 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _keeps_statistics(layer: nn.Module) -> bool:
+    """Whether it is a batch normalisation with weights and running statistics."""
+    return isinstance(layer, _BatchNorm) and layer.affine and layer.track_running_stats
 
 
 def _mesh(world: World) -> DeviceMesh:
