@@ -11,7 +11,7 @@ from disttrain.main import main
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
 from disttrain_trainer.checkpoint.export import StoredModel
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, read_files
-from disttrain_trainer.checkpoint.safetensors_writer import Described, write_folder
+from disttrain_trainer.checkpoint.safetensors_writer import Described, write_file, write_folder
 from disttrain_trainer.models.transformers.config import library_config
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.transformers_export import export_model
@@ -113,6 +113,15 @@ class TestExport:
 
         with pytest.raises(OSError, match="gone"):
             write_folder(tmp_path / "out", [Described("a", torch.float32, (2,))], fails, {})
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("write", [lambda *given: write_folder(*given, {}), write_file], ids=["folder", "file"])
+    def test_a_number_format_that_files_do_not_know_is_named(self, tmp_path, write):
+        tensors = [Described("a", torch.float32, (2,)), Described("turn.by", torch.complex128, (2,))]
+        known = "bool, uint8, .*, complex64"
+        said = rf"^`turn\.by` is complex128, which safetensors files do not know \(they know {known}\): read the "
+        with pytest.raises(InvalidConfiguration, match=said):
+            write(tmp_path / "out", tensors, torch.ones)
         assert list(tmp_path.iterdir()) == []
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from disttrain_trainer.checkpoint.safetensors_file import DTYPES
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE
+from disttrain_trainer.runtime.errors import InvalidConfiguration, shown
 from disttrain_trainer.runtime.files import sync_folder
 
 SHARD_BYTES = 5_000_000_000
@@ -56,7 +57,8 @@ def shards_of(tensors: Iterable[Described], most: int) -> list[list[Described]]:
 
 
 def write_file(target: Path, tensors: Sequence[Described], read: Read) -> None:
-    """Write one file under a temporary name, then rename it. Raises OSError."""
+    """Write one file under a temporary name, then rename it. Raises OSError, or InvalidConfiguration for a number
+    format that these files do not know."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         _write(temporary, tensors, read)
@@ -72,7 +74,7 @@ def write_folder(
     """Write a folder under a temporary name, then rename it: what has the target's name is whole.
 
     beside: other files by name, their content or where they are copied from; most: bytes of a model file.
-    Raises OSError, also where the target is there and not empty.
+    Raises OSError, also where the target is there and not empty, or InvalidConfiguration as `write_file`.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -109,7 +111,7 @@ def _write(file: Path, tensors: Sequence[Described], read: Read) -> None:
     begin = 0
     for tensor in ordered:
         end = begin + tensor.size
-        header[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+        header[tensor.name] = {"dtype": _name_of(tensor), "shape": tensor.shape, "data_offsets": (begin, end)}
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -121,3 +123,14 @@ def _write(file: Path, tensors: Sequence[Described], read: Read) -> None:
             opened.write(value.reshape(-1).view(torch.uint8).numpy().data)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def _name_of(tensor: Described) -> str:
+    """The name of its number format. Raises InvalidConfiguration where these files have none."""
+    if tensor.dtype not in _NAMES:
+        raise InvalidConfiguration(
+            f"`{shown(tensor.name)}` is {str(tensor.dtype).removeprefix('torch.')}, which safetensors files do not know"
+            f" (they know {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}): read the checkpoint "
+            "itself, or train in one of these"
+        )
+    return _NAMES[tensor.dtype]
