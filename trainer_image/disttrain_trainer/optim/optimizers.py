@@ -1,8 +1,9 @@
 """The optimizer that the manifest names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from disttrain_api.training import Optimizer, OptimizerName
@@ -20,10 +21,7 @@ def build_optimizer(
     named = parameters if isinstance(parameters, Mapping) else dict(enumerate(parameters))
     trained = {str(name): parameter for name, parameter in named.items() if parameter.requires_grad}
     groups = groups_of(settings, trained)
-    # Offloaded parameters are on the CPU.
-    fused = (
-        all(fuses_updates(parameter.device) and parameter.is_floating_point() for parameter in trained.values()) or None
-    )
+    fused = _fuses(settings.name, trained.values()) or None
     common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
     if settings.name is OptimizerName.SGD:
         return torch.optim.SGD(groups, momentum=settings.momentum or 0.0, nesterov=settings.nesterov or False, **common)
@@ -37,3 +35,13 @@ def state_names(settings: Optimizer) -> tuple[str, ...]:
     if settings.name is OptimizerName.SGD:
         return ("momentum_buffer",) if settings.momentum else ()
     return ("step", "exp_avg", "exp_avg_sq")
+
+
+def _fuses(name: OptimizerName, parameters: Collection[Parameter]) -> bool:
+    # Offloaded parameters are on the CPU.
+    if not all(fuses_updates(parameter.device) and parameter.is_floating_point() for parameter in parameters):
+        return False
+    whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    # Of what ranks hold parts of, torch has no fused SGD, and takes beside it single numbers alone.
+    alike = len(whole) == len(parameters) or all(parameter.numel() == 1 for parameter in whole)
+    return alike and (name is not OptimizerName.SGD or len(whole) == len(parameters))
