@@ -35,6 +35,7 @@ from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
+from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import is_sharded, shard
 from disttrain_trainer.parallel.sparse_gradients import require_dense, sparse_embeddings, step_singly, what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
@@ -130,6 +131,7 @@ def assemble(
         data=data,
         routing=routing,
         sampler=sampler,
+        average_whole=partial(average_whole, left_whole([model]), world),
         gradient_sum=attach_gradient_sum(model, config, world),
         replicas=build_replicas(module, optimizer, config, world),
         work=work,

@@ -1,5 +1,6 @@
 """All that changes while a job trains, as one value that a checkpoint can hold."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +35,8 @@ class State:
     sampler: Sampler
     routing: RoutingOfStep
     """What the layers with experts, if there are any, are told of each microbatch."""
+    average_whole: Callable[[], None] = lambda: None
+    """Averages the gradients of parameters that shards leave whole."""
     gradient_sum: GradientSum | None = None
     """How the replicas' gradients are summed; None where DDP does not sum them."""
     replicas: Replicas | None = None

@@ -70,6 +70,7 @@ def accumulate_gradients(
             state.precision.backward(loss * replicas)
         state.figures.add(found.figures)
         total = total + loss.detach()
+    state.average_whole()
     return total
 
 

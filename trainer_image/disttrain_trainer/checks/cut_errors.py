@@ -1,4 +1,5 @@
-"""Errors of a step that the manifest's layout has caused: shapes of cut layers, gradients that are not summed.
+"""Errors of a step that the manifest's layout has caused: shapes of cut layers, gradients that are not summed; those of
+wrapping layers are in wrapped_errors.py.
 
 Sizes of parameters are checked when they are cut (parallel/tensor.py). What else a forward pass counts on, such as
 whole heads, only the forward pass knows.
@@ -12,8 +13,8 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
+from disttrain_trainer.checks.wrapped_errors import explained, kind_of
 from disttrain_trainer.data.batches import load_microbatch, moved
 from disttrain_trainer.parallel.sparse_gradients import require_summed
 from disttrain_trainer.runtime.config import Config
@@ -27,21 +28,23 @@ _ABOUT_SHAPES = re.compile(r"\b(sizes?|shapes?|dim|dimensions?)\b", re.IGNORECAS
 
 @contextmanager
 def explaining_cuts(config: Config, world: World, state: State) -> Iterator[None]:
-    """Raises InvalidConfiguration, which names the layer, for an error of shapes in the forward pass of a model whose
-    layers are cut over a tensor group, where it would not come of whole ones, and for one of sparse gradients that are
-    not summed. Every other error leaves as it is.
+    """Raises InvalidConfiguration for an error that comes of how the model is wrapped, for one of sparse gradients that
+    are not summed, and, with the layer's name, for one of shapes in the forward pass of a model whose layers are cut
+    over a tensor group, where it would not come of whole ones. Every other error leaves as it is.
     """
     try:
         yield
     except (RuntimeError, ValueError) as error:
         require_summed(error, state.module)
+        if (sentence := explained(error, config, state)) is not None:
+            raise InvalidConfiguration(sentence) from error
         layer, said = _place_of(error, state.module)
         if world.mesh.tensor == 1 or layer is None or said is None or not _whole_computes(state):
             raise
         raise InvalidConfiguration(
-            f"`parallelism.tensorParallelDegree`: {_kind(state.module)} fails in {layer} with its layers cut, and not "
-            f"with whole ones ({said}): what its forward pass counts on besides the sizes of parameters, such as whole "
-            f"heads, must be shared by {world.mesh.tensor} ranks, too"
+            f"`parallelism.tensorParallelDegree`: {kind_of(state.module)} fails in {layer} with its layers cut, and "
+            f"not with whole ones ({said}): what its forward pass counts on besides the sizes of parameters, such as "
+            f"whole heads, must be shared by {world.mesh.tensor} ranks, too"
         ) from error
 
 
@@ -55,7 +58,7 @@ def _place_of(error: BaseException, module: nn.Module) -> tuple[str | None, str 
         for frame, _ in traceback.walk_tb(found.__traceback__):
             part = frame.f_locals.get("self")
             if frame.f_code.co_name == "forward" and id(part) in names:
-                layer = f"`{names[id(part)]}` ({_kind(part)})" if names[id(part)] else "its forward pass"
+                layer = f"`{names[id(part)]}` ({kind_of(part)})" if names[id(part)] else "its forward pass"
                 said = _about_shapes(found)
         found = found.__cause__
     return layer, said
@@ -65,12 +68,6 @@ def _about_shapes(error: BaseException) -> str | None:
     """The last line of the error's text that is about shapes."""
     lines = [line.strip() for line in str(error).splitlines() if _ABOUT_SHAPES.search(line)]
     return lines[-1] if lines else None
-
-
-def _kind(module: nn.Module) -> str:
-    """The name of the module's class, without what FSDP2 puts before it."""
-    name = type(module).__name__
-    return name.removeprefix("FSDP") if isinstance(module, FSDPModule) else name
 
 
 def _whole_computes(state: State) -> bool:

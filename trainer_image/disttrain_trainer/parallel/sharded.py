@@ -2,6 +2,7 @@
 `replicate` groups where there are any (FSDP2, after ZeRO stage 3, Rajbhandari et al. 2020; hybrid sharding).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from disttrain_api.training import Precision, Training
 from disttrain_trainer.parallel.expert import shard_experts
+from disttrain_trainer.parallel.shardable import called, make_contiguous, require_one_format, whole_parameters
 from disttrain_trainer.runtime.device import pins_memory
 from disttrain_trainer.runtime.mesh import World
 
@@ -35,8 +37,9 @@ def shard(
     """The module, its parameters cut over the shard group (in place).
 
     Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. Where weights are
-    cast, batch normalisations with running statistics are units that are not. `experts` is the mesh that experts are
-    spread over, if they are.
+    cast, batch normalisations with running statistics are units that are not. Parameters that cannot be cut stay whole:
+    `average_whole` averages their gradients. `experts` is the mesh that experts are spread over, if they are.
+    Raises InvalidConfiguration for parameters that cannot be gathered together.
     """
     half = HALVES.get(training.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
@@ -46,19 +49,32 @@ def shard(
     # Of several microbatches under way, the backward pass of one leaves a stage's units gathered: to cut them up after
     # the next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
     reshard_after_forward = world.mesh.pipeline == 1
+    make_contiguous(module)
+    whole = whole_parameters(module)
+    left = {parameter: name for name, parameter in module.named_parameters() if parameter not in whole}
     if experts is not None:
         shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)
+
+    def cut(unit: nn.Module, policy: MixedPrecisionPolicy, reshard_after_forward: bool | None) -> None:
+        gathered = [(left.pop(parameter), parameter) for parameter in unit.parameters() if parameter in left]
+        require_one_format(unit, gathered)
+        fully_shard(
+            unit,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=reshard_after_forward,
+            ignored_params=whole or None,
+        )
+
     norms = [layer for layer in module.modules() if _keeps_statistics(layer)] if half is not None else []
-    for norm in _without_tied(norms):
+    for norm in _without_tied(norms, whole):
         # Its kernels take halves beside whole weights and statistics, and not halves beside one of the two. It is so
         # small that it may stay gathered for the backward pass.
-        whole = MixedPrecisionPolicy(cast_forward_inputs=False)
-        fully_shard(norm, mesh=mesh, mp_policy=whole, offload_policy=offload, reshard_after_forward=False)
-    for unit in _without_tied([unit for unit in units if unit not in norms]):
-        fully_shard(
-            unit, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=reshard_after_forward
-        )
-    fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        cut(norm, MixedPrecisionPolicy(cast_forward_inputs=False), False)
+    for unit in _without_tied([unit for unit in called(units) if unit not in norms], whole):
+        cut(unit, precision, reshard_after_forward)
+    cut(module, precision, None)
     return module
 
 
@@ -99,13 +115,10 @@ def _mesh(world: World) -> DeviceMesh:
     return world.device_mesh["replicate", "shard"] if "replicate" in names else world.device_mesh["shard"]
 
 
-def _without_tied(units: list[nn.Module]) -> Iterator[nn.Module]:
+def _without_tied(units: list[nn.Module], whole: set[nn.Parameter]) -> Iterator[nn.Module]:
     """A parameter that two units share can be gathered by neither alone: it is left to the root."""
-    owners: dict[int, int] = {}
-    for unit in units:
-        for parameter in unit.parameters():
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    for unit in units:
-        parameters = list(unit.parameters())
-        if parameters and all(owners[id(parameter)] == 1 for parameter in parameters):
+    cut = [[id(parameter) for parameter in unit.parameters() if parameter not in whole] for unit in units]
+    owners = Counter(parameter for parameters in cut for parameter in parameters)
+    for unit, parameters in zip(units, cut, strict=True):
+        if parameters and all(owners[parameter] == 1 for parameter in parameters):
             yield unit

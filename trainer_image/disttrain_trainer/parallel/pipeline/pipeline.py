@@ -22,6 +22,7 @@ from disttrain_trainer.parallel.pipeline.experts import tell_experts
 from disttrain_trainer.parallel.pipeline.figures import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
+from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.runtime.errors import own_errors
@@ -62,6 +63,7 @@ class Pipeline(PipelinePart):
         parameters = [parameter for stage in self.stages.values() for parameter in stage.parameters()]
         if not any(isinstance(stage, FSDPModule) for stage in self.stages.values()):
             average_gradients(parameters, self.world)
+        average_whole(left_whole(self.stages.values()), self.world)
         settle_gradients(parameters)
         for parameter, group in self.shared:
             _sum(parameter, group)

@@ -1,0 +1,156 @@
+"""Shards take what they can make fit, and name what they cannot take before or where it fails."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.trainer.layouts import ACCUMULATE_2, ADAMW, OFFLOAD, PIPELINE, REPLICATE, SHARD
+from tests.unit.trainer.shard_code import of_shards
+from tests.unit.trainer.worlds import run_cases, small, user
+
+HELD = small(model=of_shards("held"), optimizer=ADAMW, logging={"interval": 1}, maxGradientNorm=0.3)
+ALL_USED = {**HELD, "model": of_shards("held", unused=False)}
+LAYERS = {**HELD, "model": of_shards("odd_layers")}
+# ranks, training, parallelism
+LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "fsdp2": (2, HELD, {SHARD: 2}),
+    "fsdp2, accumulated": (2, HELD | ACCUMULATE_2, {SHARD: 2}),
+    "dp2, offloaded": (2, HELD | OFFLOAD, {}),
+    "dp2 x fsdp2": (4, HELD | ACCUMULATE_2, {REPLICATE: 2, SHARD: 2}),
+    "pp2 x fsdp2": (4, LAYERS | ACCUMULATE_2, {PIPELINE: 2, SHARD: 2}),
+}
+FLOATS = user("float_samples")
+SHARDS = {SHARD: 2}
+METHOD = (
+    "`training.model`: Around uses parameters of `blocks.1` (Block) without calling it, and shards gather them when it "
+    "is called: call the layer, not its parts (at shard_code.py line "
+)
+FORMATS = (
+    "`training.model`: shards gather the parameters of a Mixed together, and `1.weight` is float64 where `1.other` is "
+    "float32: give them one format, freeze the one, or put it into a layer of its own, as `layers()` of the model or an"
+    " nn.Sequential has them"
+)
+COMPLEX = (
+    "`training.model`: the parameter `{}` is {}, and shards sum gradients of real numbers: hold it as real ones "
+    "(torch.view_as_real), or use replicas"
+)
+HALVES = (
+    "`training.precision` BF16: `1.0` (Masked) computes with numbers of several formats; shards cast parameters and "
+    "inputs of layers, and neither buffers nor what a layer makes itself: cast these to the inputs' format"
+)
+TWICE = (
+    "`training.model`: Reentrant computes `block.inner.bias` anew in the backward pass, which DDP meets twice: set "
+    "`parallelism.dataParallel.staticGraph: true`, or call torch's checkpoint with use_reentrant=False"
+)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "formats beside each other": (small(model=of_shards("mixed", kind="float32")), SHARDS, FORMATS),
+    "complex beside real": (
+        small(model=of_shards("mixed", kind="complex128")), SHARDS, COMPLEX.format("1.other", "complex128")
+    ),
+    "complex alone": (
+        small(model=of_shards("turned"), data=FLOATS), SHARDS, COMPLEX.format("0.by", "complex64")
+    ),
+    "another method": (small(model=of_shards("around", how="method")), SHARDS, METHOD),
+    "a weight": (small(model=of_shards("around", how="weight")), SHARDS, METHOD),
+    "halves beside a buffer": (small(model=of_shards("masked"), data=FLOATS, precision="BF16"), SHARDS, HALVES),
+    "recomputed in the old way": (small(model=of_shards("reentrant")), {}, TWICE),
+}  # fmt: skip
+TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "formats, one frozen": (small(model=of_shards("mixed", kind="float32", trained=False)), SHARDS),
+    "complex, replicas": (small(model=of_shards("turned"), data=FLOATS), {}),
+    "recomputed, static graph": (small(model=of_shards("reentrant")), {"dataParallel": {"staticGraph": True}}),
+    "recomputed, shards": (small(model=of_shards("reentrant")), SHARDS),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    cases = {"held": [{"training": HELD}], "all used": [{"training": ALL_USED}], "layers": [{"training": LAYERS}]}
+    cases |= {name: [{"training": training}] for name, (training, _) in TAKEN.items()}
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases)
+
+
+def run_in(ranks: int, folders: pytest.TempPathFactory, **more: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    cases = {
+        name: [{"training": training, "parallelism": parallelism}]
+        for name, (size, training, parallelism) in LAYOUTS.items()
+        if size == ranks
+    }
+    return run_cases(folders.mktemp(f"world-of-{ranks}"), ranks, cases | more)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    more = {
+        name: [{"training": training, "parallelism": parallelism}]
+        for name, (training, parallelism, *_) in (REFUSED | TAKEN).items()
+    }
+    cut, copied = ({"training": ALL_USED, "parallelism": parallelism} for parallelism in (SHARDS, {}))
+    more["shards, then replicas"] = [cut | {"stop_after": 3}, copied]
+    more["replicas, then shards"] = [copied | {"stop_after": 3}, cut]
+    return run_in(2, tmp_path_factory, **more)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_in(4, tmp_path_factory)
+
+
+def require_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["errors"][-1] is None
+    assert found["parameters"].keys() == expected["parameters"].keys()
+    for name, value in expected["parameters"].items():
+        assert found["parameters"][name].shape == value.shape
+        torch.testing.assert_close(found["parameters"][name], value, rtol=1e-10, atol=1e-12, msg=name)
+    for key in ("loss_metrics/global_avg_loss", "grad_norm"):
+        series = [[line[key] for line in result["metrics"] if key in line] for result in (found, expected)]
+        assert series[0] == pytest.approx(series[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 2])
+def test_what_cannot_be_cut_trains_as_in_one_process(
+    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], layout: str
+) -> None:
+    require_alike(two[layout], alone["held"])
+
+
+@pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 4])
+def test_so_it_does_beside_other_degrees(
+    alone: dict[str, dict[str, Any]], four: dict[str, dict[str, Any]], layout: str
+) -> None:
+    """4 ranks."""
+    require_alike(four[layout], alone["layers" if layout.startswith("pp") else "held"])
+
+
+@pytest.mark.parametrize("change", ["shards, then replicas", "replicas, then shards"])
+def test_a_checkpoint_of_it_goes_on_in_another_layout(
+    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], change: str
+) -> None:
+    assert two[change]["errors"][0].startswith("Stopped")
+    require_alike(two[change], alone["all used"])
+
+
+def test_whole_numbers_move(alone: dict[str, dict[str, Any]]) -> None:
+    """So that equality above is not that of standing still."""
+    found = alone["held"]["parameters"]
+    assert found["temperature"] != 1.5
+    assert found["blocks.0.odd.gate"] != 0.7
+    assert found["blocks.0.odd.unused"] == torch.tensor(0.3).double()
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_shards_take_is_not_refused(
+    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str
+) -> None:
+    assert two[case]["errors"] == [None]
+    for name, value in alone[case]["parameters"].items():
+        torch.testing.assert_close(two[case]["parameters"][name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_they_cannot_take_is_named(two: dict[str, dict[str, Any]], case: str) -> None:
+    (error,) = two[case]["errors"]
+    assert error is not None
+    assert error.startswith("InvalidConfiguration: ")
+    assert REFUSED[case][2] in error

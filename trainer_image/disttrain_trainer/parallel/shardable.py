@@ -1,0 +1,79 @@
+"""What FSDP2 takes of a model, looked at before it cuts: it would fail in the first step, and name nothing."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from disttrain_trainer.parallel.average import average
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
+
+
+def called(units: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The units, but of those that only hold others (nn.ModuleList, nn.ModuleDict) these: nobody calls the rest."""
+    for unit in units:
+        if isinstance(unit, nn.ModuleList | nn.ModuleDict) and type(unit).forward is nn.Module.forward:
+            yield from called(unit.children())
+        else:
+            yield unit
+
+
+def make_contiguous(module: nn.Module) -> None:
+    """Lay the numbers of each parameter out in order, in place; they may be transposed, or have channels last."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor) and not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+
+
+def whole_parameters(module: nn.Module) -> set[nn.Parameter]:
+    """Those that have nothing to cut: one number without a dimension, or none at all. Every rank holds them."""
+    return {one for one in module.parameters() if not isinstance(one, DTensor) and (one.dim() == 0 or one.numel() == 0)}
+
+
+def require_one_format(unit: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raises InvalidConfiguration where gradients of parameters that are gathered together cannot be summed together.
+
+    parameters: by name, those that are gathered with the unit.
+    """
+    trained = [(name, _kind(parameter), parameter) for name, parameter in parameters if parameter.requires_grad]
+    for name, kind, parameter in trained:
+        if parameter.is_complex():
+            raise InvalidConfiguration(
+                f"`training.model`: the parameter `{name}` is {kind}, and shards sum gradients of real numbers: hold "
+                "it as real ones (torch.view_as_real), or use replicas"
+            )
+        if kind != trained[0][1]:
+            raise InvalidConfiguration(
+                f"`training.model`: shards gather the parameters of a {type(unit).__name__} together, and "
+                f"`{trained[0][0]}` is {trained[0][1]} where `{name}` is {kind}: give them one format, freeze the one, "
+                "or put it into a layer of its own, as `layers()` of the model or an nn.Sequential has them"
+            )
+
+
+def left_whole(models: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The trained parameters that FSDP2 has left whole; none of models that it has not cut."""
+    cut = [model for model in models if isinstance(model, FSDPModule)]
+    return [one for model in cut for one in model.parameters() if one.requires_grad and not isinstance(one, DTensor)]
+
+
+def average_whole(parameters: list[nn.Parameter], world: World) -> None:
+    """Average the gradients of parameters that are left whole over all replicas. A collective call, unless of none.
+
+    One that no replica has used stays without a gradient, as in one process.
+    """
+    axes = [name for name in world.device_mesh.mesh_dim_names or () if name in {"replicate", "shard"}]
+    if not parameters or world.replicas == 1:
+        return
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    used = torch.tensor([float(one.grad is not None) for one in parameters])
+    for axis in axes:
+        average([used, *gradients], world.device_mesh.get_group(axis))
+    for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
+        parameter.grad = gradient if share else None
+
+
+def _kind(parameter: nn.Parameter) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
