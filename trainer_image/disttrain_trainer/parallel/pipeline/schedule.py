@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
@@ -25,6 +26,22 @@ _KINDS = {
 
 class RankStage(PipelineStage):
     """A stage of this rank."""
+
+    _buffers_before: Sequence[Tensor] = ()
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        """Find sizes and formats by a pass over tensors that hold nothing; running means are to keep none of it."""
+        self._buffers_before = [buffer.clone() for buffer in self.submod.buffers()]
+        return super()._prepare_forward_infra(*args, **kwargs)
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise for gradients, for which layers may be computed anew; the buffers are what they were before."""
+        found = super()._prepare_backward_infra(*args, **kwargs)
+        with torch.no_grad():
+            for buffer, before in zip(self.submod.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)
+        self._buffers_before = ()
+        return found
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Without messages to itself, which torch 2.11 wants where two neighbours lie on one rank, and gloo cannot."""
