@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 GPT = {"model": user("double_gpt"), "data": user("double_tokens")}
 SINGLE = {"model": user("double_gpt", double=False), "data": user("double_tokens")}
 MODELS: dict[str, dict[str, Any]] = {"fsdp2, by units": GPT, "tp2": GPT, "pp2": GPT, "fsdp2, FP32": SINGLE}
+RESUMED = ("dp2", "fsdp2", "pp2")
 
 
 def averaged(folder: Path, evaluate: bool = True, **changes: Any) -> dict[str, Any]:
@@ -55,8 +56,8 @@ def results(folder: Path, world: Path) -> dict[str, dict[str, Any]]:
         model = MODELS.get(name, {})
         cases[name] = [{"training": averaged(folder / name, **model), "parallelism": layout}]
         cases[f"{name}, without"] = [{"training": small(**REGULAR, **model), "parallelism": layout}]
-    for name in ("dp2", "fsdp2"):
-        training = averaged(folder / f"{name}, resumed")
+    for name in RESUMED:
+        training = averaged(folder / f"{name}, resumed", **MODELS.get(name, {}))
         run = {"training": training, "parallelism": LAYOUTS[name]}
         cases[f"{name}, resumed"] = [{**run, "stop_after": 4}, run]
     cases["not evaluated"] = [{"training": averaged(folder / "not evaluated", evaluate=False)}]
@@ -124,7 +125,7 @@ def test_where_it_is_not_asked_for_the_model_is_evaluated(results: dict[str, dic
     assert evaluations(results["not evaluated"]) == evaluations(results["dp2, without"])
 
 
-@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_an_average_that_was_stopped_goes_on_to_the_last_bit(
     results: dict[str, dict[str, Any]], world: Path, name: str
 ) -> None:

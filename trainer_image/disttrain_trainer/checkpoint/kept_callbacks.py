@@ -89,11 +89,20 @@ def _without_tensors(state: dict[Any, Any], above: tuple[str, ...], tensors: dic
 
 
 def _room(callback: Callback, metadata: Metadata, world: World) -> dict[str, Any]:
-    """Tensors for loading to write into: cut where the callback has a cut one of that name now."""
+    """Tensors for loading to write into: cut where the callback has a cut one of that name now.
+
+    The ranks of a pipeline hold different layers: none is given what another one's callback alone has.
+    """
     stored = room_for(metadata, f"{CALLBACKS}.{callback.name}.")
     here: dict[str, Tensor] = {}
     world.all_or_none(lambda: here.update(_parts_of(callback)[0]))
-    tensors = {name.removeprefix(f"{TENSORS}."): value for name, value in stored.items() if name != _VALUES}
+    everywhere = world.gather(set(here), set[str]) if world.mesh.pipeline > 1 else []
+    others = set().union(*everywhere) - here.keys()
+    tensors = {
+        name: value
+        for key, value in stored.items()
+        if key != _VALUES and (name := key.removeprefix(f"{TENSORS}.")) not in others
+    }
     values = {_VALUES: stored[_VALUES]} if _VALUES in stored else {}
     cut = {name: _like(here.get(name), value) for name, value in tensors.items()}
     return values | ({TENSORS: cut} if cut else {})
