@@ -19,6 +19,7 @@ TRAINED = {
 ASYNC = {"synchronization": "Async"}
 BOUNDED = {"synchronization": "BoundedStaleness", "staleness": 2}
 THREE = {"servers": 3}
+STOPPED = ("AdamW", "a parameter that is not used")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,10 @@ def two_workers(tmp_path_factory):
             name: [{"training": training, "servers": 1 + index % 3}]
             for index, (name, training) in enumerate(TRAINED.items())
         },
-        "stopped": [{"training": TRAINED["AdamW"], "stop_after": 1}, {"training": TRAINED["AdamW"], **THREE}],
+        **{
+            f"{name}, stopped": [{"training": TRAINED[name], "stop_after": 1}, {"training": TRAINED[name], **THREE}]
+            for name in STOPPED
+        },
     }
     return run_server_cases(tmp_path_factory.mktemp("workers"), 2, cases)
 
@@ -72,6 +76,8 @@ def test_one_worker_is_one_process(one_process, one_worker, case, training):
     require_same(one_worker[case]["parameters"], one_process[training]["parameters"])
 
 
-def test_a_stopped_job_goes_on_with_another_number_of_servers(one_process, two_workers):
-    assert "Stopped" in two_workers["stopped"]["errors"][0][0]
-    require_same(two_workers["stopped"]["parameters"], one_process["AdamW"]["parameters"])
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stopped_job_goes_on_with_another_number_of_servers(one_process, two_workers, name):
+    stopped = two_workers[f"{name}, stopped"]
+    assert "Stopped" in stopped["errors"][0][0]
+    require_same(stopped["parameters"], one_process[name]["parameters"])

@@ -18,6 +18,7 @@ LONG = small(
     logging={"interval": 1},
     checkpoint={"interval": 100},
 )
+LATE = "layers that come late"
 SGD = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 TRAININGS = {
     "AdamW, dropout, several buckets": LONG,
@@ -36,8 +37,14 @@ TRAININGS = {
         steps=9, data=of_layers("noisy_samples"), optimizer=SGD, logging={"interval": 1}, checkpoint={"interval": 100}
     ),
     "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
+    LATE: small(steps=9, model=of_layers("late_layers"), logging={"interval": 1}),
 }
 STATIC = {"dataParallel": {"staticGraph": True}}
+LATE_LAYOUTS = {
+    f"{LATE}, shards": {"dataParallelShardDegree": 2},
+    f"{LATE}, tensor": {"tensorParallelDegree": 2},
+    f"{LATE}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [2, 3]}},
+}
 STATIC_TRAININGS = {
     f"{name}, static graph": TRAININGS[name]
     for name in ("AdamW, dropout, several buckets", "buffers", "noise of the data")
@@ -48,8 +55,9 @@ STATIC_TRAININGS = {
 def results(request, tmp_path_factory):
     cases = {}
     static = STATIC_TRAININGS if request.param > 1 else {}
-    for name, training in {**TRAININGS, **static}.items():
-        run = {"training": training, "parallelism": STATIC if name in static else {}}
+    cut = dict.fromkeys(LATE_LAYOUTS, TRAININGS[LATE]) if request.param == 2 else {}
+    for name, training in {**TRAININGS, **static, **cut}.items():
+        run = {"training": training, "parallelism": STATIC if name in static else LATE_LAYOUTS.get(name, {})}
         cases[f"{name}: through"] = [run]
         cases[f"{name}: resumed"] = [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
     at_once = {"training": LONG, "stop_after": 0}
@@ -64,12 +72,12 @@ def test_a_run_stopped_before_its_first_step_begins_anew(results):
     assert all(torch.equal(results["stopped at once"]["parameters"][name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS])
+@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS, *LATE_LAYOUTS])
 class TestResumedEqualsUninterrupted:
     @pytest.fixture(autouse=True)
     def replicas(self, results, name):
         if f"{name}: through" not in results:
-            pytest.skip("a static graph is about several replicas")
+            pytest.skip("a static graph is about several replicas, a layout about two ranks")
 
     def test_parameters(self, results, name):
         expected, found = (results[f"{name}: {how}"]["parameters"] for how in ("through", "resumed"))

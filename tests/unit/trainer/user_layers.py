@@ -1,4 +1,4 @@
-"""User code whose layers are not what they may look like, and data that draw their noise from NumPy."""
+"""User code whose layers are not what they may look like, or come late, and data that draw their noise from NumPy."""
 
 import random
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import Dataset
 
 from tests.unit.trainer.user_code import double_samples
@@ -43,6 +44,36 @@ class Join(nn.Linear):
 
 def forked() -> nn.Module:
     return nn.Sequential(Fork(6, 6), Join(6, 6), nn.Linear(6, 3)).double()
+
+
+class Shift(nn.Module):
+    """Adds a parameter to its inputs once it has been called more than `waits` times in training."""
+
+    def __init__(self, size: int, waits: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(size))
+        self.register_buffer("calls", torch.zeros(()))
+        self.waits = waits
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return x + self.shift if self.calls > self.waits else x
+
+
+class Late(nn.Sequential):
+    """6 numbers -> 5 classes in float64: one of its layers is used from some step on, another one never."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), Shift(5, waits=6), Shift(5, waits=10**9))
+        self.double()
+
+    def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
+        return {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+
+def late_layers() -> nn.Module:
+    return Late()
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

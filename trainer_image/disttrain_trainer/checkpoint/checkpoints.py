@@ -13,20 +13,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
@@ -36,6 +29,13 @@ from disttrain_trainer.checkpoint.fit import names_of_all_ranks, require_model_f
 from disttrain_trainer.checkpoint.host_copy import HostCopier
 from disttrain_trainer.checkpoint.kept_callbacks import restore_callbacks, saved_callbacks
 from disttrain_trainer.checkpoint.kept_gradients import kept_gradients, restore_kept_gradients
+from disttrain_trainer.checkpoint.kept_optimizer import (
+    OPTIMIZER,
+    restore_optimizer,
+    room_for_optimizer,
+    saved_optimizer,
+    say_what_begins_anew,
+)
 from disttrain_trainer.checkpoint.kept_position import restore_position, saved_position
 from disttrain_trainer.checkpoint.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
@@ -53,7 +53,7 @@ from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import restore_saved_random_state, saved_random_state
 from disttrain_trainer.state import State
 
-_ALIKE = ("model", "optimizer")
+_ALIKE = ("model", OPTIMIZER)
 """Parts that several ranks have the same tensors of."""
 
 
@@ -132,7 +132,8 @@ class Checkpoints:
         rank = self._world.rank
         # Of alike tensors each rank writes some, so buffers must be alike, too.
         share_buffers(state.module, self._world)
-        contents = _contents(state, rank) | kept_gradients(state, rank) | saved_replica(state, rank)
+        contents = _contents(state, rank) | {OPTIMIZER: saved_optimizer(state)}
+        contents |= kept_gradients(state, rank) | saved_replica(state, rank)
         contents |= saved_callbacks(state, rank) | saved_position(state, self._world)
         contents |= {part: without_others(contents[part], self._world) for part in _ALIKE}
         if wait or self._copier is None:
@@ -222,10 +223,9 @@ class Checkpoints:
 
 
 def _contents(state: State, rank: int) -> dict[str, Any]:
-    """What a checkpoint holds; also the place that loading writes to."""
+    """What a checkpoint holds, but for the optimizer's state; also the place that loading writes to."""
     return {
         "model": get_model_state_dict(state.module),
-        "optimizer": get_optimizer_state_dict(state.module, state.optimizer)["state"],
         "scaler": state.precision.scaler.state_dict() if state.precision.scaler else {},
         "train": {
             "step": state.step,
@@ -243,7 +243,14 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
     names = names_of_all_ranks(contents["model"], world)
-    world.all_or_none(lambda: _require_fit(metadata, contents, names, path))
+
+    def require_fit() -> None:
+        advice = "use the model that wrote it, or another `training.checkpoint.folder`"
+        require_model_fits(stored_shapes(metadata, "model."), contents["model"], names, path, advice)
+        contents[OPTIMIZER] = room_for_optimizer(state, stored_shapes(metadata, f"{OPTIMIZER}."), path)
+
+    world.all_or_none(require_fit)
+    say_what_begins_anew(state, contents[OPTIMIZER], path, world)
     saved = metadata.state_dict_metadata
     # A larger world has ranks without a saved random state, another precision none for the scaler; a checkpoint that a
     # CPU has written has none of a GPU.
@@ -257,8 +264,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
         contents["train"].pop("corpus", None)
     load(contents, reader, path, world)
     set_model_state_dict(state.module, contents["model"])
-    groups = get_optimizer_state_dict(state.module, state.optimizer)["param_groups"]
-    set_optimizer_state_dict(state.module, state.optimizer, {"state": contents["optimizer"], "param_groups": groups})
+    restore_optimizer(state, contents[OPTIMIZER])
     world.all_or_none(lambda: _restore_values(state, contents, rank, path))
 
 
@@ -289,20 +295,3 @@ def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Pla
 def _number_of(fingerprint: str) -> int:
     """Return the beginning of a corpus's fingerprint as a number that a signed 64-bit one holds."""
     return int(fingerprint[:15], 16)
-
-
-def _require_fit(metadata: Metadata, contents: dict[str, Any], names: Collection[str], path: Place) -> None:
-    """Raises CheckpointMismatch naming the first tensor of model or optimizer that is not alike here and there.
-
-    names: of the model's parameters and buffers on all ranks.
-    """
-    advice = "use the model that wrote it, or another `training.checkpoint.folder`"
-    require_model_fits(stored_shapes(metadata, "model."), contents["model"], names, path, advice)
-    for parameter, values in contents["optimizer"].items():
-        for kind, value in values.items():
-            stored = metadata.state_dict_metadata.get(f"optimizer.{parameter}.{kind}")
-            if stored is None or isinstance(stored, TensorStorageMetadata) is not isinstance(value, Tensor):
-                raise CheckpointMismatch(
-                    f"{path} was written with another optimizer: it has no `{kind}` of parameter `{parameter}`; use "
-                    "the optimizer that wrote it, or another `training.checkpoint.folder`"
-                )
