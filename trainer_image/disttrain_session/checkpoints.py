@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_session.objects import Objects
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
 from disttrain_trainer.checkpoint.fence import Fence
-from disttrain_trainer.checkpoint.fit import require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.fit import extra_state_in, require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.kept_extra_state import of_this_rank, take_extra_state
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.shares import without_others
 from disttrain_trainer.checkpoint.soundness import latest_sound
@@ -83,7 +85,11 @@ class Checkpoints:
             "random": saved_random_state(),
             **objects.own_state(),
         }
-        contents = without_others(objects.shared_state(), self._world)
+        shared = objects.shared_state()
+        extra = {name: take_extra_state(shared[name]) for name in objects.models}
+        contents = without_others(shared, self._world)
+        for name, model in objects.models.items():
+            contents[name] = contents.get(name, {}) | of_this_rank(extra[name], model, None, self._world)
         contents["ranks"] = {str(self._world.rank): to_bytes(own)}
         manifest = StepManifest(
             step=step, attempt=self._attempt, world_size=self._world.size, mesh=asdict(self._world.mesh)
@@ -140,7 +146,9 @@ class Checkpoints:
                 raise CheckpointMismatch(f"{path}: {error}; {_ADVICE}") from error
             for name in objects.models:
                 there = stored_shapes(metadata, f"{name}.")
-                require_model_fits(there, shared[name], shared[name].keys(), path, _ADVICE)
+                extra, names = extra_state_in(shared[name]), get_model_state_dict(objects.models[name]).keys()
+                weights = {key: value for key, value in shared[name].items() if key not in extra}
+                require_model_fits(there, weights, names, path, _ADVICE)
 
         self._world.all_or_none(prepare)
         if shared:

@@ -15,6 +15,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from disttrain_trainer.checkpoint.fit import extra_state_in
+from disttrain_trainer.checkpoint.kept_extra_state import require_extra_state, room_for_extra_state
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.plain import require_plain
 
 RESERVED = ("optimizers", "ranks")
@@ -50,6 +53,10 @@ class Objects:
             if not isinstance(value, Stateful):
                 raise ValueError(f"{name} is a {type(value).__name__} without state_dict and load_state_dict")
             if isinstance(value, nn.Module) and is_shared(value.parameters()):
+                try:
+                    require_extra_state(value)
+                except InvalidConfiguration as error:
+                    raise ValueError(f"{name}: {error}") from error
                 found.models[name] = value
             elif isinstance(value, Optimizer) and is_shared(_parameters(value)):
                 found.optimizers[name] = value
@@ -82,15 +89,15 @@ class Objects:
         return {"optimizers": optimizers, "others": others}
 
     def room(self, metadata: Metadata) -> dict[str, Any]:
-        """Return tensors for loading to write into: the models' own, and for optimizers' state those of its size."""
-        models = {name: get_model_state_dict(model) for name, model in self.models.items()}
+        """Return tensors for loading to write into: the models' own, and for all else those of the stored size."""
+        models = {name: _room_of_model(model, name, metadata) for name, model in self.models.items()}
         optimizers = {name: state for name, one in self.optimizers.items() if (state := _room_of(one, name, metadata))}
         return models | _optimizers(optimizers)
 
     def restore(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Give each object its state. Raises what the objects raise."""
         for name, model in self.models.items():
-            set_model_state_dict(model, shared[name])
+            set_model_state_dict(model, get_model_state_dict(model) | shared[name])
         for name, optimizer in self.optimizers.items():
             _restore(optimizer, shared.get("optimizers", {}).get(name, {}), own["optimizers"][name])
         for name, value in self.others.items():
@@ -112,6 +119,13 @@ class SharedParameters:
         """Return whether all of these, and at least one, are such parameters."""
         found = [id(parameter) in self._known for parameter in parameters]
         return bool(found) and (self._alone or all(found))
+
+
+def _room_of_model(model: nn.Module, name: str, metadata: Metadata) -> dict[str, Any]:
+    weights = get_model_state_dict(model)
+    extra = extra_state_in(weights)
+    tensors = {name: value for name, value in weights.items() if name not in extra}
+    return tensors | room_for_extra_state(extra, metadata, f"{name}.")
 
 
 def _optimizers(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from disttrain_trainer.parallel.data_parallel import synchronize_gradients
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.sparse_gradients import settle_sparse_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
+from disttrain_trainer.parallel.untouched import Untouched
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
@@ -32,7 +33,7 @@ def form_buckets(state: State, world: World) -> None:
     In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the
     first step after a resume would sum gradients in another order than the same step of a run that goes on.
     """
-    buffers = [buffer.clone() for buffer in state.module.buffers()]
+    untouched = Untouched([state.module])
     with keeping_random_state():
         microbatch = load_step(state, world, state.cursor)[:1]
         for _ in range(2):
@@ -40,9 +41,7 @@ def form_buckets(state: State, world: World) -> None:
             state.optimizer.zero_grad()
     state.routing.take_figures(1.0, 2)
     state.figures.clear()
-    with torch.no_grad():
-        for buffer, before in zip(state.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    untouched.put_back()
 
 
 def accumulate_gradients(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import disttrain
+from tests.unit.trainer.user_layers import Remembering
 from tests.waiting import until
 
 STEPS = 8
@@ -53,7 +54,8 @@ def main() -> None:
     with disttrain.session(
         steps=STEPS, checkpoint_interval=3, keep_latest=2, folder=os.environ.get("LOOP_STORAGE")
     ) as session:
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+        remembering = Remembering("containers")
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), remembering, nn.Dropout(0.3), nn.Linear(8, 1))
         model, optimizer = session.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
         unused = torch.optim.Adam([torch.nn.Parameter(torch.zeros(()))])
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -73,10 +75,11 @@ def main() -> None:
             end_if_asked(session)
             session.step(loss=loss, drawn=walk.history[-1])
         state = {
-            "model": {name: _whole(value) for name, value in model.state_dict().items()},
+            "model": {name: _whole(value.detach()) for name, value in model.named_parameters()},
             "moments": [_whole(values["exp_avg"]) for values in optimizer.state_dict()["state"].values()],
             "rate": schedule.get_last_lr(),
             "walk": walk.history,
+            "calls": remembering.calls,
             "next": torch.rand(3),
         }
         torch.save(state, Path(os.environ["LOOP_OUT"]) / f"rank-{session.rank}.pt")

@@ -100,6 +100,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(
     assert len(folders) == 2, "keep_latest"
     for expected, found in zip(whole.results(2), broken.results(2), strict=True):
         assert found["walk"] == expected["walk"]
+        assert found["calls"] == expected["calls"]
         assert found["rate"] == expected["rate"]
         assert torch.equal(found["next"], expected["next"])
         assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
+from disttrain_trainer.checkpoint.fit import extra_state_in
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.device import find_device
@@ -130,7 +131,8 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
-            own = {name: whole(value) for name, value in state.module.state_dict().items()}
+            held = state.module.state_dict()
+            own = {name: whole(held[name]) for name in held.keys() - set(extra_state_in(held))}
             parameters = of_the_whole_model(own, config, folder, world)
             named = state.module.named_parameters(remove_duplicate=False)
             own = {name: whole(first[parameter]) for name, parameter in named if parameter in first}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
 OWN = {"loss": {"name": "Model"}}
@@ -17,6 +18,11 @@ REFUSED = {
         small(**OWN, model=user("mlp_with_loss", reduced="mean")),
         {},
         "WithLoss.loss(outputs, targets) returned a tensor of shape [], expected [12]",
+    ),
+    "arrays as extra state": (
+        small(model=of_layers("arrays")),
+        {},
+        "get_extra_state() of the model's Arrays['calls'] is a numpy.ndarray, expected tensors, numbers, texts,",
     ),
     "no layers to compute anew": (
         small(model=user("bare_mlp"), activationCheckpointing="Full"),

@@ -18,7 +18,7 @@ LONG = small(
     logging={"interval": 1},
     checkpoint={"interval": 100},
 )
-LATE = "layers that come late"
+EXTRA, LATE = "extra state", "layers that come late"
 SGD = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 TRAININGS = {
     "AdamW, dropout, several buckets": LONG,
@@ -37,13 +37,21 @@ TRAININGS = {
         steps=9, data=of_layers("noisy_samples"), optimizer=SGD, logging={"interval": 1}, checkpoint={"interval": 100}
     ),
     "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
+    EXTRA: small(
+        steps=9,
+        model=of_layers("remembering", forms=["containers", "bytes in a tensor", "number", "tensor"]),
+        logging={"interval": 1},
+    ),
     LATE: small(steps=9, model=of_layers("late_layers"), logging={"interval": 1}),
 }
 STATIC = {"dataParallel": {"staticGraph": True}}
-LATE_LAYOUTS = {
+CUT = {
     f"{LATE}, shards": {"dataParallelShardDegree": 2},
     f"{LATE}, tensor": {"tensorParallelDegree": 2},
     f"{LATE}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [2, 3]}},
+    f"{EXTRA}, shards": {"dataParallelShardDegree": 2},
+    f"{EXTRA}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [4, 5]}},
+    f"{EXTRA}, static graph": STATIC,
 }
 STATIC_TRAININGS = {
     f"{name}, static graph": TRAININGS[name]
@@ -55,9 +63,9 @@ STATIC_TRAININGS = {
 def results(request, tmp_path_factory):
     cases = {}
     static = STATIC_TRAININGS if request.param > 1 else {}
-    cut = dict.fromkeys(LATE_LAYOUTS, TRAININGS[LATE]) if request.param == 2 else {}
+    cut = {name: TRAININGS[name.split(",")[0]] for name in CUT} if request.param == 2 else {}
     for name, training in {**TRAININGS, **static, **cut}.items():
-        run = {"training": training, "parallelism": STATIC if name in static else LATE_LAYOUTS.get(name, {})}
+        run = {"training": training, "parallelism": STATIC if name in static else CUT.get(name, {})}
         cases[f"{name}: through"] = [run]
         cases[f"{name}: resumed"] = [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
     at_once = {"training": LONG, "stop_after": 0}
@@ -72,7 +80,7 @@ def test_a_run_stopped_before_its_first_step_begins_anew(results):
     assert all(torch.equal(results["stopped at once"]["parameters"][name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS, *LATE_LAYOUTS])
+@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS, *CUT])
 class TestResumedEqualsUninterrupted:
     @pytest.fixture(autouse=True)
     def replicas(self, results, name):

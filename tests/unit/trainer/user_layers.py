@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from tests.unit.trainer.user_code import double_samples
 
 
-def of_layers(function: str) -> dict[str, Any]:
+def of_layers(function: str, **config: Any) -> dict[str, Any]:
     """Model or data from this file."""
-    return {"entrypoint": f"tests.unit.trainer.user_layers:{function}", "config": {}}
+    return {"entrypoint": f"tests.unit.trainer.user_layers:{function}", "config": config}
 
 
 class Residual(nn.Sequential):
@@ -74,6 +74,54 @@ class Late(nn.Sequential):
 
 def late_layers() -> nn.Module:
     return Late()
+
+
+class Remembering(nn.Module):
+    """Scales by how often it was called in training, which it keeps beside its parameters, as quantised layers do."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls.append(len(self.calls))
+        return x * (1 + len(self.calls) / 50)
+
+    def get_extra_state(self) -> Any:
+        match self.form:
+            case "number":
+                return len(self.calls)
+            case "bytes in a tensor":
+                return torch.tensor(list(b"x" * len(self.calls)), dtype=torch.uint8)
+            case "tensor":
+                return torch.tensor(float(len(self.calls)))
+        return {7: {"calls": list(self.calls)}, "pair": (torch.arange(3), None), "nothing": {}}
+
+    def set_extra_state(self, state: Any) -> None:
+        if self.form == "containers":
+            assert type(state["pair"]) is tuple
+            assert state["nothing"] == {}
+            self.calls = state[7]["calls"]
+        else:
+            self.calls = list(range(len(state) if self.form == "bytes in a tensor" else int(state)))
+
+
+def remembering(forms: list[str]) -> nn.Module:
+    layers = [layer for form in forms for layer in (nn.Linear(6, 6), Remembering(form))]
+    return nn.Sequential(*layers, nn.Linear(6, 5)).double()
+
+
+class Arrays(Remembering):
+    """Has extra state that no checkpoint is read with."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": np.arange(len(self.calls))}
+
+
+def arrays() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), Arrays("array")).double()
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

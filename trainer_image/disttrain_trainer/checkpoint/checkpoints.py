@@ -25,9 +25,16 @@ from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
 from disttrain_trainer.checkpoint.fence import Fence
-from disttrain_trainer.checkpoint.fit import names_of_all_ranks, require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.fit import extra_state_in, names_of_all_ranks, require_model_fits, stored_shapes
 from disttrain_trainer.checkpoint.host_copy import HostCopier
 from disttrain_trainer.checkpoint.kept_callbacks import restore_callbacks, saved_callbacks
+from disttrain_trainer.checkpoint.kept_extra_state import (
+    of_this_rank,
+    require_extra_state,
+    room_for_extra_state,
+    say_what_is_missing,
+    take_extra_state,
+)
 from disttrain_trainer.checkpoint.kept_gradients import kept_gradients, restore_kept_gradients
 from disttrain_trainer.checkpoint.kept_optimizer import (
     OPTIMIZER,
@@ -93,8 +100,10 @@ class Checkpoints:
     def restore(self, state: State) -> CheckpointReport | None:
         """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
 
-        Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit.
+        Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit;
+        InvalidConfiguration where the state could not come back from a checkpoint.
         """
+        self._world.all_or_none(lambda: require_extra_state(state.module))
         found = latest_sound(self._folders, self._world)
         if found is None:
             return None
@@ -135,7 +144,10 @@ class Checkpoints:
         contents = _contents(state, rank) | {OPTIMIZER: saved_optimizer(state)}
         contents |= kept_gradients(state, rank) | saved_replica(state, rank)
         contents |= saved_callbacks(state, rank) | saved_position(state, self._world)
+        stages = None if state.pipeline is None else state.pipeline.stages.values()
+        extra = of_this_rank(take_extra_state(contents["model"]), state.module, stages, self._world)
         contents |= {part: without_others(contents[part], self._world) for part in _ALIKE}
+        contents["model"] |= extra
         if wait or self._copier is None:
             self.latest = self._write(contents, manifest)
         else:
@@ -243,6 +255,8 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     metadata = reader.read_metadata()
     contents = _contents(state, rank)
     names = names_of_all_ranks(contents["model"], world)
+    extra = room_for_extra_state(names, metadata, "model.")
+    fresh = {name: contents["model"].pop(name) for name in extra_state_in(contents["model"])}
 
     def require_fit() -> None:
         advice = "use the model that wrote it, or another `training.checkpoint.folder`"
@@ -251,6 +265,8 @@ def _load(state: State, reader: StepReader, world: World) -> None:
 
     world.all_or_none(require_fit)
     say_what_begins_anew(state, contents[OPTIMIZER], path, world)
+    say_what_is_missing(names, extra, path.name, world)
+    contents["model"] |= {name: value for name, value in extra.items() if name in fresh}
     saved = metadata.state_dict_metadata
     # A larger world has ranks without a saved random state, another precision none for the scaler; a checkpoint that a
     # CPU has written has none of a GPU.
@@ -263,7 +279,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     if "train.corpus" not in saved:
         contents["train"].pop("corpus", None)
     load(contents, reader, path, world)
-    set_model_state_dict(state.module, contents["model"])
+    set_model_state_dict(state.module, fresh | contents["model"])
     restore_optimizer(state, contents[OPTIMIZER])
     world.all_or_none(lambda: _restore_values(state, contents, rank, path))
 

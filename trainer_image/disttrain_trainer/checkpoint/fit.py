@@ -1,6 +1,6 @@
 """Whether stored weights are those of this model."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from disttrain_trainer.runtime.errors import CheckpointMismatch, shown
 from disttrain_trainer.runtime.mesh import World
 
 Shapes = Mapping[str, Sequence[int] | None]
+_EXTRA_STATE = "_extra_state"
 
 
 def stored_shapes(metadata: Metadata, prefix: str) -> Shapes:
@@ -24,7 +25,12 @@ def stored_shapes(metadata: Metadata, prefix: str) -> Shapes:
 
 def names_of_all_ranks(weights: Mapping[str, Any], world: World) -> Collection[str]:
     """Names of a model's parameters and buffers: ranks of a pipeline hold different ones. A collective call there."""
-    return weights.keys() if world.mesh.pipeline == 1 else set().union(*world.gather(set(weights), set[str]))
+    return set(weights) if world.mesh.pipeline == 1 else set().union(*world.gather(set(weights), set[str]))
+
+
+def extra_state_in(names: Iterable[str]) -> list[str]:
+    """Those of the names that torch gives to modules' extra state, which fits whatever it is."""
+    return [name for name in names if name.rpartition(".")[2] == _EXTRA_STATE]
 
 
 def require_model_fits(
@@ -32,7 +38,7 @@ def require_model_fits(
 ) -> None:
     """Raises CheckpointMismatch naming the first parameter that is not alike at `path` and in this model.
 
-    here: what this rank has of it; names: of what all ranks have.
+    here: what this rank has of it, but for extra state; names: of what all ranks have.
     """
     for name, value in here.items():
         if name not in there:
@@ -45,5 +51,7 @@ def require_model_fits(
                 f"{path} is of another model: parameter `{name}` has shape {list(shape)} there and "
                 f"{list(value.shape)} here; {advice}"
             )
-    for name in sorted(there.keys() - set(names)):
+    # Earlier versions took extra state apart where it was a dictionary.
+    parts = tuple(f"{name}." for name in extra_state_in(names))
+    for name in sorted(name for name in there.keys() - set(names) if not name.startswith(parts)):
         raise CheckpointMismatch(f"{path} is of another model: parameter `{shown(name)}` is unknown here; {advice}")

@@ -68,7 +68,7 @@ def say_what_begins_anew(state: State, loaded: Kept, path: Place, world: World) 
 
 
 def _kept(state: State) -> Kept:
-    kept: Kept = get_optimizer_state_dict(state.module, state.optimizer)["state"]
+    kept: Any = get_optimizer_state_dict(state.module, state.optimizer)["state"]
     return kept
 
 

@@ -41,6 +41,19 @@ _Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A plain value that is saved as it is: torch takes dictionaries and lists apart, and their keys become texts."""
+
+    value: Any
+
+
+class _SavePlanner(DefaultSavePlanner):
+    def transform_object(self, write_item: WriteItem, value: Any) -> Any:
+        """Return what is written of it."""
+        return super().transform_object(write_item, value.value if isinstance(value, Whole) else value)
+
+
+@dataclass(frozen=True)
 class _Index:
     """A MetadataIndex."""
 
@@ -100,7 +113,7 @@ def save(contents: dict[str, Any], writer: StepWriter, group: dist.ProcessGroup 
     Raises CheckpointException on every rank where one fails.
     """
     first = dist.get_rank(group) == 0
-    planner = DefaultSavePlanner()
+    planner = _SavePlanner()
     metadata: list[Metadata] = []
 
     def plan() -> _Plan:

@@ -12,7 +12,14 @@ from typing import Any
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from disttrain_trainer.checkpoint.fit import Shapes, names_of_all_ranks, require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.fit import (
+    Shapes,
+    extra_state_in,
+    names_of_all_ranks,
+    require_model_fits,
+    stored_shapes,
+)
+from disttrain_trainer.checkpoint.kept_extra_state import room_for_extra_state
 from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE, SafetensorsReader, read_files
 from disttrain_trainer.checkpoint.soundness import flaw_of
@@ -73,16 +80,20 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}")
     reader = SafetensorsReader(source) if is_file else StepReader(source)
     weights = get_model_state_dict(module)
-    there = stored_shapes(reader.read_metadata(), "" if is_file else "model.")
+    metadata, prefix = reader.read_metadata(), "" if is_file else "model."
+    there = stored_shapes(metadata, prefix)
     left_out = _tied(module, there) | _new(module, weights, there)
     names, advice = (
         names_of_all_ranks(weights, world),
         "name weights of this model in `training.checkpoint.initialFrom`",
     )
+    left_out.update(extra_state_in(weights))
     wanted = {name: value for name, value in weights.items() if name not in left_out}
+    extra = room_for_extra_state(weights, metadata, prefix)
     world.all_or_none(lambda: require_model_fits(there, wanted, names, source, advice))
+    wanted |= extra
     load(wanted if is_file else {"model": wanted}, reader, source, world)
-    set_model_state_dict(module, weights)
+    set_model_state_dict(module, weights | wanted)
     return source
 
 

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
+from disttrain_trainer.parallel.untouched import Untouched
 from disttrain_trainer.runtime.device import Device
 
 _REPEATS = 3
@@ -14,9 +14,9 @@ _REPEATS = 3
 def seconds_of_layers(layers: Sequence[nn.Module], inputs: Tensor, device: Device) -> list[float]:
     """Forward and backward time of each layer, the shortest of a few, for inputs [B, ...] of the first one.
 
-    Leaves no gradients, and buffers as they were.
+    Leaves no gradients, and buffers and extra state as they were.
     """
-    buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+    untouched = Untouched(layers)
     times: list[float] = []
     x = inputs
     for layer in layers:
@@ -24,9 +24,7 @@ def seconds_of_layers(layers: Sequence[nn.Module], inputs: Tensor, device: Devic
         # The first one allocates.
         times.append(min(seconds for seconds, _ in runs[1:]))
         x = runs[-1][1]
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    untouched.put_back()
     for layer in layers:
         layer.zero_grad(set_to_none=True)
     return times

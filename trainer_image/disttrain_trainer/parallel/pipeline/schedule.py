@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
@@ -13,6 +12,7 @@ from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
 from disttrain_trainer.parallel.sharded import add_up_gradients
+from disttrain_trainer.parallel.untouched import Untouched
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -27,20 +27,17 @@ _KINDS = {
 class RankStage(PipelineStage):
     """A stage of this rank."""
 
-    _buffers_before: Sequence[Tensor] = ()
+    _untouched: Untouched
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         """Find sizes and formats by a pass over tensors that hold nothing; running means are to keep none of it."""
-        self._buffers_before = [buffer.clone() for buffer in self.submod.buffers()]
+        self._untouched = Untouched([self.submod])
         return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        """Likewise for gradients, for which layers may be computed anew; the buffers are what they were before."""
+        """Likewise for gradients, for which layers may be computed anew; buffers are then what they were before."""
         found = super()._prepare_backward_infra(*args, **kwargs)
-        with torch.no_grad():
-            for buffer, before in zip(self.submod.buffers(), self._buffers_before, strict=True):
-                buffer.copy_(before)
-        self._buffers_before = ()
+        self._untouched.put_back()
         return found
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
