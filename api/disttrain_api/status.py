@@ -221,6 +221,8 @@ class Attempt(StatusModel):
     """Nodes under suspicion, which its pods prefer not to use."""
     replacements: list[Replacement] = []
     """Pods that were made again alone; the last fifty."""
+    succeeded: str | None = None
+    """Members that have succeeded, for example "worker 0-3,7"; kept of the last attempt."""
 
 
 class GoodputState(StrEnum):

@@ -13,7 +13,7 @@ from functools import cached_property
 from disttrain_api.scheduling import Topology
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import after, timestamp
-from disttrain_operator.decide.gang import expected
+from disttrain_operator.decide.gang import expected, noted_successes
 from disttrain_operator.decide.observed import Admission, Job, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
@@ -245,7 +245,10 @@ class _Gang:
     def __init__(self, job: Job, pods: Iterable[ClusterPod]) -> None:
         assert job.spec is not None
         self._spec: JobSpec = job.spec
-        wanted: list[Identity] = [(role.value, index) for role, index in expected(job.spec)]
+        done = noted_successes(job.spec, job.status)
+        wanted: list[Identity] = [
+            (role.value, index) for role, index in expected(job.spec) if (role, index) not in done
+        ]
         attempt = str(job.status.attempt)
         current = {
             pod.identity: pod for pod in pods if pod.attempt == attempt and not pod.deleting and not pod.finished

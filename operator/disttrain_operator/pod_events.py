@@ -127,7 +127,7 @@ def _held_up(pods: Iterable[PodFacts]) -> list[PodFacts]:
     """The pods of the newest attempt that have a node, do not start and give no reason; in their order."""
     seen = [pod for pod in pods if not pod.gone]
     newest = max((pod.attempt for pod in seen), default=0)
-    held_up = (pod for pod in seen if pod.node and not pod.started and pod.waiting is None and not pod.deleting)
+    held_up = (pod for pod in seen if pod.node and not pod.program_started and pod.waiting is None and not pod.deleting)
     return sorted((pod for pod in held_up if pod.attempt == newest), key=_place)
 
 

@@ -1,5 +1,6 @@
 """A move -> the whole status: conditions, phase, counts, columns. Derived in one place, never remembered."""
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -9,6 +10,7 @@ from disttrain_api.names import Reason, Role
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.waiting import USUAL_REASONS
@@ -43,7 +45,7 @@ def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus
         changes["world_size"] = job.spec.world_size
         changes["mesh"] = _mesh(job)
     if not _said(job.status, move):
-        changes |= _counts(job, observed, move.ledger.attempt)
+        changes |= _counts(job, observed, move.ledger)
     return move.ledger.model_copy(update=changes)
 
 
@@ -130,13 +132,14 @@ def _mesh(job: Job) -> str | None:
         return None
 
 
-def _counts(job: Job, observed: Observed, attempt: int) -> dict[str, object]:
+def _counts(job: Job, observed: Observed, ledger: JobStatus) -> dict[str, object]:
     if job.spec is None:
         return {}
     wanted = {Role.WORKER: job.spec.workers.replicas}
     if job.spec.parameter_servers is not None:
         wanted[Role.PS] = job.spec.parameter_servers.replicas
-    counts = [_count(observed, role, attempt) for role in wanted]
+    succeeded = Counter(role for role, _ in Gang(job.spec, ledger, observed).succeeded)
+    counts = [_count(observed, role, ledger.attempt, succeeded[role]) for role in wanted]
     worker = counts[0]
     others = [entry for entry in job.status.replica_statuses if entry.role not in _OUR_ROLES][:_KEPT_OF_OTHERS]
     return {
@@ -145,12 +148,12 @@ def _counts(job: Job, observed: Observed, attempt: int) -> dict[str, object]:
     }
 
 
-def _count(observed: Observed, role: Role, attempt: int) -> ReplicaStatus:
+def _count(observed: Observed, role: Role, attempt: int, succeeded: int) -> ReplicaStatus:
     pods = [pod for pod in observed.pods if pod.role is role and pod.attempt == attempt and not pod.gone]
     return ReplicaStatus(
         role=role,
         active=sum(pod.program_alive for pod in pods),
         ready=sum(pod.program_alive and pod.program_started for pod in pods),
-        succeeded=sum(pod.program_succeeded for pod in pods),
+        succeeded=succeeded,
         failed=sum(pod.program_failed for pod in pods),
     )

@@ -9,12 +9,15 @@ from datetime import datetime
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
-from disttrain_api.status import ConditionType
+from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Move
 from disttrain_operator.decide.finished import after_the_end, is_finished
+from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.goodput import account
+from disttrain_operator.decide.ledger import mark_succeeded
+from disttrain_operator.decide.members import members_as_text
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
 from disttrain_operator.decide.policies.admission import admission
@@ -63,7 +66,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     if job.spec is None and job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
-    read, job = job, replace(job, status=learn(job.status, observed, now))
+    read, job = job, replace(job, status=_learn(job, observed, now))
     situation = Situation(job, observed, now)
     move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
     return Decision(
@@ -74,6 +77,14 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         events=_events(job, move),
         look_again_at=earliest(move.look_again_at, active_deadline_at(job)),
     )
+
+
+def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
+    """The status with what pods and agents tell. Pods and their memory pass, and what follows from them must not."""
+    status = learn(job.status, observed, now)
+    if job.spec is None:
+        return status
+    return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 
 
 def _events(job: Job, move: Move) -> tuple[Event, ...]:

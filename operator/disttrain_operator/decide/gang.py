@@ -9,9 +9,8 @@ from disttrain_api.names import Reason, Role
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
+from disttrain_operator.decide.members import Identity, members_of_text
 from disttrain_operator.decide.observed import Observed, PodFacts
-
-Identity = tuple[Role, int]
 
 # Why a pod that names a queue waits.
 QUEUES = frozenset({Reason.QUEUED, Reason.QUEUE_NOT_SERVED})
@@ -28,6 +27,12 @@ def expected(spec: JobSpec) -> Iterator[Identity]:
     """Role and index of every pod of a gang."""
     for role in (Role.WORKER, Role.PS):
         yield from ((role, index) for index in range(replicas(spec, role)))
+
+
+def noted_successes(spec: JobSpec, ledger: JobStatus) -> frozenset[Identity]:
+    """Members of the newest attempt that have succeeded, as the ledger says."""
+    text = ledger.attempts[-1].succeeded if ledger.attempts else None
+    return members_of_text(text, {role: replicas(spec, role) for role in Role})
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,9 @@ class Gang:
 
     @cached_property
     def succeeded(self) -> frozenset[Identity]:
-        """Members that ended with exit code 0."""
-        return frozenset((pod.role, pod.index) for pod in self.seen if pod.program_succeeded)
+        """Members that ended with exit code 0. What the ledger says of them holds, whatever became of their pods."""
+        seen = {(pod.role, pod.index) for pod in self.seen if pod.program_succeeded}
+        return noted_successes(self.spec, self.ledger) | seen
 
     @cached_property
     def failed(self) -> tuple[PodFacts, ...]:

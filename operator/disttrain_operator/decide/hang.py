@@ -73,7 +73,8 @@ def hang_of(gang: Gang) -> Verdict | None:
     live = gang.observed.live
     if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.ledger):
         return None
-    if gang.missing or not all(_undisturbed(pod) for pod in gang.pods) or not exceeds(live.stall, gang.spec):
+    incomplete = gang.missing or gang.succeeded or not all(_undisturbed(pod) for pod in gang.pods)
+    if incomplete or not exceeds(live.stall, gang.spec):
         return None
     pod = next((pod for pod in gang.pods if pod.uid == live.pod_uid), None)
     return None if pod is None else _verdict(pod, live.stall, gang.spec.run_policy)

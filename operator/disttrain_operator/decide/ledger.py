@@ -18,7 +18,9 @@ def begin_attempt(status: JobStatus, policy: RunPolicy, now: datetime) -> JobSta
     number = status.attempt + 1
     started = timestamp(now)
     attempt = Attempt(number=number, start_time=started, avoided_nodes=suspected_nodes(status, policy, now))
-    attempts = [*status.attempts, attempt][-KEPT_ATTEMPTS:]
+    # Who had succeeded in a former attempt means nothing any more.
+    former = _with_current(status, {"succeeded": None}) if status.attempts else status
+    attempts = [*former.attempts, attempt][-KEPT_ATTEMPTS:]
     changes = {"attempt": number, "attempts": attempts, "start_time": status.start_time or started}
     return status.model_copy(update=changes)
 
@@ -49,6 +51,13 @@ def mark_admitted(status: JobStatus, now: datetime) -> JobStatus:
 def mark_running(status: JobStatus, now: datetime) -> JobStatus:
     """All pods of the current attempt run."""
     return _with_current(status, {"running_time": timestamp(now)})
+
+
+def mark_succeeded(status: JobStatus, members: str | None) -> JobStatus:
+    """These members of the current attempt have succeeded, if there is one that has not ended: for good."""
+    if not in_attempt(status) or status.attempts[-1].succeeded == members:
+        return status
+    return _with_current(status, {"succeeded": members})
 
 
 def count_restart(status: JobStatus, *, counted: bool) -> JobStatus:

@@ -76,20 +76,26 @@ class Jobs(RuleBasedStateMachine):
         self.made: dict[str, set[str]] = {}
         self.checkpoint = 0
         self.budget = Budget()
+        self.done: set[str] = set()
+        """Pods that were seen to have succeeded, and the status that followed from it was written."""
 
     # The operator
 
     def _step(self, crash_after: int | None = None) -> bool:
         """One reconcile, of which the oracle hears what was seen and written."""
-        before = self.server.job
+        before, made = self.server.job, len(self.server.created)
         busy = self.operator.step(crash_after)
         if self.server.job is not before:
             self._audit(job_facts(before).status, job_facts(self.server.job).status)
+        assert not self.done & {name for name, _ in self.server.created[made:]}, "a success is for good"
         return busy
 
     def _audit(self, before: JobStatus, after: JobStatus) -> None:
         self._audit_goodput(before, after)
         self._audit_hangs(before, after)
+        self.done |= {pod.name for pod in self.operator.seen.pods if pod.program_succeeded}
+        lost = [entry.verdict.pod for entry in after.attempts if entry.verdict and entry.verdict.reason == "PodLost"]
+        assert not self.done & set(lost), "who has succeeded is not missed"
         assert after.restarts - before.restarts <= 3, "at most one restart for each pod that failed"
         self.budget.hear(self.operator.seen)
         used = self.budget.used
@@ -214,6 +220,14 @@ class Jobs(RuleBasedStateMachine):
     def somebody_deletes_a_pod_by_force(self, index: int) -> None:
         for pod in self._pods(index, "Running", "Pending", "Failed", "Succeeded"):
             self.server.remove_pod(pod["metadata"]["name"])
+
+    @rule(index=INDEX, restarts=st.booleans())
+    def a_pod_that_has_succeeded_is_collected(self, index: int, restarts: bool) -> None:
+        """And nobody remembers it where the operator `restarts` then."""
+        for pod in self._pods(index, "Succeeded"):
+            self.server.remove_pod(pod["metadata"]["name"])
+        if restarts:
+            self.operator = Operator(self.server)
 
     @rule(index=INDEX)
     def a_node_dies(self, index: int) -> None:
