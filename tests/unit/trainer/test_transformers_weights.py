@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ class TestExport:
             write_folder(tmp_path / "out", [Described("a", torch.float32, (2,))], fails, {})
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("write", [lambda *given: write_folder(*given, {}), write_file], ids=["folder", "file"])
+    @pytest.mark.parametrize("write", [partial(write_folder, beside={}), write_file], ids=["folder", "file"])
     def test_a_number_format_that_files_do_not_know_is_named(self, tmp_path, write):
         tensors = [Described("a", torch.float32, (2,)), Described("turn.by", torch.complex128, (2,))]
         known = "bool, uint8, .*, complex64"
