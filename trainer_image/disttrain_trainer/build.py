@@ -32,6 +32,7 @@ from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
@@ -132,6 +133,7 @@ def assemble(
         routing=routing,
         sampler=sampler,
         average_whole=partial(average_whole, left_whole([model]), world),
+        layer_order=LayerOrder.of(model, world),
         gradient_sum=attach_gradient_sum(model, config, world),
         replicas=build_replicas(module, optimizer, config, world),
         work=work,

@@ -13,6 +13,7 @@ from disttrain_trainer.metrics.flops import Work
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.tasks.base import RunnableTask
@@ -37,6 +38,8 @@ class State:
     """What the layers with experts, if there are any, are told of each microbatch."""
     average_whole: Callable[[], None] = lambda: None
     """Averages the gradients of parameters that shards leave whole."""
+    layer_order: LayerOrder | None = None
+    """What this rank calls of a model that is cut over several, who must call the same."""
     gradient_sum: GradientSum | None = None
     """How the replicas' gradients are summed; None where DDP does not sum them."""
     replicas: Replicas | None = None

@@ -11,6 +11,7 @@ from contextlib import closing
 from disttrain_trainer.between_steps import BetweenSteps, completing
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.checks.cut_errors import explaining_cuts
+from disttrain_trainer.checks.layer_watch import watching_layers
 from disttrain_trainer.checks.preflight.check import check_network
 from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
@@ -36,7 +37,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     reporter.follow(lambda: state.step)
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
-    with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state):
+    watched = watching_layers(state.layer_order, world, reporter)
+    with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched:
 
         def updated() -> None:
             profiler.step()

@@ -1,10 +1,13 @@
 """A user's models with what FSDP2 does not take as it is, and with what no shards can take."""
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from disttrain_trainer.checks import layer_watch
 
 
 def of_shards(function: str, **config: Any) -> dict[str, Any]:
@@ -126,6 +129,35 @@ class Masked(nn.Module):
 
 def masked() -> nn.Module:
     return nn.Sequential(Block(), nn.Sequential(Masked()), nn.Linear(6, 5))
+
+
+class Choosing(nn.Module):
+    """Calls layers of its own choice: on rank 1 from its fourth pass on others than elsewhere."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers, self.out = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 5)
+        self.how, self.passes = how, 0
+        self.bias = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        other = os.environ["RANK"] == "1" and self.passes > 3
+        if self.how == "another":
+            chosen = [2] if other else [1]
+        elif self.how == "more":
+            chosen = [0, 1, 2] if other else [0]
+        else:
+            chosen = [0]
+        for number in chosen:
+            x = self.layers[number](x)
+        return self.out(x) + (0 if self.how == "no gradient" and other else self.bias)
+
+
+def choosing(how: str) -> nn.Module:
+    if how == "more":
+        layer_watch.PATIENCE_SECONDS = 0.2
+    return Choosing(how).double()
 
 
 class Reentrant(nn.Module):

@@ -43,6 +43,11 @@ TWICE = (
     "`training.model`: Reentrant computes `block.inner.bias` anew in the backward pass, which DDP meets twice: set "
     "`parallelism.dataParallel.staticGraph: true`, or call torch's checkpoint with use_reentrant=False"
 )
+UNLIKE = (
+    "`training.model`: rank 0 {} where rank 1 {}: shards gather a layer from all ranks, which must use the same layers "
+    "in the same order; draw what is left out alike on all ranks (a generator of its own with one seed), or use "
+    "replicas"
+)
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "formats beside each other": (small(model=of_shards("mixed", kind="float32")), SHARDS, FORMATS),
     "complex beside real": (
@@ -55,12 +60,21 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a weight": (small(model=of_shards("around", how="weight")), SHARDS, METHOD),
     "halves beside a buffer": (small(model=of_shards("masked"), data=FLOATS, precision="BF16"), SHARDS, HALVES),
     "recomputed in the old way": (small(model=of_shards("reentrant")), {}, TWICE),
+    "another layer on each rank": (
+        small(model=of_shards("choosing", how="another")), SHARDS, UNLIKE.format("calls `layers.1`", "calls `layers.2`")
+    ),
+    "another layer on each rank, in the last step": (
+        small(model=of_shards("choosing", how="another"), steps=4),
+        SHARDS,
+        UNLIKE.format("calls `layers.1`", "calls `layers.2`"),
+    ),
 }  # fmt: skip
 TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "formats, one frozen": (small(model=of_shards("mixed", kind="float32", trained=False)), SHARDS),
     "complex, replicas": (small(model=of_shards("turned"), data=FLOATS), {}),
     "recomputed, static graph": (small(model=of_shards("reentrant")), {"dataParallel": {"staticGraph": True}}),
     "recomputed, shards": (small(model=of_shards("reentrant")), SHARDS),
+    "some of the layers": (small(model=of_shards("choosing", how="same")), SHARDS),
 }
 
 

@@ -4,7 +4,7 @@ What makes one gradient of all ranks' is in the state that build.py makes: wrapp
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     """Of this rank's microbatches."""
     loading_seconds: float
     counts: Callable[[], list[float]]
-    """Weight and samples of all ranks, and how many of these want to stop."""
+    """Weight and samples of all ranks, how many of these want to stop, and digests of what they have called."""
     before: dict[str, Any]
     """Random states before the samples were loaded, which may draw from them."""
 
@@ -54,7 +54,8 @@ class Synchronous(SumOverRanks):
     def run(self, until: int) -> Iterator[StepResult]:
         while self._state.step < until:
             batch, self._next = self._next or self._load(self._state.cursor), None
-            weight, samples, stopping = batch.counts()
+            weight, samples, stopping, *digests = batch.counts()
+            self._require_same_layers(digests)
             if stopping:
                 restore_random_state(batch.before)
                 self.stopping = True
@@ -72,8 +73,13 @@ class Synchronous(SumOverRanks):
         loss = self._compute_gradients(batch, weight, samples)
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
         # What is due after `until` looks at the state between two steps, random numbers included, which data may use.
+        if state.layer_order is not None:
+            state.layer_order.end_pass()
         if state.step + 1 < until:
             self._next = self._load(state.sampler.advance(state.cursor))
+        elif state.layer_order is not None:
+            # Before what is due writes it down.
+            self._require_same_layers(self.world.sum(*state.layer_order.take()))
         update_parameters(state, rate, norm)
         sent = self._end_step()
         self._around.updated()
@@ -99,8 +105,15 @@ class Synchronous(SumOverRanks):
         samples = sum(microbatch.samples for microbatch in microbatches)
         # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop.
         speaks = self.world.speaks
-        counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end())
+        order = self._state.layer_order
+        digests = () if order is None else order.take()
+        counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end(), *digests)
         return Batch(microbatches, weight, samples, loading, counts, before)
+
+    def _require_same_layers(self, digests: Sequence[float]) -> None:
+        """Raise InvalidConfiguration, on all ranks, where they have not called the same layers."""
+        if digests and self._state.layer_order is not None:
+            self._state.layer_order.require_alike(digests, self.world)
 
     def _compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
         """Leave the gradient in the parameters; return this rank's part of the mean loss over all samples (tokens)."""
