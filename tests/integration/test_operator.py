@@ -120,6 +120,39 @@ def test_a_failed_pod_restarts_the_gang_once(team: Team) -> None:
     assert team.pods(1) == []
 
 
+def test_containers_before_and_beside_the_program_are_a_part_of_the_story(team: Team) -> None:
+    spec = {
+        "initContainers": [{"name": "fetch", "image": "registry.example/fetch:1"}],
+        "containers": [
+            {"name": "trainer", "image": "registry.example/train:1", "command": ["train"]},
+            {"name": "proxy", "image": "registry.example/proxy:1"},
+        ],
+    }
+    team.create(workers={"replicas": 1, "template": {"spec": spec}})
+    (pod,) = team.wait_for_pods(1)
+    begun = {"phase": "Pending", "initContainerStatuses": [told("fetch", running=True)]}
+    team.set_status(pod, begun)
+    team.wait_for("Running", status="False", reason="PodInitializing")
+    team.set_status(pod, {"phase": "Failed", "initContainerStatuses": [told("fetch", code=7)]})
+    (pod,) = team.wait_for_pods(1, attempt=2)
+    verdict = team.status()["attempts"][0]["verdict"]
+    assert (verdict["reason"], verdict["exitCode"]) == ("InitContainerFailed", 7)
+    team.run([pod])
+    team.wait_for("Running")
+    beside = {"phase": "Running", "containerStatuses": [told("trainer", code=0), told("proxy", running=True)]}
+    team.set_status(pod, beside)
+    team.wait_for("Complete")
+    eventually(lambda: not team.pods())
+
+
+def told(name: str, *, code: int = 0, running: bool = False) -> Raw:
+    """What a kubelet says of a container that runs, or has ended with this code."""
+    time = "2026-01-01T12:00:00Z"
+    ended = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": time, "finishedAt": time}
+    state = {"running": {"startedAt": time}} if running else {"terminated": ended}
+    return {"name": name, "image": "x", "imageID": "", "ready": running, "restartCount": 0, "state": state}
+
+
 def test_a_pod_that_is_deleted_restarts_the_gang(team: Team) -> None:
     team.create()
     pods = team.wait_for_pods(2)
