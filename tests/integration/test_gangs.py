@@ -83,3 +83,25 @@ def test_a_job_of_another_controller_is_left_alone(team: Team) -> None:
     assert team.status("theirs") == {}
     assert {pod["metadata"]["labels"]["disttrain.io/job-name"] for pod in team.pods()} == {"ours"}
     assert {event["involvedObject"]["name"] for event in team.children("events")} == {"ours"}
+
+
+def test_why_a_pod_on_a_node_does_not_start_is_read_from_its_events_alone(team: Team) -> None:
+    """It takes the half minute that pods are given to start before anybody asks."""
+    team.create()
+    pods = team.wait_for_pods(2)
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        node = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node7"}}
+        team.ask("POST", f"/api/v1/namespaces/{team.namespace}/pods/{name}/binding", node)
+    for number, (uid, message) in enumerate((("another pod", "not this"), (pods[0]["metadata"]["uid"], "no such map"))):
+        event = {
+            "metadata": {"name": f"event-{number}"},
+            "involvedObject": {"kind": "Pod", "namespace": team.namespace, "name": "x", "uid": uid},
+            "type": "Warning",
+            "reason": "FailedMount",
+            "message": message,
+            "lastTimestamp": "2026-01-01T12:00:00Z",
+        }
+        team.ask("POST", f"/api/v1/namespaces/{team.namespace}/events", event)
+    said = team.wait_for("Running", status="False", reason="FailedMount")
+    assert f"pod {pods[0]['metadata']['name']} on node node7: no such map; check" in said["message"]
