@@ -42,6 +42,8 @@ _OPTIONAL = {
 }
 # The operator may not read Secrets. Nobody else can know the name before the Secret is there (plan.identity).
 _UNREADABLE = frozenset({"Secret"})
+# Of these a refusal by quota is an answer: pods are watched, and a Secret cannot be looked at.
+_NOT_ASKED_FOR_AGAIN = frozenset({"Pod", "Secret"})
 
 _TRIES = 5
 _RETRY_SECONDS = 0.05
@@ -81,6 +83,11 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
             if error.is_new_namespace and remaining:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
+            if error.is_quota and kind not in _NOT_ASKED_FOR_AGAIN:
+                # The quota is counted before the name is looked at: it may be our own object that fills it.
+                found = await _taken(client, job, manifest, collection, error)
+                if isinstance(found, Made):
+                    return found
             return _problem(kind, name, Reason.QUOTA_EXCEEDED if error.is_quota else Reason.FORBIDDEN, error)
         except Invalid as error:
             return _problem(kind, name, Reason.INVALID_POD if kind == "Pod" else Reason.CREATE_FAILED, error)
@@ -92,7 +99,7 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
 
 
 async def _taken(
-    client: Client, job: Job, manifest: Raw, collection: str, error: Conflict
+    client: Client, job: Job, manifest: Raw, collection: str, error: ApiError
 ) -> Made | CreateProblem | None:
     """What a taken name means; None where it is free again."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]

@@ -52,14 +52,13 @@ class Executor:
 
     def __init__(self, client: Client, world: World, site_of: Callable[[Job], Site]) -> None:
         self.client, self.world, self._site_of = client, world, site_of
-        self._supported: dict[str, int] = {}
 
     async def execute(self, job: Job, actions: Sequence[Action], *, create: bool = True) -> bool:
         """Returns whether everything wanted is there now. Raises a KubeError where nobody answers.
 
         `create` False: nothing is created this time, and what is known of refusals stays known.
         """
-        round_ = _Round(self.client, self.world, job, self._site_of(job), self._supported.get(job.uid))
+        round_ = _Round(self.client, self.world, job, self._site_of(job))
         others = [action for action in actions if create or not isinstance(action, CreatePod | CreateSupport)]
         if len(others) < len(actions):
             round_.keep_known()
@@ -71,25 +70,24 @@ class Executor:
             else:
                 self.world.problems.pop(job.uid, None)
         if round_.supported is not None:
-            self._supported[job.uid] = round_.supported
+            self.world.supported[job.uid] = round_.supported
         return not round_.problems and len(others) == len(actions)
 
     def forget_all(self) -> None:
         """Others have acted meanwhile."""
-        self._supported.clear()
+        self.world.supported.clear()
 
     def forget(self, uid: str) -> None:
         """The job is gone."""
-        self._supported.pop(uid, None)
+        self.world.supported.pop(uid, None)
 
 
 class _Round:
     """One job's actions of one decision."""
 
-    def __init__(self, client: Client, world: World, job: Job, site: Site, supported: int | None) -> None:
+    def __init__(self, client: Client, world: World, job: Job, site: Site) -> None:
         self._client, self._world, self._job, self._site = client, world, job, site
-        self.supported = supported
-        """The attempt whose Secret and claim are known to be there. They are not watched."""
+        self.supported = world.supported.get(job.uid)
         self._known = world.problems.get(job.uid, {})
         self.problems: dict[ChildKey, CreateProblem] = {}
         self._refused: set[Role] = set()
@@ -103,13 +101,13 @@ class _Round:
         self.problems.update(self._known)
 
     async def run(self, actions: Sequence[Action]) -> None:
-        attempt = next((action.attempt for action in actions if isinstance(action, CreateSupport)), None)
-        if attempt is not None:
-            await self._side_by_side(list(self._ahead_of_pods(attempt)))
+        wanted = next((action for action in actions if isinstance(action, CreateSupport)), None)
+        if wanted is not None:
+            await self._side_by_side(list(self._ahead_of_pods(wanted)))
             if self._support_is_refused():
                 actions = [action for action in actions if not isinstance(action, CreatePod)]
         had_support = self.supported is not None and self._has_service()
-        support = [] if attempt is None else [self._counted(work) for work in self._support(attempt)]
+        support = [] if wanted is None else [self._counted(work) for work in self._support(wanted)]
         self._support_left = len(support)
         others = [work for action in actions for work in self._other(action)]
         first, then = self._in_order([action for action in actions if isinstance(action, CreatePod)])
@@ -119,8 +117,8 @@ class _Round:
             last.append(self._after_support(last.pop()))
         await self._side_by_side([*support, *others, *creations[0]])
         await self._side_by_side(creations[1])
-        if attempt is not None and not self._support_is_refused():
-            self.supported = attempt
+        if wanted is not None and not self._support_is_refused() and not self._is_supported(wanted):
+            self.supported = wanted.attempt, wanted.tries
 
     def _counted(self, work: Work) -> Work:
         async def counted() -> None:
@@ -154,23 +152,27 @@ class _Round:
         then = [pod for pod in pods if ahead.get(pod.role, pod) is not pod]
         return first, then
 
-    def _ahead_of_pods(self, attempt: int) -> Iterator[Work]:
-        if self.supported == attempt:
+    def _is_supported(self, wanted: CreateSupport) -> bool:
+        """Whether all but the Service was made, or asked for as often as it is wanted now."""
+        return self.supported is not None and self.supported >= (wanted.attempt, wanted.tries)
+
+    def _ahead_of_pods(self, wanted: CreateSupport) -> Iterator[Work]:
+        if self._is_supported(wanted):
             return
-        for manifest in (network_policy(self._job, self._site), pod_group(self._job, attempt)):
+        for manifest in (network_policy(self._job, self._site), pod_group(self._job, wanted.attempt)):
             if manifest is not None:
                 yield partial(self._create, manifest)
 
-    def _support(self, attempt: int) -> Iterator[Work]:
+    def _support(self, wanted: CreateSupport) -> Iterator[Work]:
         job = self._job
         if not self._has_service():
             yield lambda: self._create(service(job, self._site), self._world.services)
-        if self.supported == attempt:
+        if self._is_supported(wanted):
             return
         needed = (secret(job, self._site), default_environment(job, self._site), claim(job), disruption_budget(job))
         for manifest in needed:
             if manifest is not None:
-                yield partial(self._create, manifest)
+                yield partial(self._create_unwatched, manifest, again=wanted.tries > 0)
 
     def _has_service(self) -> bool:
         return self._world.has_service(self._job, child_name(self._job.name, self._job.uid))
@@ -207,6 +209,12 @@ class _Round:
         if cache is not None and outcome.raw is not None:
             cache.observe(outcome.raw)
         return None
+
+    async def _create_unwatched(self, manifest: Raw, *, again: bool) -> None:
+        problem = await self._create(manifest)
+        if again and problem is not None and problem.reason == Reason.QUOTA_EXCEEDED:
+            # A full quota says so of the object that fills it, too, which nobody here watches.
+            del self.problems[problem.kind, problem.name]
 
     async def _delete_pod(self, action: DeletePod) -> None:
         path = f"{core_collection('pods', self._job.namespace)}/{action.name}"

@@ -95,6 +95,9 @@ class World:
     services: Cache = field(init=False)
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
+    supported: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By the job's uid: the attempt whose Secret and claim are known to be there, and how often they were asked for
+    again. They are not watched."""
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
     live_of: Callable[[str], Live | None] = lambda uid: None
@@ -150,6 +153,7 @@ class World:
             pods=self._pods(job),
             problems=tuple(problems[child] for child in sorted(problems)),
             services=frozenset(self._services(job)),
+            supported=self.supported.get(job.uid),
             admission=self.admission_of(job),
             live=self.live_of(job.uid),
             pod_event=self.event_of(job.uid),
@@ -216,5 +220,6 @@ class World:
 
     def _forget(self, uid: str) -> None:
         self.problems.pop(uid, None)
+        self.supported.pop(uid, None)
         self._facts.forget(uid)
         self._pod_facts.pop(uid, None)

@@ -247,6 +247,29 @@ def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
     assert team.status()["attempt"] == 1
 
 
+def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) -> None:
+    team.create(storage=a_claim_template())
+    pods = team.wait_for_pods(2)
+    kinds = ("services", "secrets", "persistentvolumeclaims")
+    for kind in kinds:
+        for child in team.children(kind):
+            # No controller of this control plane takes the finalizer off a claim that nobody uses.
+            path = f"/api/v1/namespaces/{team.namespace}/{kind}/{child['metadata']['name']}"
+            team.ask("PATCH", path, {"metadata": {"finalizers": None}})
+            team.ask("DELETE", path)
+    long_ago = "2026-01-01T00:00:00Z"
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": long_ago}
+    for pod in pods:
+        path = f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}"
+        binding = {"metadata": {"name": pod["metadata"]["name"]}, "target": {"kind": "Node", "name": "node1"}}
+        team.ask("POST", f"{path}/binding", binding)
+        team.ask("PATCH", f"{path}/status", {"status": {"conditions": [placed]}})
+    eventually(lambda: all(team.children(kind) for kind in kinds), lambda: "they are made again")
+    team.run(pods)
+    team.wait_for("Running")
+    assert team.status()["attempt"] == 1
+
+
 def test_a_gang_scheduler_that_is_not_installed_is_a_reason(team: Team) -> None:
     team.create(runPolicy={"schedulingPolicy": {"gangScheduler": "Coscheduling"}})
     said = team.wait_for("Running", status="False", reason="NotInstalled")

@@ -11,6 +11,8 @@ class CreateSupport:
 
     attempt: int
     why: str
+    tries: int = 0
+    """How often it was asked for again, after the time with the pods: what is not watched is asked for once per try."""
 
 
 @dataclass(frozen=True)

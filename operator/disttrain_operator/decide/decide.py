@@ -31,6 +31,7 @@ from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
 from disttrain_operator.decide.progress import learn
 from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.support import with_support
 
 Policy = Callable[[Situation], Move | None]
 
@@ -69,6 +70,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     read, job = job, replace(job, status=_learn(job, observed, now))
     situation = Situation(job, observed, now)
     move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
+    move = with_support(job, observed, move, now)
     return Decision(
         reason=move.reason,
         message=move.message,

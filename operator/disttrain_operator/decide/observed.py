@@ -101,6 +101,8 @@ class PodFacts:
     index: int
     attempt: int
     node: str | None = None
+    scheduled_at: datetime | None = None
+    """When it got its node."""
     program_started: bool = False
     """Its trainer container runs or has ended."""
     cut_off: bool = False
@@ -246,6 +248,8 @@ class Observed:
     """The last answer of the first worker's agent; None: nobody has answered."""
     pod_event: PodEvent | None = None
     """Of one of the pods that do not start; None: it was not read, or says nothing."""
+    supported: tuple[int, int] | None = None
+    """The attempt for which this process has asked for all that its pods need, and how often again."""
 
 
 def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:

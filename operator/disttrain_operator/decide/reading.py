@@ -70,6 +70,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         index=index,
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
+        scheduled_at=_scheduled_at(status),
         program_started=exit_ is not None or runs,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         cut_off=exit_ is None and runs and _unready(status),
@@ -165,6 +166,12 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
     if (word in _REJECTIONS or word.startswith(_NO_ROOM)) and nothing_has_run(status):
         return Reason.REJECTED, message, None
     return _POD_REASONS.get(word), message, None
+
+
+def _scheduled_at(status: Raw) -> datetime | None:
+    conditions = (entry for entry in status.get("conditions") or [] if entry.get("type") == "PodScheduled")
+    placed: Raw = next((entry for entry in conditions if entry.get("status") == "True"), {})
+    return parse_time(placed.get("lastTransitionTime"))
 
 
 def _unready(status: Raw) -> bool:

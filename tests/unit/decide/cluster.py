@@ -8,6 +8,7 @@ and refusals. Everything that it decides comes from the real `decide`.
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.observed import CreateProblem, Live, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
+from disttrain_operator.plan.identity import child_name
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, UID, a_raw_pod
 
@@ -38,6 +40,7 @@ class Server:
         self.refuses: str | None = None
         self.created: list[tuple[str, str]] = []
         self.dead_nodes: set[str] = set()
+        self.services: set[str] = set()
 
     def _next(self, raw: Raw) -> Raw:
         self.version += 1
@@ -111,6 +114,7 @@ class Operator:
         """What the last decision was made from."""
         self.live: Live | None = None
         """What an agent has answered."""
+        self.supported: tuple[int, int] | None = None
         self.relist()
 
     def relist(self) -> None:
@@ -131,7 +135,9 @@ class Operator:
 
     def decide(self) -> Decision:
         """What the operator decides from what it sees."""
-        self.seen = observe(self.pods.group(UID), self.pods.gone(UID), self.problems.values(), live=self.live)
+        pods, services = (self.pods.group(UID), self.pods.gone(UID)), self.server.services
+        seen = observe(*pods, self.problems.values(), services, live=self.live)
+        self.seen = replace(seen, supported=self.supported)
         return decide(job_facts(self.job), self.seen, self.server.now)
 
     def step(self, crash_after: int | None = None) -> bool:
@@ -164,8 +170,12 @@ class Operator:
             answer = self.server.delete_pod(action.name, action.uid, action.grace_seconds)
             if answer is not None:
                 self.pods.observe(answer)
+        elif isinstance(action, CreateSupport):
+            job = job_facts(self.job)
+            self.server.services.add(child_name(job.name, job.uid))
+            self.supported = max(self.supported or (0, 0), (action.attempt, action.tries))
         else:
-            assert isinstance(action, CreateSupport | DeleteJob)
+            assert isinstance(action, DeleteJob)
 
     def _create(self, action: CreatePod) -> None:
         number = len(self.server.created) + 1

@@ -11,6 +11,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.observed import Admission, CreateProblem, job_facts
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.plan.identity import child_name
 from tests.builders import NOW, a_raw_job, a_raw_pod, running
 
 WHY = "needs 2 pods x 8 nvidia.com/gpu; 1 fit"
@@ -29,7 +30,9 @@ class Gated:
 
     def decide(self, answer: Admission | None) -> Decision:
         """Decide, and write the status."""
-        decision = decide(job_facts(self.raw), observe(self.pods.values(), (), self.problems, (), answer), self.now)
+        job = job_facts(self.raw)
+        services = [child_name(job.name, job.uid)] if self.pods else []
+        decision = decide(job, observe(self.pods.values(), (), self.problems, services, answer), self.now)
         if decision.status is not None:
             self.raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         return decision

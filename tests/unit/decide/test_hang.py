@@ -79,7 +79,7 @@ def test_the_deadline_is_never_shorter_than_the_log_is_slow(
 def told(world: World, **changes: Any) -> Decision:
     """What is decided when the first worker's agent has said so."""
     live = Live(world.pod()["metadata"]["uid"], world.job.status.attempt, None, STALL)
-    observed = replace(observe(world.pods.values(), world.gone), live=replace(live, **changes))
+    observed = replace(observe(world.pods.values(), world.gone, (), world.services), live=replace(live, **changes))
     return decide(world.job, observed, world.now)
 
 

@@ -10,6 +10,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.observed import Admission, job_facts
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.plan.identity import child_name
 from tests.builders import NOW, a_raw_job, a_raw_pod
 
 
@@ -24,7 +25,7 @@ def after_release(seconds: float, *, lost: frozenset[str] = frozenset(), refusal
         noted = {"disttrain.io/released-at": timestamp(NOW), "disttrain.io/reserved-node": "n1"}
         pod["metadata"]["annotations"] = noted
         pod["status"]["conditions"] = [condition]
-    observed = replace(observe(pods), admission=Admission(lost=lost))
+    observed = replace(observe(pods, services=[child_name(job.name, job.uid)]), admission=Admission(lost=lost))
     return decide(job, observed, NOW + timedelta(seconds=seconds))
 
 

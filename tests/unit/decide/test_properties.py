@@ -271,6 +271,10 @@ class Jobs(RuleBasedStateMachine):
     def a_person_suspends_or_resumes(self, suspend: bool) -> None:
         self.server.edit(lambda spec: spec.update(suspend=suspend))
 
+    @rule()
+    def a_person_deletes_the_service(self) -> None:
+        self.server.services.clear()
+
     @rule(refused=st.booleans())
     def the_quota_comes_or_goes(self, refused: bool) -> None:
         self.server.refuses = "QuotaExceeded" if refused else None
@@ -336,6 +340,7 @@ class Jobs(RuleBasedStateMachine):
             self._hold_nothing()
             return
         assert ends["Running"] == "True"
+        assert self.server.services, "it is there while an attempt is under way"
         assert {member(pod)[2] for pod in self.server.pods.values()} == {self._status["attempt"]}
         for index in range(3):
             self.a_program_ends(index, 0)

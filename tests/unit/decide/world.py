@@ -12,6 +12,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
 from disttrain_operator.decide.observed import CreateProblem, Job, PodEvent, job_facts
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.plan.identity import child_name
 from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running
 
 RawPod = dict[str, Any]
@@ -31,6 +32,9 @@ class World:
     status_writes: int = 0
     created: int = 0
     deleted: bool = False
+    services: set[str] = field(default_factory=set)
+    supports: list[CreateSupport] = field(default_factory=list)
+    """What was asked for besides pods."""
 
     @property
     def job(self) -> Job:
@@ -38,7 +42,9 @@ class World:
 
     def decide(self) -> Decision:
         """What the operator decides now."""
-        observed = observe(self.pods.values(), self.gone, self.problems, pod_event=self.pod_event)
+        supported = (self.supports[-1].attempt, self.supports[-1].tries) if self.supports else None
+        observed = observe(self.pods.values(), self.gone, self.problems, self.services, pod_event=self.pod_event)
+        observed = replace(observed, supported=supported)
         return decide(self.job, observed, self.now)
 
     def step(self, *, crash_after: int | None = None, repeat: int = 1) -> Decision:
@@ -145,6 +151,8 @@ class World:
             self.deleted = True
         else:
             assert isinstance(action, CreateSupport)
+            self.services.add(child_name(self.job.name, self.job.uid))
+            self.supports.append(action)
 
     def _delete(self, pod: RawPod, grace: int | None) -> None:
         if grace == 0 and not pod["metadata"].get("finalizers"):

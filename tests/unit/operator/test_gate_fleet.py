@@ -15,6 +15,7 @@ from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.kept_pod import keep_pod, read_pod
+from disttrain_operator.plan.identity import child_name
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import World
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
@@ -71,7 +72,9 @@ class Fleet:
         raw = list(self.jobs.values())[number % len(self.jobs)]
         job = job_facts(raw)
         own = [read_pod(keep_pod(pod)) for pod in self.pods.values() if _job(pod) == job.uid]
-        decision = decide(job, observe(own, (), (), (), self.gate.admission(job)), self.now)
+        decision = decide(
+            job, observe(own, (), (), [child_name(job.name, job.uid)], self.gate.admission(job)), self.now
+        )
         changed = False
         if decision.status is not None and decision.status != job.status:
             raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -127,6 +127,7 @@ async def test_pods_of_a_later_attempt_wait_for_what_they_need_unless_it_was_see
     job, _ = shell.world.snapshot(shell.key.uid) or pytest.fail("the job is unknown")
 
     def executor() -> Executor:
+        shell.world.supported.clear()
         return Executor(client, shell.world, lambda job: Site(trainer_image="image", token="token"))
 
     async def pods_made(by: Executor, attempt: int) -> int:

@@ -1,6 +1,7 @@
 """What others read of a gang beside its pods: PodGroups and disruption budgets, and clusters that know none."""
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from aiohttp import web
 from disttrain_api.names import Label
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.kube.client import Client
-from tests.builders import a_claim_template
+from tests.builders import NOW, a_claim_template
 from tests.unit.operator.fake_api import FakeApi, refusal
 from tests.unit.operator.test_reconcile import CHILDREN, JOBS, SITE, Shell, refuse
 from tests.unit.operator.test_reconcile import a_shell as a_shell_of
@@ -187,3 +188,73 @@ async def test_a_job_of_another_controller_costs_no_request(api: FakeApi, client
     await shell.reconcile()
     assert api.requests == []
     assert "status" not in shell.job()
+
+
+async def a_gang_with_nodes(api: FakeApi, client: Client, clock: list[datetime]) -> tuple[Shell, set[str]]:
+    """A gang whose pods have a node and do not start, and the paths of all that it needs besides them."""
+    policy = {**VOLCANO, "disruptionBudget": {"minAvailable": 2}}
+    site = replace(SITE, network_policies=True)
+    shell = await a_shell_of(api, client, policy=policy, storage=a_claim_template(), site=site, now=lambda: clock[0])
+    await shell.reconcile()
+    for path in [path for path in api.objects if "/pods/" in path]:
+        shell.world.pods.observe(await api.put(path, spec={"nodeName": "node1"}))
+    kinds = ("secrets", "persistentvolumeclaims", "poddisruptionbudgets", "podgroups", "networkpolicies")
+    needed = {path for path in api.objects if path.split("/")[-2] in kinds}
+    assert len(needed) == len(kinds)
+    return shell, needed
+
+
+async def test_what_was_taken_away_is_made_again_while_pods_do_not_start(api: FakeApi, client: Client) -> None:
+    clock = [NOW]
+    shell, needed = await a_gang_with_nodes(api, client, clock)
+    for path in needed:
+        await api.remove(path)
+    await shell.reconcile()
+    assert not needed & set(api.objects), "nothing is asked for before pods have waited for a while"
+    clock[0] += timedelta(seconds=31)
+    await shell.reconcile()
+    assert needed <= set(api.objects)
+    asked = len(api.asked("POST"))
+    await shell.reconcile()
+    assert len(api.asked("POST")) == asked, "once for each try"
+
+
+async def test_a_full_quota_is_no_reason_where_the_object_itself_fills_it(api: FakeApi, client: Client) -> None:
+    clock = [NOW]
+    shell, _ = await a_gang_with_nodes(api, client, clock)
+    for kind in ("/secrets", "/persistentvolumeclaims"):
+        api.refusals.append(refuse(kind, lambda: refusal(403, "Forbidden", "exceeded quota: small")))
+    clock[0] += timedelta(seconds=31)
+    await shell.reconcile()
+    assert shell.world.problems == {}
+
+
+async def test_a_claim_that_is_gone_and_that_a_quota_refuses_is_a_reason(api: FakeApi, client: Client) -> None:
+    clock = [NOW]
+    shell, needed = await a_gang_with_nodes(api, client, clock)
+    (claim,) = [path for path in needed if "/persistentvolumeclaims/" in path]
+    await api.remove(claim)
+    api.refusals.append(refuse("/persistentvolumeclaims", lambda: refusal(403, "Forbidden", "exceeded quota: small")))
+    clock[0] += timedelta(seconds=31)
+    await shell.reconcile()
+    await shell.reconcile()
+    assert shell.running()["reason"] == "QuotaExceeded"
+
+
+async def test_a_service_that_is_gone_costs_one_request_also_while_the_gang_runs(api: FakeApi, client: Client) -> None:
+    shell = await a_shell_of(api, client)
+    await shell.reconcile()
+    for path in [path for path in api.objects if "/pods/" in path]:
+        state = {"name": "trainer", "state": {"running": {}}}
+        status = {"phase": "Running", "containerStatuses": [state]}
+        shell.world.pods.observe(await api.put(path, status=status))
+    await shell.reconcile()
+    assert shell.running()["reason"] == "AllPodsRunning"
+    (path,) = [path for path in api.objects if path.startswith(f"{CHILDREN}/services/")]
+    service = api.objects[path]
+    await api.remove(path)
+    shell.world.services.observe_deleted(service)
+    before = len(api.requests)
+    await shell.reconcile()
+    assert path in api.objects
+    assert api.requests[before:] == [("POST", f"{CHILDREN}/services")]

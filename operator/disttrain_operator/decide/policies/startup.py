@@ -63,7 +63,10 @@ def startup(situation: Situation) -> Move | None:
 
 
 def running(situation: Situation) -> Move | None:
-    """Nothing to do: the gang runs."""
+    """Nothing to do: the gang runs. What it needs may have been taken away meanwhile, and refused since."""
+    if situation.observed.problems and (lacks := why_waiting(situation.gang)) is not None:
+        event = Event(*lacks, warning=True)
+        return Move(State.RUNNING, *lacks, situation.status, events=(event,))
     message = f"all {len(situation.gang.members)} pods run"
     return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
 

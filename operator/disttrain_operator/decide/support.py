@@ -1,0 +1,71 @@
+"""What a gang needs besides its pods is made again while it is needed: somebody may have taken it away.
+
+Its Service is watched: it is there, or it is made. Secret, claim, PodGroup and policies are not: while pods do not
+start that should, they are asked for once more, at growing intervals. What is there answers that with 409.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from disttrain_api.scheduling import GangScheduler
+from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.actions import CreateSupport
+from disttrain_operator.decide.clock import after, earliest
+from disttrain_operator.decide.decision import Move
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.ledger import in_attempt
+from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.plan.identity import child_name
+
+FIRST_SECONDS = 30
+"""Pods that have a node for so long and do not start may wait for something that is gone."""
+MOST_SECONDS = 300
+# These place no pod without its PodGroup.
+_SCHEDULED_BY_GROUP = (GangScheduler.VOLCANO, GangScheduler.COSCHEDULING)
+
+
+def with_support(job: Job, observed: Observed, move: Move, now: datetime) -> Move:
+    """The move, and with it what its attempt needs and may lack."""
+    if job.spec is None or not in_attempt(move.ledger):
+        return move
+    gang = Gang(job.spec, move.ledger, observed)
+    since = min(_waiting_since(gang), default=None)
+    tries, again = (0, None) if since is None else _tries(since, now)
+    made = observed.supported if observed.supported and observed.supported[0] == gang.attempt else (gang.attempt, 0)
+    why = None
+    if child_name(job.name, job.uid) not in observed.services:
+        why = "its Service is missing"
+    elif tries > made[1]:
+        why = "its pods do not start: what they need may be missing"
+    move = replace(move, look_again_at=earliest(move.look_again_at, again))
+    planned = next((action for action in move.actions if isinstance(action, CreateSupport)), None)
+    if why is None or (planned is not None and tries <= made[1]):
+        return move
+    others = [action for action in move.actions if action is not planned]
+    return replace(move, actions=(CreateSupport(gang.attempt, why, max(tries, made[1])), *others))
+
+
+def _waiting_since(gang: Gang) -> Iterator[datetime]:
+    """Since when each pod waits that does not start, and not for a node that it may get without anything of ours."""
+    attempt = gang.ledger.attempts[-1]
+    begun = gang.released_at or after(attempt.admitted_time or attempt.start_time, 0)
+    for pod in gang.unstarted:
+        if pod.node is not None:
+            yield pod.scheduled_at or begun
+        elif not pod.gated and not gang.queued and _placed_with_support(gang.spec):
+            yield begun
+
+
+def _placed_with_support(spec: JobSpec) -> bool:
+    """Whether a scheduler may lack something of ours: without the claim, or the PodGroup, it places no pod."""
+    claims = spec.storage is not None and spec.storage.volume_claim_template is not None
+    return claims or spec.run_policy.scheduling_policy.gang_scheduler in _SCHEDULED_BY_GROUP
+
+
+def _tries(since: datetime, now: datetime) -> tuple[int, datetime]:
+    """How often it was to be asked for until now, and when it is the next time."""
+    tries, at, interval = 0, since + timedelta(seconds=FIRST_SECONDS), FIRST_SECONDS
+    while at <= now:
+        tries, at, interval = tries + 1, at + timedelta(seconds=interval), min(2 * interval, MOST_SECONDS)
+    return tries, at
