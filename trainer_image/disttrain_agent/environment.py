@@ -46,6 +46,11 @@ class PodEnvironment:
         return self.master_address in ("127.0.0.1", "::1", "localhost")
 
     @property
+    def is_master(self) -> bool:
+        """Whether the master's address is this pod's own."""
+        return self.node_rank == 0
+
+    @property
     def report_dir(self) -> Path:
         """Where the ranks keep their reports."""
         return report_dir(self.scratch)

@@ -6,8 +6,12 @@ import threading
 from collections.abc import Callable
 
 # The name appears when worker 0 has an address; it may have been looked up before, and cluster DNS remembers for up to
-# 30 s that it was missing. The job's start deadline normally ends the wait long before this limit does.
+# 30 s that it was missing. While worker 0 does not start, the job's start deadline ends the wait of the others; once it
+# has started, it finds out itself that its name is missing (below), and the operator ends all of them with it.
 LIMIT_SECONDS = 3600.0
+# The name of the pod that waits: it has an address since before its containers started, so nobody else is waited for.
+# To the operator the pod runs, and no start deadline ends this wait.
+OWN_NAME_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 30.0
 

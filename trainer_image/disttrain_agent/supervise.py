@@ -17,7 +17,7 @@ from disttrain_agent.look import Look
 from disttrain_agent.output import say
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
-from disttrain_agent.resolve import wait_for_address
+from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure
@@ -34,6 +34,8 @@ class Timing:
     kill_margin: float = 2.0
     """SIGKILL comes this long before the pod's grace period ends: after the trainer has given up by itself, and early
     enough for the agent to report."""
+    own_name: float = OWN_NAME_SECONDS
+    """The master's own name must have an address by then."""
     tear_down: float = 30.0
     """A rank that has reported its work done is killed when its process has not ended by then."""
     report: float = 2.0
@@ -99,7 +101,8 @@ class Supervisor:
                 continue
 
     async def _address_known(self) -> bool:
-        known = asyncio.create_task(wait_for_address(self._pod.master_address, say))
+        limit = self._timing.own_name if self._pod.is_master else LIMIT_SECONDS
+        known = asyncio.create_task(wait_for_address(self._pod.master_address, say, limit=limit))
         told = asyncio.create_task(self._changed.wait())
         await asyncio.wait({known, told}, return_when=asyncio.FIRST_COMPLETED)
         for task in (known, told):
@@ -194,9 +197,15 @@ class Supervisor:
     def _not_started(self) -> int:
         if self._stop_at is not None:
             return ExitCode.STOPPED
-        message = f"{self._pod.master_address} has no address: worker 0 or the cluster's DNS cannot be reached"
-        self._last_words.write(None, _own_failure(self._pod.ranks.start, ExitCode.PEER_LOST, message))
-        return ExitCode.PEER_LOST
+        code, why = ExitCode.PEER_LOST, "worker 0 or the cluster's DNS cannot be reached"
+        if self._pod.is_master:
+            code = ExitCode.NETWORK_FAULTY
+            why = (
+                "it is this pod's own name: the cluster's DNS cannot be reached from here, or the job's Service is gone"
+            )
+        message = f"{self._pod.master_address} has no address: {why}"
+        self._last_words.write(None, _own_failure(self._pod.ranks.start, code, message))
+        return code
 
     def _cannot_start(self, error: OSError) -> int:
         what = f" {error.filename}" if error.filename else ""

@@ -1,9 +1,17 @@
 """Waiting for the master's name."""
 
+from pathlib import Path
+
 import pytest
 
-from disttrain_agent import resolve
-from disttrain_agent.resolve import wait_for_address
+from disttrain_agent import resolve, supervise
+from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.reports import TerminationMessage
+from disttrain_agent.resolve import OWN_NAME_SECONDS, wait_for_address
+from disttrain_agent.supervise import Supervisor, Timing
+from disttrain_api.names import ExitCode
+from disttrain_api.report import decode_pod_report
+from disttrain_api.run_policy import RunPolicy
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +47,31 @@ async def test_a_name_that_is_none_does_not_end_the_agent() -> None:
     said: list[str] = []
     assert not await wait_for_address("x" * 70 + ".example", said.append, limit=0.05)
     assert "giving up" in said[-1]
+
+
+NOBODY = "digits-0.no-such-host.invalid"
+OWN = "it is this pod's own name: the cluster's DNS cannot be reached from here, or the job's Service is gone"
+OTHERS = "worker 0 or the cluster's DNS cannot be reached"
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "code", "why"), [(0, ExitCode.NETWORK_FAULTY, OWN), (1, ExitCode.PEER_LOST, OTHERS)]
+)
+async def test_the_master_that_does_not_find_its_own_name_is_the_cause_and_the_others_lost_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_rank: int, code: ExitCode, why: str
+) -> None:
+    """Each waits as long as it may: the other one's limit is out of reach."""
+    limit = {0: 0.05, 1: 3600.0}[node_rank]
+    monkeypatch.setattr(supervise, "LIMIT_SECONDS", 3600.05 - limit)
+    pod = PodEnvironment(node_rank, 1, NOBODY, tmp_path / "job.json", tmp_path, 1.0, {})
+    last_words = TerminationMessage(tmp_path / "last-words")
+    ended = await Supervisor(pod, ["true"], last_words, timing=Timing(own_name=limit)).run()
+    report = decode_pod_report((tmp_path / "last-words").read_text())
+    assert ended == code
+    assert report is not None
+    assert report.failure is not None
+    assert (report.failure.exit_code, report.failure.message) == (code, f"{NOBODY} has no address: {why}")
+
+
+def test_the_master_waits_for_its_own_name_for_less_than_the_start_of_a_job_may_take() -> None:
+    assert RunPolicy().starting_deadline_seconds > OWN_NAME_SECONDS == Timing().own_name
