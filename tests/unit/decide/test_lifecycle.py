@@ -9,7 +9,7 @@ from disttrain_api.report import RankFailure
 from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob
 from disttrain_operator.decide.observed import CreateProblem
 from tests.builders import a_claim_template, a_report, running, waiting
-from tests.unit.decide.world import a_running_world, a_world
+from tests.unit.decide.world import World, a_running_world, a_world
 
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
 
@@ -386,3 +386,28 @@ def test_a_crash_between_any_two_requests_of_a_restart_loses_and_doubles_nothing
         assert (world.job.status.attempt, world.job.status.restarts) == (2, 1)
         assert len(world.pods) == 2
         assert [event.reason for event in world.events].count("GangRestarted") == 1
+
+
+def begun(world: World) -> list[tuple[str, str]]:
+    """The Events of attempts that were begun, other than by a restart at once."""
+    words = ("CreatingPods", "Resumed")
+    return [(event.reason, event.message) for event in world.events if event.reason in words]
+
+
+def test_an_attempt_after_a_pause_begins_and_only_one_after_a_suspension_resumes() -> None:
+    world = a_running_world(runPolicy={"restartBackoffSeconds": 10})
+    for _ in range(2):
+        world.end(0, 1).end(1, 1).settle().confirm_deletions().settle().pass_time(10).settle().run_all()
+    assert begun(world) == [("CreatingPods", "attempt 1 begins"), ("CreatingPods", "attempt 3 begins")]
+    world.edit(suspend=True).settle().confirm_deletions().settle().edit(suspend=False).settle()
+    assert begun(world)[2:] == [("Resumed", "attempt 4 begins")]
+
+
+def test_a_job_that_was_suspended_in_its_pause_or_from_the_begin_resumes_too() -> None:
+    world = a_running_world(runPolicy={"restartBackoffSeconds": 10})
+    for _ in range(2):
+        world.end(0, 1).end(1, 1).settle().confirm_deletions().settle().run_all()
+    assert world.condition("Running")[1] == "BackingOff"
+    world.edit(suspend=True).settle().pass_time(60).edit(suspend=False).settle()
+    assert begun(world)[1:] == [("Resumed", "attempt 3 begins")]
+    assert begun(a_world(suspend=True).settle().edit(suspend=False).settle()) == [("Resumed", "attempt 1 begins")]

@@ -4,9 +4,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from disttrain_api.names import Reason
-from disttrain_api.status import JobStatus, Verdict
+from disttrain_api.status import ConditionType, JobStatus, Verdict
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
 from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
@@ -29,7 +30,9 @@ def begin(situation: Situation) -> Move | None:
     begins_at = next_attempt_at(status, situation.run_policy)
     if begins_at is not None and _end(status) <= now < begins_at:
         return wait_for_attempt(job, observed, status, begins_at, now)
-    word = Reason.RESUMED if status.attempt else Reason.CREATING_PODS
+    suspended = condition(status, ConditionType.SUSPENDED)
+    resumes = suspended is not None and suspended.reason in (Reason.SUSPENDED, Reason.SUSPENDING)
+    word = Reason.RESUMED if resumes else Reason.CREATING_PODS
     return start_attempt(job, observed, status, now, Event(word, f"attempt {status.attempt + 1} begins"))
 
 
