@@ -79,6 +79,7 @@ class Operator:
             for plural, cache in (("pods", self._world.pods), ("services", self._world.services))
             for namespace in self._namespaces
         ]
+        self._nodes: list[Informer] = []
         self._gatekeeper: Gatekeeper | None = None
         if settings.gang_gate:
             hold = timedelta(seconds=settings.gate_hold_seconds)
@@ -86,12 +87,10 @@ class Operator:
                 self._world, partial(wake, self._world, self._queue), lambda: self._leadership.acts, longest_hold=hold
             )
             self._world.admission_of = gatekeeper.admission
-            self._children += [
-                informer(core_collection("nodes", None), gatekeeper.nodes),
-                informer(core_collection("pods", None), gatekeeper.pods),
-            ]
+            self._nodes.append(informer(core_collection("nodes", None), gatekeeper.nodes))
+            self._children.append(informer(core_collection("pods", None), gatekeeper.pods))
         self._election = election
-        informers = [*self._jobs, *self._children]
+        informers = [*self._jobs, *self._nodes, *self._children]
         self._leadership = Leadership(election, informers, self._begin_to_act)
         self._lag = LoopLag()
         self._measuring: asyncio.Task[None] | None = None
@@ -154,7 +153,8 @@ class Operator:
                 # Jobs first: pods listed later are never older than the status of their job, so none seems lost.
                 tasks.create_task(self._unreadable.run())
                 tasks.create_task(self._again.run())
-                for group in (self._jobs, self._children):
+                # Nodes, too: of a pod that names too many resources those count that nodes have.
+                for group in (self._jobs, self._nodes, self._children):
                     for informer in group:
                         tasks.create_task(informer.run())
                     for informer in group:
@@ -222,7 +222,7 @@ class Operator:
 
     def _counters(self) -> dict[str, float]:
         return {
-            "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._children)),
+            "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._nodes, *self._children)),
             **self._agents.counts,
         }
 

@@ -50,10 +50,14 @@ class Gatekeeper:
         """`longest_hold`: for how long gangs that wait keep nodes from others at a stretch."""
         self._world, self._wake, self._active = world, wake, active
         self._longest_hold, self._now = longest_hold, now
-        self.nodes = Cache(group_of=lambda raw: _ALL, trim=trim_node, on_change=self._changed, budget=world.budget)
+        self._offered: set[str] = set()
+        """Resources that nodes have, or had."""
+        self.nodes = Cache(
+            group_of=lambda raw: _ALL, trim=self._trim_node, on_change=self._changed, budget=world.budget
+        )
         self.pods = Cache(
             group_of=lambda raw: _ALL,
-            trim=trim_cluster_pod,
+            trim=lambda raw: trim_cluster_pod(raw, self._offered),
             on_change=self._changed,
             gone_seconds=10,
             budget=world.budget,
@@ -70,6 +74,11 @@ class Gatekeeper:
         self._one_look = asyncio.Lock()
         self._rang = False
         self._closed = False
+
+    def _trim_node(self, raw: Raw) -> Raw:
+        kept = trim_node(raw)
+        self._offered.update(kept["node"].allocatable)
+        return kept
 
     def admission(self, job: Job) -> Admission | None:
         """What is known of the job's gang now; None where it does not ask for the gate."""

@@ -4,6 +4,7 @@ What a pod takes of its node counts whatever else stands in it. What it asks of 
 as far as it is no longer than `MAX_KEPT`; a pod that has ended takes nothing and asks for nothing.
 """
 
+from collections.abc import Container
 from dataclasses import replace
 
 from disttrain_operator.gate.read import ClusterPod, cluster_pod, node_facts
@@ -28,11 +29,11 @@ def trim_node(raw: Raw) -> Raw:
     return kept
 
 
-def trim_cluster_pod(raw: Raw) -> Raw:
-    """A pod as the gate sees it."""
+def trim_cluster_pod(raw: Raw, offered: Container[str] = ()) -> Raw:
+    """A pod as the gate sees it. offered: the resources that nodes have."""
     if "pod" in raw:
         return raw
-    return {"metadata": _identity(raw), "pod": _bounded(cluster_pod(raw))}
+    return {"metadata": _identity(raw), "pod": _bounded(cluster_pod(raw, offered))}
 
 
 def _bounded(pod: ClusterPod) -> ClusterPod:

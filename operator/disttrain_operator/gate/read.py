@@ -4,7 +4,7 @@ Anybody may make a pod, so whatever stands in one is read without an error and i
 counts is for the caller to find out, who knows the jobs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -20,6 +20,7 @@ Raw = Mapping[str, Any]
 MAX_CONSTRAINTS = 500
 MAX_RESOURCES = 100
 MAX_NODE_NAME = 253
+_OF_EVERY_NODE = ("cpu", "memory", "ephemeral-storage", PODS)
 _UNREADABLE = (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
@@ -54,10 +55,13 @@ class ClusterPod:
     """Why the gate cannot place it."""
 
 
-def cluster_pod(raw: Raw) -> ClusterPod:
-    """Return the facts of a pod. What cannot be read counts as nothing: the API server has let it in."""
+def cluster_pod(raw: Raw, offered: Container[str] = ()) -> ClusterPod:
+    """Return the facts of a pod. What cannot be read counts as nothing: the API server has let it in.
+
+    offered: the resources that nodes have.
+    """
     try:
-        return _cluster_pod(raw)
+        return _cluster_pod(raw, offered)
     except _UNREADABLE as error:
         metadata, spec = raw["metadata"], raw.get("spec") or {}
         return ClusterPod(
@@ -69,7 +73,7 @@ def cluster_pod(raw: Raw) -> ClusterPod:
         )
 
 
-def _cluster_pod(raw: Raw) -> ClusterPod:
+def _cluster_pod(raw: Raw, offered: Container[str]) -> ClusterPod:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     gates = {gate.get("name") for gate in spec.get("schedulingGates") or []}
     labels = metadata.get("labels") or {}
@@ -89,7 +93,7 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
         )
     return ClusterPod(
         uid=metadata["uid"],
-        requests=requests[:MAX_RESOURCES],
+        requests=_that_count(requests, offered),
         namespace=metadata.get("namespace") or "",
         node=node,
         reserved=reserved,
@@ -105,6 +109,14 @@ def _cluster_pod(raw: Raw) -> ClusterPod:
         priority=whole_number(spec.get("priority")) or 0,
         problem=problem,
     )
+
+
+def _that_count(requests: tuple[tuple[str, int], ...], offered: Container[str]) -> tuple[tuple[str, int], ...]:
+    """Return MAX_RESOURCES of them at most: what nodes have goes ahead of what may be invented."""
+    if len(requests) <= MAX_RESOURCES:
+        return requests
+    ordered = sorted(requests, key=lambda entry: entry[0] not in _OF_EVERY_NODE and entry[0] not in offered)
+    return tuple(sorted(ordered[:MAX_RESOURCES]))
 
 
 _KNOWN: WeakKeyDictionary[Needs, ref[Needs]] = WeakKeyDictionary()

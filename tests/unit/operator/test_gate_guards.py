@@ -158,6 +158,26 @@ async def test_a_pod_with_more_constraints_than_are_read_is_told(cluster: Cluste
     )
 
 
+@pytest.mark.parametrize("invented", ["a.io/{}", "hugepages-{}Ki"])
+async def test_resources_that_nobody_has_do_not_hide_what_a_pod_takes(cluster: Cluster, invented: str) -> None:
+    """It went around the scheduler; the kubelet takes no notice of resources that its node does not have."""
+    names = [invented.format(number) for number in range(1000, 1000 + 3 * read.MAX_RESOURCES)]
+    requests = dict.fromkeys(names, "1") | {GPU: "8", "cpu": "7", "memory": "1Gi"}
+    raw = {
+        "metadata": {"name": "greedy", "namespace": "other", "uid": "greedy"},
+        "spec": {"nodeName": "a", "containers": [{"resources": {"requests": requests}}]},
+        "status": {"phase": "Running"},
+    }
+    cluster.gate.pods.apply("ADDED", cluster.next(raw))
+    kept = cluster.gate.pods.get("greedy")
+    assert kept is not None
+    taken = dict(kept["pod"].requests)
+    assert len(taken) == read.MAX_RESOURCES
+    assert (taken[GPU], taken["cpu"], taken["memory"], taken["pods"]) == (8, 7000, 2**30, 1)
+    cluster.gang("one")
+    assert "a" not in dict((await cluster.answer("one")).nodes).values()
+
+
 @pytest.mark.parametrize("odd", [7, "text", [7], [None], {"a": 7}, [{"name": 7}], [{"resources": 7}], [[]]])
 @pytest.mark.parametrize(
     "field", ["schedulingGates", "containers", "initContainers", "affinity", "nodeSelector", "tolerations", "overhead"]
