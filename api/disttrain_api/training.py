@@ -312,7 +312,7 @@ class Training(ApiModel):
     compile: bool = False
     """Compile each layer with torch.compile, except its experts; needs a C++ compiler, on GPUs a C compiler."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of initialisation, data order and dropout."""
+    """Seed of initialisation, data order, dropout, and what the data's function draws."""
     checkpoint: Checkpoint | None = None
     """Absent: with `storage` the defaults, without it no checkpoints."""
     evaluation: Evaluation = Evaluation()

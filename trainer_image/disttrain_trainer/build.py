@@ -20,6 +20,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import Training
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
+from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
@@ -43,7 +44,7 @@ from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import composes, layers_of
 from disttrain_trainer.runtime.config import Config
-from disttrain_trainer.runtime.errors import DataUnlike, InvalidConfiguration
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
@@ -61,14 +62,16 @@ def build_state(config: Config, world: World) -> State:
     Raises InvalidConfiguration, EntrypointNotImportable or DataNotFound.
     """
     training = config.training
-    # A task of the user's may draw weights of its own (a teacher's), and data alike on every rank.
+    # A task of the user's may draw weights of its own (a teacher's), alike on every rank.
     seed_everything(training.seed)
     task = build_task(training)
     callbacks = build_callbacks(training, world)
+    # A split that is drawn holds the same samples out on every rank and in every attempt, whatever was drawn before.
+    seed_everything(training.seed)
     data = task.data()
     sampler = build_sampler(data, config, world)
     _require_vocabulary(data, training)
-    _agree_on_data(data, world)
+    data = agree_on_data(data, world)
     _note_small_data(data, config, world)
     require_memory_to_build(config, world)
     seed_everything(training.seed)
@@ -212,20 +215,6 @@ def _require_vocabulary(data: Datasets, training: Training) -> None:
             f"`training.model.config.vocabularySize`: {known} must be greater than or equal to that of the corpus, "
             f"which is {data.vocabulary}"
         )
-
-
-def _agree_on_data(data: Datasets, world: World) -> None:
-    """Ranks with other files would silently train on other samples than the order says."""
-    own = (data.size or 0, 0 if data.held_out is None else len(data.held_out), data.fingerprint)
-    sizes = world.gather(own, tuple[int, int, str | None])
-    for rank, size in enumerate(sizes):
-        if size[:2] == sizes[0][:2] and size != sizes[0]:
-            raise DataUnlike(f"rank {rank} finds another corpus than rank 0: the data must be alike in every pod")
-        if size != sizes[0]:
-            raise DataUnlike(
-                f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
-                f"{sizes[0][1]}: the data must be alike in every pod"
-            )
 
 
 def _note_small_data(data: Datasets, config: Config, world: World) -> None:

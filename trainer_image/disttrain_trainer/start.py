@@ -25,6 +25,8 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
     say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    if state.step >= config.training.steps:
+        say(world, f"nothing to do: {state.step} steps are done, and `training.steps` is {config.training.steps}")
     if latest is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         say(world, f"weights from {source}")

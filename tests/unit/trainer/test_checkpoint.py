@@ -152,9 +152,16 @@ class TestAnotherModel:
             "shallower": then(model=user("double_mlp", depth=1)),
             "other optimizer": then(optimizer={"name": "AdamW"}),
             "the same": then(),
+            "more data": then(data=user("double_samples", size=63)),
+            "other data": then(data=user("double_samples", seed=6)),
+            "fewer steps": [first, {"training": small(steps=1)}],
         }
-        results = run_cases(tmp_path_factory.mktemp("mismatch"), 1, cases)
-        return {name: result["errors"][-1] for name, result in results.items()}
+        folder = tmp_path_factory.mktemp("mismatch")
+        results = run_cases(folder, 1, cases)
+        return {
+            "log": (folder / "rank-0.out").read_text(),
+            **{name: result["errors"][-1] for name, result in results.items()},
+        }
 
     @pytest.mark.parametrize(
         ("name", "parts"),
@@ -171,6 +178,21 @@ class TestAnotherModel:
 
     def test_the_same_model_goes_on(self, errors):
         assert errors["the same"] is None
+
+    @pytest.mark.parametrize(
+        ("name", "line"),
+        [
+            ("more data", "step-2 was written with 50 training samples, and there are 63 now: their order begins anew"),
+            (
+                "other data",
+                "step-2 was written with other training samples: there are 50, too, and sample 0 is another",
+            ),
+            ("fewer steps", "nothing to do: 2 steps are done, and `training.steps` is 1"),
+        ],
+    )
+    def test_what_is_not_as_it_was_is_said_once(self, errors, name, line):
+        assert errors[name] is None
+        assert errors["log"].count(line) == 1
 
     def test_exit_code(self, tmp_path):
         run(tmp_path / "first", small(steps=2), tmp_path / "storage")

@@ -59,8 +59,17 @@ STATIC_TRAININGS = {
 }
 
 
+GENERATORS = ("Python", "NumPy", "torch")
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """Where ranks say what they hold out."""
+    return tmp_path_factory.mktemp("splits")
+
+
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
-def results(request, tmp_path_factory):
+def results(request, splits, tmp_path_factory):
     cases = {}
     static = STATIC_TRAININGS if request.param > 1 else {}
     cut = {name: TRAININGS[name.split(",")[0]] for name in CUT} if request.param == 2 else {}
@@ -70,6 +79,11 @@ def results(request, tmp_path_factory):
         cases[f"{name}: resumed"] = [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
     at_once = {"training": LONG, "stop_after": 0}
     cases["stopped at once"] = [at_once, {"training": LONG}]
+    for how in GENERATORS if request.param == 2 else ():
+        data = of_layers("drawn_split", folder=str(splits), how=how)
+        drawn = {"training": small(steps=3, seed=1, data=data, callbacks=[of_layers("Draws")])}
+        other = {"training": {**drawn["training"], "seed": 2, "steps": 4}}
+        cases[f"split, {how}"] = [{**drawn, "stop_after": 1}, drawn, other]
     return run_cases(tmp_path_factory.mktemp("resume"), request.param, cases)
 
 
@@ -106,6 +120,20 @@ class TestResumedEqualsUninterrupted:
             "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
             None,
         ]
+
+
+@pytest.mark.parametrize("how", GENERATORS)
+def test_a_split_that_is_drawn_is_the_seeds(results, splits, how):
+    """The same on all ranks and in every attempt."""
+    if f"split, {how}" not in results:
+        pytest.skip("two ranks show it")
+    stopped, *rest = results[f"split, {how}"]["errors"]
+    assert stopped.startswith("Stopped: ")
+    assert rest == [None, None]
+    one, other = ((splits / f"{how}-{rank}").read_text().splitlines() for rank in (0, 1))
+    assert one == other
+    first, again, with_another_seed = one
+    assert first == again != with_another_seed
 
 
 # Ranks, samples per step, steps: an epoch of 50 samples.

@@ -1,13 +1,15 @@
 """User code whose layers are not what they may look like, or come late, and data that draw their noise from NumPy."""
 
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from tests.unit.trainer.user_code import double_samples
 
@@ -122,6 +124,32 @@ class Arrays(Remembering):
 
 def arrays() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), Arrays("array")).double()
+
+
+class Draws:
+    """A callback that draws when it is built, more on every rank than on the one before."""
+
+    def __init__(self) -> None:
+        for _ in range(1 + int(os.environ["RANK"])):
+            random.random(), np.random.random(), torch.rand(())
+
+    def on_end(self, moment: Any) -> None:
+        """Nothing."""
+
+
+def drawn_split(folder: str, how: str) -> tuple[Dataset, Dataset]:
+    """A split of `double_samples` that is drawn; says in a file of this rank what it holds out."""
+    samples, _ = double_samples()
+    match how:
+        case "Python":
+            order = random.sample(range(50), 50)
+        case "NumPy":
+            order = np.random.permutation(50).tolist()
+        case _:
+            order = torch.randperm(50).tolist()
+    with Path(folder, f"{how}-{os.environ['RANK']}").open("a") as file:
+        file.write(f"{sorted(order[40:])}\n")
+    return Subset(samples, order[:40]), Subset(samples, order[40:])
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

@@ -45,6 +45,7 @@ from disttrain_trainer.checkpoint.kept_optimizer import (
 )
 from disttrain_trainer.checkpoint.kept_position import restore_position, saved_position
 from disttrain_trainer.checkpoint.kept_replicas import restore_replica, saved_replica
+from disttrain_trainer.checkpoint.kept_samples import saved_sketches, say_what_changed
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.shares import without_others
 from disttrain_trainer.checkpoint.soundness import latest_sound
@@ -144,6 +145,7 @@ class Checkpoints:
         contents = _contents(state, rank) | {OPTIMIZER: saved_optimizer(state)}
         contents |= kept_gradients(state, rank) | saved_replica(state, rank)
         contents |= saved_callbacks(state, rank) | saved_position(state, self._world)
+        contents |= saved_sketches(state, self._world)
         stages = None if state.pipeline is None else state.pipeline.stages.values()
         extra = of_this_rank(take_extra_state(contents["model"]), state.module, stages, self._world)
         contents |= {part: without_others(contents[part], self._world) for part in _ALIKE}
@@ -282,6 +284,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     set_model_state_dict(state.module, fresh | contents["model"])
     restore_optimizer(state, contents[OPTIMIZER])
     world.all_or_none(lambda: _restore_values(state, contents, rank, path))
+    say_what_changed(state, contents["train"]["samples"], reader, world)
 
 
 def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Place) -> None:

@@ -29,6 +29,8 @@ class Datasets:
     """All tokens are below; None where nobody has said so."""
     fingerprint: str | None = None
     """64 hexadecimal digits that tell corpora apart; None where the data has none."""
+    sketches: Sequence[tuple[str, list[tuple[float, float]]] | None] = ()
+    """What some of the training samples are (sketch.py); none where they are iterated, or drawn anew each time."""
 
     @property
     def size(self) -> int | None:
