@@ -1,5 +1,6 @@
 """`disttrain doctor`: what a cluster must have before a job trains on it, a line for each, with what to do."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -83,8 +84,9 @@ def _findings(client: Client) -> Iterator[Finding]:
 def of_version(version: Raw, server: str) -> Finding:
     """Judge what /version says."""
     said = f"Kubernetes {version.get('gitVersion')} at {server}"
-    minor = "".join(filter(str.isdigit, str(version.get("minor"))))
-    if minor and (str(version.get("major")), int(minor[:6])) < ("1", OLDEST_MINOR):
+    # Some have a plus after it.
+    minor = re.match("[0-9]{1,6}", str(version.get("minor")))
+    if minor is not None and (str(version.get("major")), int(minor[0])) < ("1", OLDEST_MINOR):
         return Finding("bad", "cluster", said, f"disttrain needs 1.{OLDEST_MINOR} or newer")
     return Finding("ok", "cluster", said)
 
@@ -210,7 +212,7 @@ def _nodes(client: Client) -> Iterator[Finding]:
 def of_nodes(nodes: list[Raw]) -> Finding:
     """Judge the nodes: whether any takes pods, and what GPUs they have."""
     ready = [node for node in nodes if _is_ready(node)]
-    gpus = [int(text) for node in ready if (text := _gpus(node)).isdecimal() and text != "0"]
+    gpus = [int(text) for node in ready if re.fullmatch("[1-9][0-9]{0,8}", text := _gpus(node))]
     if not ready:
         return Finding("bad", "nodes", f"none of {len(nodes)} takes pods", "`kubectl get nodes` says why")
     said = f"{len(ready)} of {len(nodes)} take pods"

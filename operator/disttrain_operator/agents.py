@@ -8,6 +8,7 @@ a pod answers is hostile until it is checked: its size, its numbers, and whether
 import asyncio
 import ipaddress
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import read_body
 from disttrain_operator.snapshot import World
 
+_ATTEMPT = re.compile("[0-9]{1,9}")
 logger = logging.getLogger(__name__)
 
 AT_A_TIME = 64
@@ -187,7 +189,7 @@ def agent_of(job_uid: str, pod: Raw) -> Agent | None:
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
     port, attempt = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, "")
     is_first = (labels.get(Label.ROLE), labels.get(Label.INDEX)) == (Role.WORKER.value, "0")
-    if not is_first or status.get("phase") != "Running" or not (attempt.isdigit() and len(attempt) < 10):
+    if not is_first or status.get("phase") != "Running" or not _ATTEMPT.fullmatch(attempt):
         return None
     host = _address(status.get("podIP"))
     if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):

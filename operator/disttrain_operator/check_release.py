@@ -12,11 +12,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
+
+from disttrain_api.bounds import cut
+from disttrain_api.escape import escaped
 
 # An election that has just begun ends within seconds.
 PATIENCE_SECONDS = 60.0
 PAUSE_SECONDS = 1.0
 REQUEST_SECONDS = 5.0
+MAX_PAGE = 8 * 1024 * 1024
+MAX_LINE = 1000
 
 
 @dataclass(frozen=True)
@@ -47,18 +53,23 @@ def ask(address: str, port: int) -> Replica:
     try:
         ready, report = _page(f"http://{host}:{port}/readyz")
         _, metrics = _page(f"http://{host}:{port}/metrics")
-    except OSError as error:
-        return Replica(address, ready=False, leads=False, says=f"does not answer: {error}")
+    except (OSError, HTTPException) as error:
+        return Replica(address, ready=False, leads=False, says=_line(f"does not answer: {error}"))
     leads = "disttrain_leader 1.0" in metrics.splitlines()
-    return Replica(address, ready, leads, report.strip().rpartition("\n")[2])
+    return Replica(address, ready, leads, _line(report.strip().rpartition("\n")[2]))
+
+
+def _line(text: str) -> str:
+    """What somebody else may have said, as one line of text."""
+    return escaped(cut(text, MAX_LINE))
 
 
 def _page(url: str) -> tuple[bool, str]:
     try:
         with urllib.request.urlopen(url, timeout=REQUEST_SECONDS) as answer:
-            return True, answer.read().decode()
+            return True, answer.read(MAX_PAGE).decode(errors="replace")
     except urllib.error.HTTPError as error:
-        return False, error.read().decode()
+        return False, error.read(MAX_PAGE).decode(errors="replace")
 
 
 def addresses(host: str, port: int) -> list[str]:

@@ -23,8 +23,6 @@ def find_access(context: str | None = None) -> Access:
     try:
         if len(files) > 1:
             return _merged(files, context)
-        if files[0].exists():
-            _read(files[0])
         return from_kubeconfig(files[0], context)
     except Exception as error:  # a kubeconfig may hold anything
         what = f"{os.pathsep.join(map(str, files))} cannot be read ({error!r})"
@@ -69,7 +67,7 @@ def _context(files: Sequence[Path], named: str | None) -> tuple[str, dict[str, A
 
 
 def _read(file: Path) -> Any:
-    """Return what is in a kubeconfig, within the bounds that the libraries that read it later do not know."""
+    """Return what is in a kubeconfig, within bounds that the library that reads it later does not know."""
     try:
         return yaml_bounds.load(file.read_text()) or {}
     except yaml_bounds.YamlError as error:

@@ -18,8 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from disttrain_api import yaml_bounds
 from disttrain_operator.kube.errors import AccessError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -83,8 +82,8 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
 def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     """A context of a kubeconfig file; None: its current one."""
     try:
-        config = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        config = yaml_bounds.load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml_bounds.YamlError) as error:
         raise AccessError(f"no service account and no readable kubeconfig at {path}: {error}") from error
     chosen = context or (config or {}).get("current-context")
     entry = _named(config, "contexts", chosen, "context", path)

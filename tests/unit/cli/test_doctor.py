@@ -72,6 +72,14 @@ def test_an_image_that_pods_wait_for_is_named(api: FakeApi, capfd: pytest.Captur
     assert "BAD   images: nodes cannot pull an/image:1" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("number", ["²", "3²+", "٣", "9" * 5000, "", None, []])
+def test_numbers_of_others_may_be_anything(number: Any) -> None:
+    assert doctor.of_version({"major": "1", "minor": number}, "x").state in ("ok", "bad")
+    allocatable = {"nvidia.com/gpu": number}
+    ready = [{"type": "Ready", "status": "True"}]
+    assert doctor.of_nodes([{"status": {"allocatable": allocatable, "conditions": ready}}]).state in ("ok", "warn")
+
+
 def test_an_operator_that_fell_silent_does_not_lead() -> None:
     lease = {"spec": {"holderIdentity": "x", "renewTime": NOW.isoformat()}}
     assert doctor.of_lease(lease, NOW + timedelta(seconds=10)).state == "ok"

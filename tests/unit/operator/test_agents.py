@@ -219,6 +219,13 @@ def test_no_address_is_asked_that_cannot_be_an_agents(pod: Raw) -> None:
     assert agent_of(UID, keep_pod(pod)) is None
 
 
+@pytest.mark.parametrize("attempt", ["²", "٣", "1²", "-1", "", "1" * 10, "x"])
+def test_an_attempt_that_is_no_number_of_the_operators_has_no_agent(attempt: str) -> None:
+    pod = a_pod()
+    pod["metadata"]["labels"]["disttrain.io/attempt"] = attempt
+    assert agent_of(UID, keep_pod(pod)) is None
+
+
 def test_an_address_of_version_6_is_asked_in_brackets() -> None:
     found = agent_of(UID, keep_pod(keep_pod(a_pod(host="fd00::7"))))
     assert found is not None

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from disttrain_operator.kube import auth
 from disttrain_operator.kube.auth import Access, FileToken, find_access, from_kubeconfig, in_cluster
 from disttrain_operator.kube.errors import AccessError
+from tests.unit.api.yaml_bombs import BOMBS, OF_OTHER_FILES
 
 
 def a_kubeconfig(folder: Path, user: dict[str, Any], cluster: dict[str, Any] | None = None) -> Path:
@@ -32,6 +34,16 @@ def test_certificates_inside_and_beside_a_kubeconfig(tmp_path: Path) -> None:
     access = from_kubeconfig(path)
     assert (access.server, access.namespace) == ("https://example:6443", "team")
     assert (access.ca, access.certificate, access.token()) == ("the CA", "the certificate", None)
+
+
+@pytest.mark.parametrize(("text", "sentence"), [*(BOMBS | OF_OTHER_FILES).values(), ("a: [", "not YAML: ")])
+def test_a_kubeconfig_is_read_within_bounds(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(
+        AccessError, match=re.escape(f"no service account and no readable kubeconfig at {path}: {sentence}")
+    ):
+        from_kubeconfig(path)
 
 
 def test_a_token_and_a_token_file(tmp_path: Path) -> None:

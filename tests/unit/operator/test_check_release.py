@@ -1,6 +1,9 @@
 """What `helm test` finds: one replica leads and all are ready, or a sentence that says what is wrong."""
 
 import asyncio
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -45,6 +48,49 @@ async def test_a_replica_is_asked_whether_it_leads(leads: bool) -> None:
     finally:
         await health.close()
     assert not (await asyncio.to_thread(ask, "127.0.0.1", port)).ready
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Somebody else who answers at a replica's address."""
+
+    body, begin = b"", b""
+
+    def do_GET(self) -> None:
+        if self.begin:
+            self.wfile.write(self.begin)
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"body": b"a\nleads \x1b[2J\x1b]0;x\x07\xff \xe2\x80\xae"}, r"leads \x1b[2J\x1b]0;x\x07� \u202e"),
+        ({"body": b"x" * 100_000}, "x" * 900),
+        ({"begin": b"\x1b[2J no HTTP\r\n"}, r"does not answer: \x1b[2J no HTTP"),
+    ],
+    ids=["control characters", "a long line", "no HTTP"],
+)
+def test_what_a_stranger_says_is_a_line_of_text(
+    answer: dict[str, bytes], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = type("Handler", (Odd,), answer)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            found = check("127.0.0.1", server.server_port, 0)
+        finally:
+            server.shutdown()
+    assert found is not None
+    assert f"127.0.0.1 {says}" in found
+    assert found.isprintable()
+    assert len(found) < 2000
 
 
 def test_a_host_that_nobody_knows_is_no_replica() -> None:
