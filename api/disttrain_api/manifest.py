@@ -4,6 +4,7 @@ What kubectl takes is taken: a file may hold other objects, in documents of thei
 read here.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,15 +57,28 @@ def read_stream(stream: BinaryIO, source: str) -> Manifest:
     return _parsed(_content(lambda: stream, source), source)
 
 
+def of_object(value: Any, source: str = "manifest") -> DistTrainingJob:
+    """The job that an object of a program is, as it would be sent. Raises ManifestError."""
+    try:
+        plain = json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(source, f"is no JSON: {error}") from error
+    return _checked(Document(plain), source)
+
+
 def _parsed(text: str, source: str) -> Manifest:
     document, others = _only_job(_documents(text, source), source)
     if document.problem is not None:
         raise _refused(source, str(document.problem), document.problem.line)
+    return Manifest(_checked(document, source), _some([_called(other) for other in others]))
+
+
+def _checked(document: Document, source: str) -> DistTrainingJob:
     job, found = read_job(document.value)
     if job is None or found:
         placed = [violation.at(_line(document.lines, violation.location)) for violation in found]
         raise ManifestError(source, sorted(placed, key=lambda violation: violation.line or 0))
-    return Manifest(job, _some([_called(other) for other in others]))
+    return job
 
 
 def _content(opened: Callable[[], BinaryIO], source: str) -> str:

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import yaml
-
 from disttrain.client import body_of
 from disttrain.cluster.api import Raw
 from disttrain.cluster.remote import RemoteJob
@@ -46,7 +44,7 @@ class LocalClient:
 
     def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:
         """Start a job from a file, a dict or a model. Raises ManifestError where it is wrong."""
-        model = job if isinstance(job, DistTrainingJob) else manifest.parse(yaml.safe_dump(body_of(job)))
+        model = job if isinstance(job, DistTrainingJob) else manifest.of_object(body_of(job))
         folder, raw = new_run(self._runs, model)
         self._start(folder.path)
         return RemoteJob(raw)

@@ -114,6 +114,29 @@ def test_on_this_machine_a_job_can_be_stopped(tmp_path: Path) -> None:
         client.wait("own")
 
 
+WORDS = ["3e-4", "0o14", "012", "on", "1_000", "null", "~", "=", "2026-01-01", "é\u202e", "a: b", "\x1b[2J", ""]
+
+
+@pytest.fixture
+def unstarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LocalClient:
+    monkeypatch.setattr(LocalClient, "_start", lambda *_: None)
+    return LocalClient(runs=tmp_path / "runs")
+
+
+def test_on_this_machine_a_dict_is_taken_as_it_is(unstarted: LocalClient) -> None:
+    """Not as YAML would read what it is written as."""
+    env = [{"name": f"W{number}", "value": word} for number, word in enumerate(WORDS)]
+    manifest = a_manifest("own", workers={"replicas": 1, "command": ["true", *WORDS], "env": env}, training=None)
+    stored = unstarted.submit(manifest).raw["spec"]["workers"]
+    assert (stored["command"], stored["env"]) == (["true", *WORDS], env)
+
+
+@pytest.mark.parametrize("odd", [{1, 2}, object(), float, Path("x")], ids=lambda odd: type(odd).__name__)
+def test_on_this_machine_what_is_no_json_is_refused_in_a_sentence(unstarted: LocalClient, odd: object) -> None:
+    with pytest.raises(ManifestError, match=r"^manifest: is no JSON: "):
+        unstarted.submit(a_manifest(workers={"env": odd}))
+
+
 def test_on_this_machine_a_wrong_job_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="stepz"):
         LocalClient(runs=tmp_path / "runs").submit(a_manifest(training={"stepz": 1}))
