@@ -25,8 +25,8 @@ MOST = 20
 """Requests of one round."""
 PATIENCE_SECONDS = 20.0
 """How long pods may take before anybody asks why."""
-PAUSE_SECONDS, MAX_PAUSE_SECONDS = 30.0, 300.0
-"""Between two requests for one job."""
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 30.0, 120.0
+"""Between two requests for one job. A kubelet tries again, and says so, every two minutes at least."""
 MAX_EVENTS, MAX_BYTES = 50, 256 * 1024
 """Of one answer."""
 _PER_TURN = 100

@@ -108,7 +108,8 @@ def _of_init_containers(pods: list[PodFacts]) -> tuple[str, str] | None:
 
 def _of_events(gang: Gang) -> tuple[str, str] | None:
     event = gang.observed.pod_event
-    pod = next((pod for pod in gang.unstarted if event is not None and pod.uid == event.pod_uid), None)
+    silent = (pod for pod in gang.unstarted if pod.waiting is None)
+    pod = next((pod for pod in silent if event is not None and pod.uid == event.pod_uid), None)
     if event is None or pod is None:
         return None
     advice = "Multi-Attach" if event.message.startswith("Multi-Attach") else event.reason

@@ -7,7 +7,7 @@ import pytest
 from disttrain_api.bounds import MAX_MESSAGE_BYTES
 from disttrain_operator.decide.observed import PodEvent
 from disttrain_operator.decide.pod_events import what_holds_up
-from tests.builders import with_state
+from tests.builders import an_init_status, initializing, with_state
 from tests.unit.decide.world import World, a_running_world, a_world
 
 POD = "digits-3f9a1-worker-0-a1"
@@ -151,6 +151,14 @@ def test_a_pod_that_says_itself_why_it_waits_is_believed_before_events() -> None
     world = held_up("FailedMount", NO_MAP)
     world.put(with_state(world.pod(1), "Pending", {"waiting": {"reason": "InvalidImageName", "message": "no image"}}))
     assert world.settle().condition("Running")[1] == "InvalidImageName"
+
+
+def test_what_was_read_of_a_pod_whose_init_container_runs_by_now_is_over() -> None:
+    """The reader forgets it at its next round, and wakes nobody for that."""
+    world = held_up("FailedMount", NO_MAP)
+    fetches = an_init_status("fetch", {"running": {"startedAt": "2026-01-01T12:00:00Z"}})
+    world.put(initializing(world.pod(0), fetches))
+    assert world.settle().condition("Running")[1] == "PodInitializing"
 
 
 def test_the_events_of_a_pod_that_runs_by_now_count_no_more() -> None:
