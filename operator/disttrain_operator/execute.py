@@ -172,7 +172,7 @@ class _Round:
         needed = (secret(job, self._site), default_environment(job, self._site), claim(job), disruption_budget(job))
         for manifest in needed:
             if manifest is not None:
-                yield partial(self._create_unwatched, manifest, again=wanted.tries > 0)
+                yield partial(self._create_needed, manifest, again=wanted.tries > 0)
 
     def _has_service(self) -> bool:
         return self._world.has_service(self._job, child_name(self._job.name, self._job.uid))
@@ -210,10 +210,10 @@ class _Round:
             cache.observe(outcome.raw)
         return None
 
-    async def _create_unwatched(self, manifest: Raw, *, again: bool) -> None:
+    async def _create_needed(self, manifest: Raw, *, again: bool) -> None:
         problem = await self._create(manifest)
-        if again and problem is not None and problem.reason == Reason.QUOTA_EXCEEDED:
-            # A full quota says so of the object that fills it, too, which nobody here watches.
+        if again and problem is not None and problem.kind == "Secret" and problem.reason == Reason.QUOTA_EXCEEDED:
+            # A full quota says so of a Secret that fills it, too, which nobody here may read.
             del self.problems[problem.kind, problem.name]
 
     async def _delete_pod(self, action: DeletePod) -> None:
