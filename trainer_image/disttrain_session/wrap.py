@@ -9,7 +9,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.parallel.shardable import (
+    called,
+    make_contiguous,
+    require_one_format,
+    whole_parameters,
+    without_tied,
+)
+from disttrain_trainer.parallel.sharded import shard_mesh
 from disttrain_trainer.parallel.units import layers_of
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -17,12 +26,13 @@ def wrap(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> nn.
     """Return the model on its device, with rank 0's parameters and buffers on all ranks, and wrapped.
 
     Optimizers that hold its parameters are given those that the wrapped model has. Raises ValueError for one that has
-    made a step already.
+    made a step already, and InvalidConfiguration for a parameter that cannot be cut.
     """
     if any(optimizer.state for optimizer in optimizers):
         raise ValueError("the optimizer has made a step already: prepare it before the first one")
     before = dict(model.named_parameters())
     model.to(world.device.torch)
+    make_contiguous(model)
     _share(model)
     if world.mesh.shard > 1:
         _shard(model, world)
@@ -41,18 +51,19 @@ def _share(model: nn.Module) -> None:
 
 
 def _shard(model: nn.Module, world: World) -> None:
-    names = world.device_mesh.mesh_dim_names or ()
-    mesh = world.device_mesh["replicate", "shard"] if "replicate" in names else world.device_mesh["shard"]
-    owners: dict[nn.Parameter, int] = {}
-    units = [unit for unit in layers_of(model) if next(unit.parameters(), None) is not None and unit is not model]
-    for unit in units:
-        for parameter in unit.parameters():
-            owners[parameter] = owners.get(parameter, 0) + 1
-    for unit in units:
-        # A parameter that two layers share is left to the root, which gathers it for both.
-        if all(owners[parameter] == 1 for parameter in unit.parameters()):
-            fully_shard(unit, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    """Cut it in place. Raises InvalidConfiguration for a parameter that cannot be cut."""
+    left = {parameter: name for name, parameter in model.named_parameters()}
+    whole = whole_parameters(model)
+    for parameter, name in left.items():
+        if parameter in whole:
+            raise InvalidConfiguration(
+                f"the parameter `{name}` is a single number without a dimension, or none: shards cannot cut it; give it"
+                " the shape [1], or use replicas"
+            )
+    units = [unit for unit in called(layers_of(model)) if unit is not model]
+    for unit in (*without_tied(units, set()), model):
+        require_one_format(unit, left)
+        fully_shard(unit, mesh=shard_mesh(world))
 
 
 def _exchange(optimizers: Sequence[Optimizer], new: dict[nn.Parameter, nn.Parameter]) -> None:

@@ -1,6 +1,7 @@
 """What FSDP2 takes of a model, looked at before it cuts: it would fail in the first step, and name nothing."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 
 import torch
 from torch import nn
@@ -33,12 +34,22 @@ def whole_parameters(module: nn.Module) -> set[nn.Parameter]:
     return {one for one in module.parameters() if not isinstance(one, DTensor) and (one.dim() == 0 or one.numel() == 0)}
 
 
-def require_one_format(unit: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+def without_tied(units: list[nn.Module], whole: Set[nn.Parameter]) -> Iterator[nn.Module]:
+    """A parameter that two units share can be gathered by neither alone: it is left to the root."""
+    cut = [[parameter for parameter in unit.parameters() if parameter not in whole] for unit in units]
+    owners = Counter(parameter for parameters in cut for parameter in parameters)
+    for unit, parameters in zip(units, cut, strict=True):
+        if parameters and all(owners[parameter] == 1 for parameter in parameters):
+            yield unit
+
+
+def require_one_format(unit: nn.Module, left: dict[nn.Parameter, str]) -> None:
     """Raises InvalidConfiguration where gradients of parameters that are gathered together cannot be summed together.
 
-    parameters: by name, those that are gathered with the unit.
+    left: names of parameters that are gathered with no unit yet; those of this one are taken out.
     """
-    trained = [(name, _kind(parameter), parameter) for name, parameter in parameters if parameter.requires_grad]
+    gathered = [(left.pop(parameter), parameter) for parameter in unit.parameters() if parameter in left]
+    trained = [(name, _kind(parameter), parameter) for name, parameter in gathered if parameter.requires_grad]
     for name, kind, parameter in trained:
         if parameter.is_complex():
             raise InvalidConfiguration(

@@ -2,9 +2,6 @@
 `replicate` groups where there are any (FSDP2, after ZeRO stage 3, Rajbhandari et al. 2020; hybrid sharding).
 """
 
-from collections import Counter
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,7 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from disttrain_api.training import Precision, Training
 from disttrain_trainer.parallel.expert import shard_experts
-from disttrain_trainer.parallel.shardable import called, make_contiguous, require_one_format, whole_parameters
+from disttrain_trainer.parallel.shardable import (
+    called,
+    make_contiguous,
+    require_one_format,
+    whole_parameters,
+    without_tied,
+)
 from disttrain_trainer.runtime.device import pins_memory
 from disttrain_trainer.runtime.mesh import World
 
@@ -45,7 +48,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
     pinned = pins_memory(world.device.torch)
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
-    mesh = _mesh(world)
+    mesh = shard_mesh(world)
     # Of several microbatches under way, the backward pass of one leaves a stage's units gathered: to cut them up after
     # the next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
     reshard_after_forward = world.mesh.pipeline == 1
@@ -56,8 +59,7 @@ def shard(
         shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)
 
     def cut(unit: nn.Module, policy: MixedPrecisionPolicy, reshard_after_forward: bool | None) -> None:
-        gathered = [(left.pop(parameter), parameter) for parameter in unit.parameters() if parameter in left]
-        require_one_format(unit, gathered)
+        require_one_format(unit, left)
         fully_shard(
             unit,
             mesh=mesh,
@@ -68,11 +70,11 @@ def shard(
         )
 
     norms = [layer for layer in module.modules() if _keeps_statistics(layer)] if half is not None else []
-    for norm in _without_tied(norms, whole):
+    for norm in without_tied(norms, whole):
         # Its kernels take halves beside whole weights and statistics, and not halves beside one of the two. It is so
         # small that it may stay gathered for the backward pass.
         cut(norm, MixedPrecisionPolicy(cast_forward_inputs=False), False)
-    for unit in _without_tied([unit for unit in called(units) if unit not in norms], whole):
+    for unit in without_tied([unit for unit in called(units) if unit not in norms], whole):
         cut(unit, precision, reshard_after_forward)
     cut(module, precision, None)
     return module
@@ -110,15 +112,7 @@ def _keeps_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and layer.affine and layer.track_running_stats
 
 
-def _mesh(world: World) -> DeviceMesh:
+def shard_mesh(world: World) -> DeviceMesh:
+    """The ranks that hold parts of the same layers, with the groups that hold copies of them if there are any."""
     names = world.device_mesh.mesh_dim_names or ()
     return world.device_mesh["replicate", "shard"] if "replicate" in names else world.device_mesh["shard"]
-
-
-def _without_tied(units: list[nn.Module], whole: set[nn.Parameter]) -> Iterator[nn.Module]:
-    """A parameter that two units share can be gathered by neither alone: it is left to the root."""
-    cut = [[id(parameter) for parameter in unit.parameters() if parameter not in whole] for unit in units]
-    owners = Counter(parameter for parameters in cut for parameter in parameters)
-    for unit, parameters in zip(units, cut, strict=True):
-        if parameters and all(owners[parameter] == 1 for parameter in parameters):
-            yield unit
