@@ -70,7 +70,7 @@ def _refuse_nonsense(plan: Plan, ranks: int) -> None:
 
 
 def _job(plan: Plan, ranks: int, gpus: bool, results: Path) -> DistTrainingJob:
-    command = ["python", "-m", "disttrain_trainer.checks.collectives", *arguments_of(plan), f"--json={results}"]
+    command = ["python", "-P", "-m", "disttrain_trainer.checks.collectives", *arguments_of(plan), f"--json={results}"]
     return DistTrainingJob.model_validate(
         {
             "apiVersion": API_VERSION,

@@ -50,7 +50,7 @@ class LocalClient:
         return RemoteJob(raw)
 
     def _start(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "disttrain.main", "run", "--resume", str(folder)]
+        command = [sys.executable, "-P", "-m", "disttrain.main", "run", "--resume", str(folder)]
         with (folder / _OUTPUT).open("wb") as output:
             self._processes[str(folder)] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True

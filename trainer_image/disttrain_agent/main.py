@@ -13,7 +13,7 @@ from disttrain_agent.supervise import Supervisor
 from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure
 
-TRAINER = (sys.executable, "-m", "disttrain_trainer")
+TRAINER = (sys.executable, "-P", "-m", "disttrain_trainer")
 
 
 def main(command: Sequence[str] = (), start: Start = execute) -> int:

@@ -20,7 +20,8 @@ TERMINATE = b"T"
 KILL = b"K"
 
 _KEEPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
-_NURSERY = [sys.executable, "-m", "disttrain.local.nursery"]
+_NURSERY = [sys.executable, "-P", "-m", "disttrain.local.nursery"]
+_MODULE = (sys.executable, "-P", "-m")
 _OURS = ("disttrain_agent", "disttrain_trainer")
 _OF_A_POD = {name for key, name in vars(Env).items() if not key.startswith("_")} | {"CUDA_VISIBLE_DEVICES"}
 """Variables that nothing reads while it is imported. In any other, all forks are like the first."""
@@ -133,7 +134,7 @@ class Nursery:
         if self._socket is None:
             return None
         described = {
-            "module": launch.command[2:],
+            "module": launch.command[len(_MODULE) :],
             "environment": dict(launch.environment),
             "folder": str(launch.folder),
         }
@@ -209,7 +210,8 @@ class _Forked:
 
 def _is_ours(launch: Launch) -> bool:
     command = launch.command
-    return command[:2] == (sys.executable, "-m") and command[2].partition(".")[0] in _OURS and launch.folder.is_dir()
+    own = command[: len(_MODULE)] == _MODULE and command[len(_MODULE)].partition(".")[0] in _OURS
+    return own and launch.folder.is_dir()
 
 
 def modules_of(spec: JobSpec) -> tuple[str, ...]:

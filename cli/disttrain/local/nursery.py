@@ -80,8 +80,6 @@ def _be_a_keeper(description: int, orders: int, log: int, end: int) -> None:
         os.environ.clear()
         os.environ.update(launch["environment"])
         os.chdir(launch["folder"])
-        # Where `python -m` looks first.
-        sys.path[0] = launch["folder"]
         module, *arguments = launch["module"]
         _call_it("keeper")
         if _has_met_the_driver():
@@ -118,8 +116,8 @@ class ForkedRank:
 
 
 def fork_rank(command: Sequence[str], environment: dict[str, str]) -> Child:
-    """The agent's Start of `python -m MODULE …`."""
-    _, _, module, *arguments = command
+    """The agent's Start of `python -P -m MODULE …`."""
+    _, _, _, module, *arguments = command
     out, rank_out = os.pipe()
     die = die_with(os.getpid())
     if pid := keeper.fork():
@@ -141,7 +139,7 @@ def fork_rank(command: Sequence[str], environment: dict[str, str]) -> Child:
 
 
 def _run(module: str, arguments: Sequence[str]) -> int:
-    """`python -m MODULE ARGUMENTS`."""
+    """`python -P -m MODULE ARGUMENTS`."""
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

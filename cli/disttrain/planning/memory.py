@@ -57,7 +57,7 @@ def _ask_trainer(manifest: DistTrainingJob, rank: int) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="disttrain-plan-") as folder:
         job, result = Path(folder, "job.json"), Path(folder, "result.json")
         job.write_text(json.dumps(config.model_dump(mode="json", by_alias=True, exclude_none=True)))
-        command = [sys.executable, "-m", "disttrain_trainer.estimate", str(job), str(result)]
+        command = [sys.executable, "-P", "-m", "disttrain_trainer.estimate", str(job), str(result)]
         command += ["--ranks", str(spec.world_size), "--ranks-per-pod", str(spec.workers.ranks_per_pod)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         # As `disttrain run` does: entry points may lie in the current folder.

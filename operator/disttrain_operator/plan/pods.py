@@ -31,8 +31,8 @@ from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
 
 _COMMANDS = {
-    Role.WORKER: ["python3", "-m", "disttrain_agent"],
-    Role.PS: ["python3", "-m", "disttrain_trainer.parameter_server.main"],
+    Role.WORKER: ["python3", "-P", "-m", "disttrain_agent"],
+    Role.PS: ["python3", "-P", "-m", "disttrain_trainer.parameter_server.main"],
 }
 
 

@@ -16,7 +16,7 @@ from disttrain_api.names import Env
 from disttrain_api.report import PodReport, decode_pod_report
 from tests.waiting import GENEROUS, until
 
-AGENT = [sys.executable, "-m", "disttrain_agent"]
+AGENT = [sys.executable, "-P", "-m", "disttrain_agent"]
 
 
 @dataclass

@@ -90,7 +90,7 @@ sys.exit(keeper.keep(lambda: os._exit(0), "nothing"))
 """
 FORKS_A_RANK = """
 signal.signal(signal.SIGTERM, lambda *_: None)
-rank = nursery.fork_rank(["python", "-m", "this"], {"RANK": "0"})
+rank = nursery.fork_rank(["python", "-P", "-m", "this"], {"RANK": "0"})
 _, status = os.waitpid(rank.pid, 0)
 sys.exit(128 - os.waitstatus_to_exitcode(status))
 """

@@ -41,7 +41,9 @@ class Runner:
 
     async def start(self, *command: str, **environment: str) -> Kept:
         ours = {Env.CONFIG: str(self.folder / "job.json"), Env.TERMINATION_LOG: str(self.folder / "last-words")}
-        words = command or (sys.executable, "-m", "disttrain_agent")
+        words = command or (sys.executable, "-P", "-m", "disttrain_agent")
+        # Where the nursery finds modules of a test: not in its working folder.
+        ours["PYTHONPATH"] = str(self.folder)
         launch = Launch(words, {**os.environ, **POD, **ours, **environment}, self.folder)
         return await self.nursery.start(launch, self.folder / "log")
 
@@ -84,6 +86,20 @@ def test_a_pod_ends_with_its_own_exit_code_and_log(tmp_path: Path) -> None:
         assert await pod.wait() == ExitCode.INVALID_CONFIGURATION
         assert "WORLD_SIZE must be an integer of at least 1, not 'none'" in runner.log
         assert "InvalidConfiguration" in (tmp_path / "last-words").read_text()
+
+    play(tmp_path, scenario)
+
+
+def test_files_in_the_working_folder_hide_no_module(tmp_path: Path) -> None:
+    for name in ("json", "asyncio", "yaml", "socket", "random", "disttrain", "disttrain_agent"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user's file')")
+
+    async def scenario(runner: Runner) -> None:
+        pod = await runner.start(PYTHONPATH="")
+        await runner.until_logged("waiting for the address")
+        assert is_forked(runner)
+        pod.order(TERMINATE)
+        assert await pod.wait() == ExitCode.STOPPED
 
     play(tmp_path, scenario)
 
@@ -211,8 +227,8 @@ def test_what_cannot_be_imported_is_left_to_the_ranks(tmp_path: Path) -> None:
     [
         (LIGHT, (sys.executable, "-c", "print('own')"), {}),
         (LIGHT, (sys.executable, "-m", "timeit", "-n1", "print('own')"), {}),
-        ((), (sys.executable, "-m", "disttrain_agent"), {Env.WORLD_SIZE: "own"}),
-        (LIGHT, (sys.executable, "-m", "disttrain_agent"), {Env.WORLD_SIZE: "own", "LD_BIND_NOW": "1"}),
+        ((), (sys.executable, "-P", "-m", "disttrain_agent"), {Env.WORLD_SIZE: "own"}),
+        (LIGHT, (sys.executable, "-P", "-m", "disttrain_agent"), {Env.WORLD_SIZE: "own", "LD_BIND_NOW": "1"}),
     ],
     ids=["own command", "own module", "no modules", "another environment"],
 )

@@ -125,7 +125,7 @@ def test_servers_of_a_job_that_trains_run_our_own_server() -> None:
     assert environment(server)["LOCAL_WORLD_SIZE"] == "1", "so servers know how many workers the ranks are"
     container = server["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
-    assert container["command"] == ["python3", "-m", "disttrain_trainer.parameter_server.main"]
+    assert container["command"] == ["python3", "-P", "-m", "disttrain_trainer.parameter_server.main"]
     assert {"DISTTRAIN_CONFIG", "DISTTRAIN_PS_ADDRESSES", "WORLD_SIZE"} <= environment(server).keys()
     addressed = service(job, SITE)["spec"]["selector"]
     assert "disttrain.io/role" not in addressed, "workers look their servers up"
@@ -143,7 +143,7 @@ def test_a_template_with_a_command_keeps_it_and_gets_no_configuration() -> None:
 def test_a_job_that_trains_runs_the_agent_of_the_default_image() -> None:
     container = pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
-    assert container["command"] == ["python3", "-m", "disttrain_agent"]
+    assert container["command"] == ["python3", "-P", "-m", "disttrain_agent"]
 
 
 def test_pod_defaults_are_those_of_the_restricted_standard() -> None:
