@@ -135,6 +135,7 @@ class FailureClass(StrEnum):
     STOPPED = "Stopped"
     PEER_LOST = "PeerLost"
     HANG = "Hang"
+    NOT_STARTED = "NotStarted"
 
 
 class Signature(StatusModel):
@@ -159,8 +160,8 @@ class Verdict(StatusModel):
     """A sentence for people."""
     class_: Annotated[str | None, Field(alias="class")] = None
     """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, OutOfStorage, Killed,
-    Disruption (preempted, evicted, drained, rejected), NodeLost, PodLost, Stopped, PeerLost or Hang. Absent: nothing
-    failed."""
+    Disruption (preempted, evicted, drained, rejected), NodeLost, PodLost, Stopped, PeerLost, Hang or NotStarted.
+    Absent: nothing failed."""
     action: str | None = None
     """What followed from it by the failure policy, one of its actions. Absent: nothing failed."""
     rule: str | None = None

@@ -247,6 +247,22 @@ def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
     assert team.status()["attempt"] == 1
 
 
+def test_who_gives_up_waiting_for_a_pod_without_a_node_costs_no_restart(team: Team) -> None:
+    command = {"spec": {"containers": [{"name": "trainer", "image": "x", "command": ["serve"]}]}}
+    team.create(workers={"replicas": 3, "template": command}, training=None, runPolicy={"maxRestarts": 0})
+    pods = team.wait_for_pods(3)
+    team.run(pods[:2])
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    team.set_status(pods[2], {"conditions": [refused]})
+    team.wait_for("Running", status="False", reason="Unschedulable")
+    team.finish(pods[:2], code=1)
+    eventually(lambda: team.status()["attempt"] == 2)
+    verdict = team.status()["attempts"][0]["verdict"]
+    assert (verdict["class"], verdict["reason"]) == ("NotStarted", "Unschedulable")
+    assert "exited with code 1" in verdict["message"]
+    assert team.status()["restartsSinceCheckpoint"] == 0
+
+
 def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) -> None:
     team.create(storage=a_claim_template())
     pods = team.wait_for_pods(2)

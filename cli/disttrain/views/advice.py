@@ -25,7 +25,7 @@ FAILED: dict[str, str] = {
     "LeftEarly": "Remove the call that leaves the process before its work is done",
     "DiskFull": "Give the pods more ephemeral storage, or write less",
     "PortInUse": "Without `hostNetwork` this ends by itself; with it, another program of the node has the port",
-    "NetworkFaulty": "Take the named node out of service (`kubectl cordon`) and look at its network",
+    "NetworkFaulty": "Take the named node out of service (`kubectl cordon`) and look at its network, or at its DNS",
     "PeerLost": "Look at the log of the peer that is named; of programs of your own, at the others' exceptions",
     "NodeLost": "Look at the node; the job needs nothing of you where others have room",
     "Evicted": "Ask for as much memory and disk as the pod uses, so that its node does not evict it",
@@ -66,4 +66,5 @@ CLASSES: dict[str, str] = {
     "Configuration": "a restart would meet it again, so there was none",
     "Disruption": "the cluster ended it, so the restart is not counted",
     "NodeLost": "the node was lost, so the restart is not counted",
+    "NotStarted": "not all of its pods had started, so the restart is not counted",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
 from disttrain.terminal import duration, plain
-from disttrain.views.advice import CLASSES, FAILED
+from disttrain.views.advice import CLASSES, FAILED, PENDING
 from disttrain_api.names import Reason
 from disttrain_api.status import Attempt, Verdict
 from disttrain_api.times import parse_time
@@ -90,7 +90,7 @@ def of_class(verdict: Verdict | None) -> list[str]:
 
 
 def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:
-    advice = FAILED.get(verdict.reason) if verdict is not None else None
+    advice = (FAILED | PENDING).get(verdict.reason) if verdict is not None else None
     return (filled(advice, job),) if advice else ()
 
 

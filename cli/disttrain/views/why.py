@@ -26,8 +26,9 @@ from disttrain.views.case import (
     todo_of,
 )
 from disttrain_api.names import MANAGED_BY_US, Reason
-from disttrain_api.status import ConditionType, Verdict
+from disttrain_api.status import ConditionType, FailureClass, Verdict
 from disttrain_api.times import parse_time
+from disttrain_operator.decide.ledger import start_must_end_at
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 
@@ -115,10 +116,9 @@ def _held(case: Case, reason: str, message: str) -> Why:
 def _deadline(case: Case, reason: str) -> Iterator[str]:
     """By when it must run. A queue's or the gate's waiting has no such end."""
     seconds = case.run_policy.get("startingDeadlineSeconds")
-    begun = parse_time(case.attempt.start_time) if case.attempt is not None else None
-    if begun is None or not isinstance(seconds, int) or reason in (Reason.QUEUED, Reason.WAITING_FOR_ROOM):
+    if case.attempt is None or not isinstance(seconds, int) or reason in (Reason.QUEUED, Reason.WAITING_FOR_ROOM):
         return
-    left = (begun + timedelta(seconds=seconds) - case.now).total_seconds()
+    left = (start_must_end_at(case.job.status, seconds) - case.now).total_seconds()
     yield (
         f"If it does not run within {duration(left)} it fails (startingDeadlineSeconds: {seconds})."
         if left > 0
@@ -225,6 +225,8 @@ def _restarting(case: Case) -> Why:
     else:
         started = sum(pod.program_started for pod in case.current_pods)
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")
+    if verdict is not None and verdict.class_ == FailureClass.NOT_STARTED:
+        sentences += _deadline(case, running.reason if running is not None else "")
     sentences.append(goes_on_from(case))
     return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))
 

@@ -5,11 +5,11 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
-from disttrain_operator.decide.clock import after, earliest, timestamp
+from disttrain_operator.decide.clock import earliest, timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
-from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting
+from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting, start_must_end_at
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, why_not_running
 
@@ -61,8 +61,7 @@ def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
 
 def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime:
     """When all pods of the current attempt must run, unless a queue holds them back."""
-    attempt = ledger.attempts[-1]
-    return after(attempt.admitted_time or attempt.start_time, spec_of(job).run_policy.starting_deadline_seconds)
+    return start_must_end_at(ledger, spec_of(job).run_policy.starting_deadline_seconds)
 
 
 def spec_of(job: Job) -> JobSpec:

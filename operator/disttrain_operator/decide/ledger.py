@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
-from disttrain_api.status import Attempt, CheckpointStatus, JobStatus, Replacement, Verdict
+from disttrain_api.status import Attempt, CheckpointStatus, FailureClass, JobStatus, Replacement, Verdict
 from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
@@ -20,9 +20,52 @@ def begin_attempt(status: JobStatus, policy: RunPolicy, now: datetime) -> JobSta
     attempt = Attempt(number=number, start_time=started, avoided_nodes=suspected_nodes(status, policy, now))
     # Who had succeeded in a former attempt means nothing any more.
     former = _with_current(status, {"succeeded": None}) if status.attempts else status
-    attempts = [*former.attempts, attempt][-KEPT_ATTEMPTS:]
-    changes = {"attempt": number, "attempts": attempts, "start_time": status.start_time or started}
-    return status.model_copy(update=changes)
+    changes = {
+        "attempt": number,
+        "attempts": [*former.attempts, attempt],
+        "start_time": status.start_time or started,
+    }
+    return _with_last_attempts(status.model_copy(update=changes))
+
+
+def _with_last_attempts(status: JobStatus) -> JobStatus:
+    """The status with as many attempts as are kept: the last ones, and the first of those that count as one start."""
+    kept, first = status.attempts[-KEPT_ATTEMPTS:], _of_one_start(status)[0]
+    return status.model_copy(update={"attempts": kept if first in kept else [first, *kept[1:]]})
+
+
+def _of_one_start(status: JobStatus) -> list[Attempt]:
+    """The last attempt, and those right before it that ended since members did not start. Resuming is another start."""
+    found, since = status.attempts[-1:], after(status.start_time or "", 0)
+    for attempt in reversed(status.attempts[:-1]):
+        class_ = attempt.verdict.class_ if attempt.verdict is not None else None
+        if class_ != FailureClass.NOT_STARTED or after(attempt.start_time, 0) < since:
+            break
+        found.insert(0, attempt)
+    return found
+
+
+def why_never_started(status: JobStatus) -> Verdict | None:
+    """The verdict over the last attempt that ended, if members of it did not start and the same start goes on."""
+    ended = last_ended(status)
+    if ended is None or status.start_time is None or ended not in _of_one_start(status):
+        return None
+    return ended.verdict if ended.verdict is not None and ended.verdict.class_ == FailureClass.NOT_STARTED else None
+
+
+def start_must_end_at(status: JobStatus, seconds: float) -> datetime:
+    """When all pods must run that were to start within so many seconds; a queue holds none of them back now.
+
+    Attempts that ended since members did not start count as one start, without the time for which a queue held them.
+    """
+    first, *others = _of_one_start(status)
+    deadline, before = after(first.admitted_time or first.start_time, seconds), first
+    for attempt in others:
+        if attempt.admitted_time is not None and before.end_time is not None:
+            held = after(attempt.admitted_time, 0) - after(before.end_time, 0)
+            deadline += max(held, timedelta())
+        before = attempt
+    return deadline
 
 
 def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus:

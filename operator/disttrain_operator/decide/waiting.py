@@ -47,7 +47,9 @@ def why_not_running(gang: Gang) -> tuple[str, str]:
     go: each change of the status is a request."""
     if any(pod.pod_alive for pod in gang.old):
         return Reason.WAITING_FOR_OLD_PODS, f"waiting for pods older than attempt {gang.attempt} to end"
-    return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run")
+    failed = next((pod for pod in gang.failed if pod.exit is not None), None)
+    ended = f"; pod {failed.name} has failed before all had started" if failed is not None else ""
+    return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run{ended}")
 
 
 def why_waiting(gang: Gang) -> tuple[str, str] | None:

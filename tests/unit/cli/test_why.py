@@ -8,6 +8,7 @@ import pytest
 from disttrain.cluster.remote import RemoteJob
 from disttrain.views.why import Why, why
 from disttrain_api.names import Reason
+from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
@@ -227,6 +228,26 @@ def test_a_pod_that_starts_is_named_with_its_newest_event() -> None:
 def test_by_when_it_must_run_is_said_where_the_stored_job_says_it() -> None:
     raw = a_raw_job(status=held("Unschedulable"), runPolicy={"startingDeadlineSeconds": 1800})
     assert "If it does not run within 25m it fails" in why(RemoteJob(raw), [], [], LATER).paragraph
+
+
+def test_a_start_that_takes_several_attempts_has_one_end() -> None:
+    later = timestamp(LATER)
+    said = {"reason": "Unschedulable", "message": "no room; meanwhile worker 0 gave up", "class": "NotStarted"}
+    attempts: list[dict[str, Any]] = [{"number": 1, "startTime": STAMP, "endTime": later, "verdict": said}]
+    attempts += [{"number": 2, "startTime": later}]
+    conditions = [
+        a_condition("Restarting", "True", "GangRestarted", "no room"),
+        a_condition("Running", "False", "Unschedulable", "no room"),
+    ]
+    status = {"attempt": 2, "restarts": 1, "startTime": STAMP, "attempts": attempts, "conditions": conditions}
+    raw = a_raw_job(status=status, runPolicy={"startingDeadlineSeconds": 1800})
+    found = why(RemoteJob(raw), [], [], LATER)
+    assert (
+        "because no room; meanwhile worker 0 gave up (Unschedulable). Not all of its pods had started, so"
+        in found.paragraph
+    )
+    assert "If it does not run within 25m it fails (startingDeadlineSeconds: 1800)." in found.paragraph
+    assert found.todo == ("`kubectl get nodes` and `disttrain doctor` show what the cluster has",)
 
 
 def test_a_silent_node_is_named() -> None:

@@ -12,7 +12,7 @@ from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.observed import Admission, CreateProblem, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.identity import child_name
-from tests.builders import NOW, a_raw_job, a_raw_pod, running
+from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running
 
 WHY = "needs 2 pods x 8 nvidia.com/gpu; 1 fit"
 NO_WORD = Admission()
@@ -227,3 +227,19 @@ def test_a_gang_that_was_let_go_by_an_operator_with_a_gate_comes_up_without_it()
 def test_the_same_world_gives_the_same_decision() -> None:
     gated = a_gated()
     assert gated.decide(gated.admitted()) == gated.decide(gated.admitted())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(Admission(why="no room"), "no room"), (Admission(), "waiting until all pods have room")]
+)
+def test_who_gives_up_waiting_for_a_pod_that_the_gate_holds_is_a_symptom(answer: Admission, why: str) -> None:
+    """It was let go with the others, and lost its room to somebody else."""
+    gated = a_gated(maxRestarts=0).hold(0, 1)
+    gated.let_go(0, 1)
+    gated.decide(Admission())
+    gated.hold(1).pods[0] = ended(running(gated.pods[0]), 1, at=gated.now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    gated.decide(answer)
+    attempt = gated.raw["status"]["attempts"][0]
+    assert (attempt["verdict"]["class"], attempt["verdict"]["reason"]) == ("NotStarted", "WaitingForRoom")
+    assert attempt["verdict"]["message"].startswith(f"{why}; meanwhile worker 0 ")
+    assert attempt["admittedTime"] == "2026-01-01T12:00:00Z", "the start deadline counts from it"

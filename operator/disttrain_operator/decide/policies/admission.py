@@ -16,7 +16,7 @@ from disttrain_operator.decide.clock import after, earliest, timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
-from disttrain_operator.decide.ledger import end_attempt, in_attempt, ran
+from disttrain_operator.decide.ledger import end_attempt, in_attempt, mark_admitted, ran
 from disttrain_operator.decide.observed import Admission, PodFacts
 from disttrain_operator.decide.situation import Situation
 
@@ -142,7 +142,7 @@ class _Waiting:
         if self._gated or self._gang.missing or not self._released:
             return None
         released = min(pod.released_at for pod in self._released if pod.released_at is not None)
-        return released + timedelta(seconds=self._gang.spec.run_policy.starting_deadline_seconds)
+        return starting_deadline_at(self._job, mark_admitted(self._job.status, released))
 
 
 def _patience(pod: PodFacts) -> datetime:

@@ -20,6 +20,7 @@ from disttrain_operator.decide.ledger import (
 )
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.unstarted import gave_up
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 from disttrain_operator.plan.identity import pod_name
@@ -28,11 +29,14 @@ from disttrain_operator.plan.identity import pod_name
 def note_replacements(situation: Situation) -> Move | None:
     """Write down and count which pods are to be made again. What is done about them follows from the status."""
     ledger = situation.status
-    if not in_attempt(ledger) or not situation.failures.of_single_pods:
+    if not in_attempt(ledger):
+        return None
+    failed = [entry for entry in situation.failures.of_single_pods if not gave_up(situation.gang, entry[0])]
+    if not failed:
         return None
     policy, now = situation.run_policy, situation.now
     message = ""
-    for cause, ruling in situation.failures.of_single_pods:
+    for cause, ruling in failed:
         verdict = verdict_of(cause, ruling, policy)
         counted = is_counted(cause)
         if counted and (exhausted := used_up(ledger, policy, verdict)):

@@ -1,12 +1,16 @@
 """A member failed or vanished, or all hang: the gang is made again from the last checkpoint, or the job fails."""
 
+from dataclasses import replace
+
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
 from disttrain_operator.decide.budget import used_up
+from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, remove
 from disttrain_operator.decide.hang import hang_of
@@ -16,32 +20,58 @@ from disttrain_operator.decide.ledger import (
     count_restart,
     end_attempt,
     in_attempt,
+    mark_admitted,
     next_attempt_at,
     ran,
     restarting,
 )
 from disttrain_operator.decide.repetition import repeated
 from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.unstarted import gave_up, kept_back, verdict_of_start
 from disttrain_operator.decide.verdict import verdict_of
 
 
 def restart_policy(situation: Situation) -> Move | None:
     """Restart or fail the job when a member of its gang failed or vanished and that concerns all, or all hang."""
-    status, failures = situation.status, situation.failures
+    status, failures, policy = situation.status, situation.failures, situation.run_policy
     if not in_attempt(status):
         return None
     judged = awaited_end(status)
     if judged is not None:
         return _restart_or_fail(situation, judged)
     found = failures.of_the_gang
+    gave_up_first = _gave_up(situation)
+    if gave_up_first is not None:
+        why = kept_back(situation.gang)
+        # The others are about to start: nothing is lost by waiting for them.
+        return None if why is None else _begin_anew(situation, verdict_of_start(why, *gave_up_first, policy))
     if found is None:
         hang = hang_of(situation.gang)
         return None if hang is None else _restart_or_fail(situation, hang)
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Move(_state(status), Reason.POD_FAILED, message, status, look_again_at=failures.settled_at)
-    verdict = verdict_of(*found, situation.run_policy)
+    verdict = verdict_of(*found, policy)
     return _restart_or_fail(situation, repeated(status, verdict) or verdict)
+
+
+def _gave_up(situation: Situation) -> tuple[Cause, Ruling] | None:
+    """The first cause, where that pod gave up waiting for members that have not started. A rule of one's own decides
+    about a gang as it does of any other."""
+    failures = situation.failures
+    found = failures.of_the_gang or min(failures.of_single_pods, key=lambda entry: entry[0].rank, default=None)
+    if found is None or not gave_up(situation.gang, found[0]):
+        return None
+    return None if found[1].rule is not None and failures.of_the_gang is not None else found
+
+
+def _begin_anew(situation: Situation, verdict: Verdict) -> Move:
+    """The next attempt, of the same start: since when a queue or the gate no longer held this one is noted for the
+    deadline."""
+    gang, status = situation.gang, situation.status
+    if status.attempts[-1].admitted_time is None and (gang.released_at is not None or gang.let_go):
+        status = mark_admitted(status, gang.released_at or situation.now)
+    return _restart_or_fail(replace(situation, job=replace(situation.job, status=status)), verdict)
 
 
 def _state(status: JobStatus) -> State:

@@ -6,7 +6,7 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus, Verdict
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
-from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.finish import finish
@@ -17,6 +17,7 @@ from disttrain_operator.decide.ledger import (
     mark_running,
     next_attempt_at,
     ran,
+    why_never_started,
 )
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_not_running, why_waiting
@@ -28,8 +29,12 @@ def begin(situation: Situation) -> Move | None:
     if in_attempt(status):
         return None
     begins_at = next_attempt_at(status, situation.run_policy)
+    deadline = _deadline_in_pause(situation)
+    if deadline is not None and now >= deadline and (why := _why_before(status)) is not None:
+        return _too_late(situation, why)
     if begins_at is not None and _end(status) <= now < begins_at:
-        return wait_for_attempt(job, observed, status, begins_at, now)
+        move = wait_for_attempt(job, observed, status, begins_at, now)
+        return replace(move, look_again_at=earliest(move.look_again_at, deadline))
     suspended = condition(status, ConditionType.SUSPENDED)
     resumes = suspended is not None and suspended.reason in (Reason.SUSPENDED, Reason.SUSPENDING)
     word = Reason.RESUMED if resumes else Reason.CREATING_PODS
@@ -42,13 +47,8 @@ def starting_deadline(situation: Situation) -> Move | None:
     deadline = starting_deadline_at(situation.job, gang.ledger)
     if ran(situation.status) or gang.all_started or gang.queued or situation.now < deadline:
         return None
-    seconds = situation.run_policy.starting_deadline_seconds
-    waiting = why_waiting(gang)
-    message = (
-        f"not all pods ran within startingDeadlineSeconds ({seconds}): {waiting[1] if waiting else _unexplained(gang)}"
-    )
-    reason = waiting[0] if waiting and waiting[0] not in USUAL_REASONS else Reason.START_DEADLINE_EXCEEDED
-    return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
+    why = why_waiting(gang) or _why_before(situation.status)
+    return _too_late(situation, why or (Reason.START_DEADLINE_EXCEEDED, _unexplained(gang)))
 
 
 def startup(situation: Situation) -> Move | None:
@@ -72,6 +72,27 @@ def running(situation: Situation) -> Move | None:
         return Move(State.RUNNING, *lacks, situation.status, events=(event,))
     message = f"all {len(situation.gang.members)} pods run"
     return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
+
+
+def _too_late(situation: Situation, why: tuple[str, str]) -> Move:
+    seconds = situation.run_policy.starting_deadline_seconds
+    message = f"not all pods ran within startingDeadlineSeconds ({seconds}): {why[1]}"
+    reason = Reason.START_DEADLINE_EXCEEDED if why[0] in USUAL_REASONS else why[0]
+    return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
+
+
+def _why_before(status: JobStatus) -> tuple[str, str] | None:
+    """(reason, sentence) of why members of the last attempt did not start, where the same start goes on."""
+    verdict = why_never_started(status)
+    return None if verdict is None else (verdict.reason, verdict.message)
+
+
+def _deadline_in_pause(situation: Situation) -> datetime | None:
+    """When a start must have ended that goes on with the next attempt; None where a queue will hold that one first."""
+    status = situation.status
+    if why_never_started(status) is None or status.attempts[-1].admitted_time is not None:
+        return None
+    return starting_deadline_at(situation.job, status)
 
 
 def _admitted(situation: Situation) -> Gang:
