@@ -95,7 +95,7 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.PEER_LOST
     if _told_to_end(pod):
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
-    if exit_.code == ExitCode.STOPPED:
+    if exit_.code == ExitCode.STOPPED and exit_.init_container is None:
         return FailureClass.STOPPED
     # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
     if pod.signal == _SIGKILL or exit_.code is None:

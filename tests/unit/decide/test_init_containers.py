@@ -73,9 +73,10 @@ def test_rules_of_the_failure_policy_see_its_end(rule: Raw) -> None:
     [
         (died(137, reason="OOMKilled"), "OutOfMemory", "ran out of memory and was killed"),
         (died(137), "Killed", "was killed by signal 9 (exit code 137)"),
+        (died(143), "Program", "exited with code 143"),
         (died(128, "exec: no such file", "StartError"), "Program", "exited with code 128: exec: no such file"),
     ],
-    ids=["memory", "killed", "cannot start"],
+    ids=["memory", "killed", "stopped by nobody", "cannot start"],
 )
 def test_it_may_end_in_every_way_of_a_program(state: Raw, class_: str, how: str) -> None:
     verdict = fail_in_init(a_world().settle(), an_init_status("fetch", state))
