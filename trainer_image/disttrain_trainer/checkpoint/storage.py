@@ -168,8 +168,15 @@ def newest_seen(folder: Path) -> CheckpointReport | None:
 def require_shared(folder: Place, world: World, within: float = SHARED_WITHIN_SECONDS) -> None:
     """Make `folder`; every rank must see what rank 0 writes there.
 
-    Raises StorageNotShared on every rank, naming those that do not; InvalidConfiguration where rank 0 cannot write.
+    Raises StorageNotShared on every rank, naming those that do not; InvalidConfiguration where rank 0 cannot write, or
+    where no report could name what is written.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidConfiguration(
+            f"`storage`: {folder} is no text in UTF-8, in which reports name checkpoints: use a folder of another name"
+        ) from error
     nonce = world.from_first(lambda: _write_nonce(folder), str)
     probe = folder / nonce
     blind = [rank for rank, seen in enumerate(world.gather(_appears(probe, within), bool)) if not seen]

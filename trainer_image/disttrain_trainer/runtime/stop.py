@@ -25,6 +25,7 @@ class StopRequest:
         self._looping = False
         self._grace_seconds: float | None = None
         self._code: int | None = None
+        self._wakeup: socket.socket | None = None
         self.before_exit = lambda message: None
         """Called with a sentence when this thread, not the loop, ends the process."""
 
@@ -34,9 +35,10 @@ class StopRequest:
         stop = cls()
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        stop._wakeup = writer
+        signal.signal(signal.SIGTERM, _heard)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=stop._listen, args=(reader, writer), name="sigterm", daemon=True).start()
+        threading.Thread(target=stop._listen, args=(reader,), name="sigterm", daemon=True).start()
         return stop
 
     @property
@@ -50,12 +52,28 @@ class StopRequest:
         """From now on the loop obeys; should it not end within the grace, the process still exits with 143 in time."""
         self._grace_seconds = grace_seconds
         self._looping = True
+        if self._wakeup is not None and threading.current_thread() is threading.main_thread():
+            self._listen_again(self._wakeup.fileno())
+
+    def _listen_again(self, wakeup: int) -> None:
+        """Put back what a user's code has changed since, and say so; a handler in Python does no harm."""
+        replaced = []
+        if not callable(signal.getsignal(signal.SIGTERM)):
+            signal.signal(signal.SIGTERM, _heard)
+            replaced.append("its handler")
+        if signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False) != wakeup:
+            replaced.append("Python's wake-up descriptor")
+        if replaced:
+            sentence = (
+                f"SIGTERM: {' and '.join(replaced)} had been replaced and is put back: a stop leaves a checkpoint"
+            )
+            print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
 
     def work_ended(self, code: int) -> None:
         """The process ends with `code` by itself: where it has no time left for that, it has nothing more to say."""
         self._code = code
 
-    def _listen(self, reader: socket.socket, _writer: socket.socket) -> None:
+    def _listen(self, reader: socket.socket) -> None:
         while signal.SIGTERM not in reader.recv(64):
             continue
         if not self._looping:
@@ -76,3 +94,7 @@ class StopRequest:
                 print(f"disttrain: Stopped: {message}", file=sys.stderr, flush=True)
             finally:
                 os._exit(self.EXIT_CODE)
+
+
+def _heard(*_: object) -> None:
+    """The thread that reads the wake-up descriptor does what is to be done."""
