@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
@@ -17,6 +15,7 @@ from disttrain_trainer.parallel.shardable import (
     without_tied,
 )
 from disttrain_trainer.parallel.sharded import shard_mesh
+from disttrain_trainer.parallel.share import share
 from disttrain_trainer.parallel.units import layers_of
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
@@ -33,7 +32,7 @@ def wrap(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> nn.
     before = dict(model.named_parameters())
     model.to(world.device.torch)
     make_contiguous(model)
-    _share(model)
+    share((*model.parameters(), *model.buffers()))
     if world.mesh.shard > 1:
         _shard(model, world)
         wrapped = model
@@ -42,12 +41,6 @@ def wrap(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> nn.
     after = dict(model.named_parameters())
     _exchange(optimizers, {parameter: after[name] for name, parameter in before.items()})
     return wrapped
-
-
-def _share(model: nn.Module) -> None:
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, src=0)
 
 
 def _shard(model: nn.Module, world: World) -> None:

@@ -39,6 +39,7 @@ from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
 from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import is_sharded, shard
+from disttrain_trainer.parallel.share import require_elements_apart
 from disttrain_trainer.parallel.sparse_gradients import require_dense, sparse_embeddings, step_singly, what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
@@ -79,6 +80,7 @@ def build_state(config: Config, world: World) -> State:
         module = build_on_meta(task.model)
     else:
         module = task.model().to(world.device.torch)
+    require_elements_apart(module)
     require_memory_to_train(module, config, world)
     return assemble(task, data, sampler, module, config, world, callbacks)
 

@@ -126,6 +126,44 @@ def arrays() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), Arrays("array")).double()
 
 
+class Odd(nn.Module):
+    """Buffers of many formats and layouts, which every rank sets otherwise; an evaluation wants those of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.full((4, 3), -1.0, dtype=torch.float64)
+        self.register_buffer("column", self.table[:, 1])
+        self.register_buffer("turned", torch.zeros(2, 3).t())
+        self.register_buffer("windows", torch.zeros(5).unfold(0, 3, 1))
+        self.register_buffer("short", torch.zeros(3, dtype=torch.int16))
+        self.register_buffer("wide", torch.zeros(3, dtype=torch.uint16), persistent=False)
+        self.register_buffer("tiny", torch.zeros(3, dtype=torch.float8_e4m3fn))
+        self.register_buffer("flags", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("phases", torch.zeros(3, dtype=torch.complex64).conj())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("none", torch.zeros(0, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, buffer in self.named_buffers():
+            if self.training:
+                buffer.copy_(torch.full(buffer.shape, 1 - int(os.environ["RANK"])))
+            elif not bool((buffer.to(torch.complex128) == 1).all()):
+                raise ValueError(f"{name} is {buffer.tolist()}")
+        if (self.table[:, ::2] != -1).any():
+            raise ValueError(f"beside `column` is {self.table.tolist()}")
+        return x
+
+
+def odd_buffers() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6).double(), nn.Tanh(), Odd(), nn.Linear(6, 5).double())
+
+
+def expanded_buffer() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 5)).double()
+    model[0].register_buffer("ids", torch.arange(5).expand(3, 5))
+    return model
+
+
 class Draws:
     """A callback that draws when it is built, more on every rank than on the one before."""
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -12,8 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.devices import Placed, Replicated
 from disttrain_trainer.parallel.sharded import reduce_gradients
+from disttrain_trainer.parallel.share import share
 from disttrain_trainer.runtime.device import gpus_of
 from disttrain_trainer.runtime.mesh import World
+
+_KNOWN_TO_BACKENDS = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
+"""Number formats that DDP can send."""
 
 
 def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn.Module:
@@ -29,10 +35,21 @@ def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn
     spread = isinstance(module, Replicated | Placed)
     if world.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
+    group = world.device_mesh.get_group("replicate")
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    unknown = {name: tensor for name, tensor in held.items() if tensor.dtype not in _KNOWN_TO_BACKENDS}
+    if unknown:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(unknown))
+        # As DDP does: once what is not trained, and buffers before each pass that changes them.
+        share(unknown.values(), group)
+        buffers = [name for name in unknown if not isinstance(unknown[name], nn.Parameter)]
+        module.register_forward_pre_hook(
+            lambda module, _: share(map(module.get_buffer, buffers), group) if module.training else None
+        )
     return DistributedDataParallel(
         module,
         device_ids=None if spread else gpus_of(world.device.torch),
-        process_group=world.device_mesh.get_group("replicate"),
+        process_group=group,
         find_unused_parameters=not static_graph,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
@@ -76,6 +93,5 @@ def share_buffers(module: nn.Module, world: World) -> None:
     """Give every replica the buffers of the first one (running means and the like), as DDP does before each forward."""
     for axis in (name for name in world.device_mesh.mesh_dim_names or () if name in {"replicate", "shard"}):
         group = world.device_mesh.get_group(axis)
-        with torch.no_grad():
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=dist.get_global_rank(group, 0), group=group)
+        if group.size() > 1:
+            share(module.buffers(), group)

@@ -18,6 +18,7 @@ from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.data_parallel import average_gradients, share_buffers
 from disttrain_trainer.parallel.local_sgd.plan import Meeting, Plan
 from disttrain_trainer.parallel.local_sgd.update import Update
+from disttrain_trainer.parallel.share import share
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -49,8 +50,7 @@ class Replicas:
         self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._model: dict[str, Tensor] = {}
         self._momentum: dict[str, Tensor] = {}
-        for value in (*module.parameters(), *module.buffers()):
-            dist.broadcast(value.detach(), src=0, group=groups.all)
+        share((*module.parameters(), *module.buffers()), groups.all)
         self.set_out()
 
     def alone(self, done: int) -> bool:
