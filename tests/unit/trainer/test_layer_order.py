@@ -1,9 +1,12 @@
 """What ranks call of a model that shards have cut is compared, and a difference is named on the rank that waits."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from disttrain_api.names import ExitCode
+from disttrain_trainer.checks.layer_watch import watching_layers
+from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.parallel.layer_order import LayerOrder, difference
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.layouts import SHARD
@@ -152,6 +157,35 @@ def test_a_rank_that_waits_for_another_layer_knows(mesh: DeviceMesh, steps: tupl
     found = difference(ranks[1].order, ranks[1].order.notes, 1, ranks[0].order.notes)
     assert found is not None
     assert found.startswith("`training.model`: rank 0 calls `b` where rank 1 calls `c`: shards gather a layer")
+
+
+@pytest.mark.parametrize(
+    ("path", "raised", "said"),
+    [
+        (
+            "b",
+            InvalidConfiguration,
+            "^`training.model`: rank 0 calls `a` where rank 1 calls `b`: shards gather a layer",
+        ),
+        ("a", RuntimeError, "^Timed out$"),
+    ],
+)
+def test_an_error_that_comes_of_it_is_explained(
+    mesh: DeviceMesh, path: str, raised: type[Exception], said: str
+) -> None:
+    """Of another rank that only was lost nothing is said."""
+    first, second, store = Rank(mesh), Rank(mesh), dist.HashStore()
+    first.model(torch.ones(2, 4), "a")
+    with pytest.raises(RuntimeError, match=r"^Timed out$"), watched(first, 0, store):
+        raise RuntimeError("Timed out")
+    second.model(torch.ones(2, 4), path)
+    with pytest.raises(raised, match=said), watched(second, 1, store):
+        raise RuntimeError("Timed out")
+
+
+def watched(rank: Rank, number: int, store: dist.Store) -> AbstractContextManager[None]:
+    world: Any = SimpleNamespace(rank=number, first=number == 0, store=store)
+    return watching_layers(rank.order, world, Reporter(number, None))
 
 
 def test_ranks_that_wait_for_each_other_end_with_the_layers_name(tmp_path: Path) -> None:

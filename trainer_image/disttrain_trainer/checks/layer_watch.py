@@ -22,6 +22,8 @@ from disttrain_trainer.runtime.mesh import World
 
 PATIENCE_SECONDS = 10.0
 """A rank that calls no layer for so long compares."""
+_LAST_SECONDS = 5.0
+"""What the thread is given at the end: where rank 0's machine is gone, its store may not answer for long."""
 _KEY = "disttrain/layers"
 _NOTES = TypeAdapter(Notes)
 
@@ -36,24 +38,30 @@ def watching_layers(order: LayerOrder | None, world: World, reporter: Reporter) 
         yield
         return
     watch = _Watch(order, world)
-    over = threading.Event()
+    over, failed = threading.Event(), threading.Event()
+    said: list[str | None] = []
 
     def watch_on() -> None:
         while not over.wait(PATIENCE_SECONDS):
             if watch.stands_still() and (sentence := watch.compare()) is not None:
                 _leave(InvalidConfiguration(sentence), reporter)
+        if failed.is_set():
+            said.append(watch.compare())
 
     thread = threading.Thread(target=watch_on, name="layer-watch", daemon=True)
     thread.start()
     try:
         yield
     except RuntimeError as error:
-        if (sentence := watch.compare()) is not None:
-            raise InvalidConfiguration(sentence) from error
+        failed.set()
+        over.set()
+        thread.join(_LAST_SECONDS)
+        if any(said):
+            raise InvalidConfiguration(str(said[0])) from error
         raise
     finally:
         over.set()
-        thread.join()
+        thread.join(_LAST_SECONDS)
 
 
 class _Watch:
