@@ -26,12 +26,12 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.flops import work_of
 from disttrain_trainer.metrics.report import say
-from disttrain_trainer.optim.groups import require_matches
+from disttrain_trainer.optim.groups import STACKED, require_matches
 from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
-from disttrain_trainer.parallel.expert import spread_experts, watch_routing
+from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
 from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
@@ -120,6 +120,8 @@ def assemble(
     # A model that cannot be cut along the sequence has said so.
     if config.job.parallelism.sequence_parallel:
         _require_even_sequences(data, world.mesh.tensor)
+    for parameter in (parameter for layer in expert_layers(module) for parameter in layer.experts.parameters()):
+        setattr(parameter, STACKED, True)
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     optimizer = task.optimizer(trained)
     takes_no_sparse = what_takes_none(config, world, optimizer)

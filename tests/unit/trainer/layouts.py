@@ -17,6 +17,7 @@ IMAGES = {
 
 # 50 samples in batches of 24: the third batch is one of 2, so most ranks have nothing but padding in it.
 TRAININGS = {
+    "gpt, AdamW of matrices": small(**COMMON, **GPT, optimizer=ADAMW | {"weightDecayOn": "Matrices"}),
     "gpt, SGD": small(**COMMON, **GPT, optimizer=SGD),
     "gpt, FP32, 20 steps": small(
         **COMMON | {"steps": 20}, data=TOKENS, model=user("double_gpt", double=False), optimizer=SGD
@@ -65,13 +66,13 @@ HALVES = {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 
 ALL_LAYOUTS = {
     "fsdp2": (2, "gpt, SGD", {SHARD: 2}, {}),
     "fsdp2, AdamW, accumulated": (2, "gpt, AdamW", {SHARD: 2}, ACCUMULATE),
-    "fsdp2, recomputed": (2, "gpt, AdamW", {SHARD: 2}, FULL),
+    "fsdp2, recomputed": (2, "gpt, AdamW of matrices", {SHARD: 2}, FULL),
     "fsdp2, offloaded": (2, "gpt, AdamW", {SHARD: 2}, OFFLOAD),
     "fsdp2 of an mlp": (2, "mlp, SGD", {SHARD: 2}, ACCUMULATE),
     "dp2, offloaded": (2, "gpt, SGD", {}, OFFLOAD | ACCUMULATE),
     "dp2, recomputed": (2, "gpt, SGD", {}, SELECTIVE | {"offload": {"activations": True}}),
     "dp2, static graph": (2, "gpt, SGD", {"dataParallel": {"staticGraph": True}}, ACCUMULATE),
-    "dp2, static graph, recomputed": (2, "gpt, AdamW", {"dataParallel": {"staticGraph": True}}, FULL),
+    "dp2, static graph, recomputed": (2, "gpt, AdamW of matrices", {"dataParallel": {"staticGraph": True}}, FULL),
     "fsdp2, compiled": (2, "mlp, SGD", {SHARD: 2}, {"compile": True}),
     **{
         f"{name}, compiled": (2, training, parallelism, {"compile": True} | changes)
@@ -83,7 +84,7 @@ ALL_LAYOUTS = {
     },
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),
-    "tp2, sequence": (2, "gpt, AdamW", {TENSOR: 2, "sequenceParallel": True}, {}),
+    "tp2, sequence": (2, "gpt, AdamW of matrices", {TENSOR: 2, "sequenceParallel": True}, {}),
     "tp2, vocabulary": (2, "gpt, untied, smoothed", {TENSOR: 2, "vocabularyParallel": True}, {}),
     "tp2 of an mlp": (2, "mlp, SGD", {TENSOR: 2}, {}),
     "one process, two devices": (1, "mlp, SGD", {"devicesPerProcess": 2}, ACCUMULATE),
@@ -108,6 +109,7 @@ ALL_LAYOUTS = {
         f"pp2, {schedule}, SGD": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, {})
         for schedule in SCHEDULES
     },
+    "pp2, matrices": (2, "gpt, AdamW of matrices", {PIPELINE: 2}, {}),
     "pp2, three stages per rank": (
         2,
         "deep gpt, AdamW",

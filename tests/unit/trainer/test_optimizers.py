@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from disttrain_api.training import Optimizer, OptimizerName
 from disttrain_trainer.optim import optimizers
-from disttrain_trainer.optim.groups import FACTOR, groups_of
+from disttrain_trainer.optim.groups import FACTOR, STACKED, groups_of
 from disttrain_trainer.optim.optimizers import build_optimizer
 
 
@@ -82,3 +82,35 @@ def test_groups_go_by_shape_and_by_the_first_pattern_that_matches():
         "2.bias": (0.0, 3.0),
     }
     assert groups_of(Optimizer(), named) == [{"params": list(model.parameters())}]
+
+
+def test_of_what_experts_share_a_tensor_of_their_vectors_are_no_matrix():
+    experts = {"matrix": nn.Parameter(torch.ones(4, 2, 3)), "bias": nn.Parameter(torch.ones(4, 3))}
+    for parameter in experts.values():
+        setattr(parameter, STACKED, True)
+    decays, spared = groups_of(Optimizer(weight_decay_on="Matrices"), experts)
+    assert decays == {"params": [experts["matrix"]]}
+    assert spared == {"params": [experts["bias"]], "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("name", OptimizerName)
+def test_decay_of_matrices_is_torchs_with_two_groups(name):
+    settings = Optimizer(name=name, learning_rate=0.1, weight_decay=0.5, weight_decay_on="Matrices")
+    torch.manual_seed(3)
+    ours, theirs = (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    spared = [parameter for parameter in theirs.parameters() if parameter.dim() == 1]
+    matrices = [parameter for parameter in theirs.parameters() if parameter.dim() == 2]
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": spared, "weight_decay": 0.0}]
+    pairs = [
+        (ours, build_optimizer(settings, dict(ours.named_parameters()))),
+        (theirs, getattr(torch.optim, name.value)(groups, lr=0.1)),
+    ]
+    batches = torch.randn(5, 8, 4, dtype=torch.float64)
+    for batch in batches:
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)

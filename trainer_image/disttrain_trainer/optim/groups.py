@@ -12,6 +12,9 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration
 FACTOR = "lr_factor"
 """Key of a group: its learning rate / that of the step. Absent: 1."""
 
+STACKED = "stacked"
+"""Attribute of a parameter that has a row per expert: what each expert has of it is one dimension less."""
+
 
 def groups_of(settings: Optimizer, parameters: Mapping[str, Parameter]) -> list[dict[str, Any]]:
     """The groups of torch.optim, in the order of their first parameters, which are given by name.
@@ -20,7 +23,8 @@ def groups_of(settings: Optimizer, parameters: Mapping[str, Parameter]) -> list[
     """
     found: dict[object, dict[str, Any]] = {}
     for name, parameter in parameters.items():
-        decays = settings.weight_decay_on is WeightDecayOn.ALL or parameter.dim() > 1
+        dimensions = parameter.dim() - hasattr(parameter, STACKED)
+        decays = settings.weight_decay_on is WeightDecayOn.ALL or dimensions > 1
         factor = factor_of(settings, name)
         own = {} if decays else {"weight_decay": 0.0}
         own |= {} if factor == 1.0 else {FACTOR: factor}
