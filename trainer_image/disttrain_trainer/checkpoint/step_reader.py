@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,6 +28,7 @@ from disttrain_trainer.runtime.errors import CheckpointBroken, TrainerError, one
 from disttrain_trainer.runtime.files import ForeignFileError, open_regular, read_bounded
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.object_path import OPTIONS, ObjectPath
+from disttrain_trainer.runtime.plain import load_plain
 
 MAX_METADATA_BYTES = 2**30
 """Five million parts of tensors have about as much."""
@@ -79,7 +79,7 @@ class _PlainPlanner(DefaultLoadPlanner):
         """Raises CheckpointBroken for a value that would have code run."""
         name = read_item.dest_index.fqn
         try:
-            plain = torch.load(value, map_location="cpu", weights_only=True)  # noqa: TID251 - runs no code
+            plain = load_plain(value)
         except pickle.UnpicklingError as error:
             # torch's own text advises to read it all the same.
             named = _NAMED.search(str(error))
