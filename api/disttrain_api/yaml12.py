@@ -36,7 +36,8 @@ _NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "merge")
 )
 _DISPUTED = "disputed"
-_OCTAL = re.compile("0[0-7]{1,31}")
+# No more than 63 bits.
+_OCTAL = re.compile("0[0-7]{1,21}")
 
 
 class _Loader(BoundedLoader):

@@ -113,7 +113,7 @@ def test_a_mode_of_files_is_read_as_chmod_and_kubectl_read_it(location: tuple[st
         for part in location:
             found = found[0] if part == "0" else found[part]
         assert found == mode
-    for word in ("0798", "-0755", "0_755"):
+    for word in ("0798", "-0755", "0_755", "0" + "7" * 22):
         with pytest.raises(YamlError, match=f"^{word} means one thing to YAML 1.2 and another to kubectl: "):
             value(f"{text} {word}")
 
