@@ -55,6 +55,14 @@ class Server:
         self.stream.append((kind, deepcopy(self.pods[name])))
         return deepcopy(self.pods[name])
 
+    def disrupt(self, pod: Raw, reason: str, *, ready: bool) -> None:
+        """The cluster ends a pod for this reason."""
+        pod["status"]["conditions"] = [
+            {"type": "Ready", "status": str(ready)},
+            {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": ""},
+        ]
+        self.put_pod(pod)
+
     def remove_pod(self, name: str) -> None:
         """A pod is gone."""
         self.stream.append(("DELETED", self._next(self.pods.pop(name))))
@@ -186,6 +194,12 @@ class Operator:
             self.problems[name] = CreateProblem("Pod", name, 403, str(self.server.refuses), "exceeded quota")
         else:
             self.pods.observe(answer)
+
+
+def lost(pod: Raw) -> bool:
+    """Whether its node is."""
+    conditions = {entry["type"]: entry["status"] for entry in pod["status"].get("conditions", [])}
+    return conditions.get("DisruptionTarget") == "True" and conditions.get("Ready") == "False"
 
 
 def member(pod: Raw) -> tuple[Role, int, int]:

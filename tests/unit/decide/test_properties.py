@@ -19,7 +19,7 @@ from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting, with_sidecar
 from tests.soak import SOAK
 from tests.suites import GATE
-from tests.unit.decide.cluster import Operator, Server, member
+from tests.unit.decide.cluster import Operator, Server, lost, member
 from tests.unit.decide.oracle import Budget
 
 INDEX = st.integers(min_value=0, max_value=2)
@@ -199,21 +199,21 @@ class Jobs(RuleBasedStateMachine):
         """Its last words tell of the newest checkpoint, which may be of an earlier attempt."""
         report = a_report(self.checkpoint, checkpoint=self.checkpoint or None) if reports else None
         for pod in self._programs(index):
-            if not _lost(pod):
+            if not lost(pod):
                 pod = ended(pod, code, at=timestamp(self.server.now), report=report)
                 self.server.put_pod(with_sidecar(pod) if self.sidecars else pod)
 
     @rule()
     def what_was_told_to_stop_stops(self) -> None:
         for name, pod in list(self.server.pods.items()):
-            if "deletionTimestamp" in pod["metadata"] and not _lost(pod):
+            if "deletionTimestamp" in pod["metadata"] and not lost(pod):
                 self.server.remove_pod(name)
 
     @rule(index=INDEX, reason=DISRUPTIONS)
     def somebody_deletes_a_pod(self, index: int, reason: str | None) -> None:
         for pod in self._pods(index, "Running", "Pending"):
             if reason is not None:
-                self._disrupt(pod, reason, ready=True)
+                self.server.disrupt(pod, reason, ready=True)
             self.server.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], None)
 
     @rule(index=INDEX)
@@ -232,7 +232,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(index=INDEX)
     def a_node_dies(self, index: int) -> None:
         for pod in self._pods(index, "Running"):
-            self._disrupt(pod, "DeletionByTaintManager", ready=False)
+            self.server.disrupt(pod, "DeletionByTaintManager", ready=False)
             self.server.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], None)
 
     # What is common on a cluster and rare in a drawn order of rules
@@ -392,18 +392,6 @@ class Jobs(RuleBasedStateMachine):
         """Pods of which the program runs."""
         pods = self._pods(index, "Running")
         return [pod for pod in pods if "running" in pod["status"]["containerStatuses"][0]["state"]]
-
-    def _disrupt(self, pod: dict[str, Any], reason: str, *, ready: bool) -> None:
-        pod["status"]["conditions"] = [
-            {"type": "Ready", "status": str(ready)},
-            {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": ""},
-        ]
-        self.server.put_pod(pod)
-
-
-def _lost(pod: dict[str, Any]) -> bool:
-    conditions = {entry["type"]: entry["status"] for entry in pod["status"].get("conditions", [])}
-    return conditions.get("DisruptionTarget") == "True" and conditions.get("Ready") == "False"
 
 
 Jobs.TestCase.settings = settings(

@@ -61,6 +61,11 @@ class Device:
         return channel_of(self.torch, self.backend)
 
     @property
+    def sums_sparse_tensors(self) -> bool:
+        """Whether what sends between ranks sums sparse tensors: gloo does, NCCL does not."""
+        return self.channel.type == "cpu"
+
+    @property
     def message_bytes(self) -> int:
         """Enough to see a link's speed and not its latency alone: 1 MiB, on GPUs, whose links are faster, 16 MiB."""
         return 2**24 if self.kind == "cuda" else 2**20
