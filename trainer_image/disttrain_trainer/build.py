@@ -81,6 +81,12 @@ def build_state(config: Config, world: World) -> State:
     else:
         module = task.model().to(world.device.torch)
     require_elements_apart(module)
+    if not module.training:
+        say(
+            world,
+            "the model comes in evaluation mode, in which it is trained: dropout is off, and running statistics stand "
+            "still; where that is not meant, call its `train()` where it is made",
+        )
     require_memory_to_train(module, config, world)
     return assemble(task, data, sampler, module, config, world, callbacks)
 

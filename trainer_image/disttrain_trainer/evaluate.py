@@ -1,8 +1,11 @@
 """Evaluation on held-out data: every sample exactly once, whatever the number of ranks."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from disttrain_api.report import MAX_SENTENCE
 from disttrain_trainer.data.batches import load_microbatch, share_of
@@ -25,13 +28,11 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     if dataset is None or len(dataset) == 0:
         return {}
     share_buffers(state.module, world)
-    training = state.module.training
-    state.module.eval()
     model = state.pipeline.outputs if state.pipeline else without_ddp(state.model)
     totals = Figures()
     failure: BaseException | None = None
     try:
-        with torch.no_grad():
+        with evaluating(state.module), torch.no_grad():
             for slots in share_of(len(dataset), batch_size, world.replica, world.replicas):
                 batch = load_microbatch(state.task, dataset, slots, world.device.torch)
                 with state.precision.autocast():
@@ -42,11 +43,24 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
         traceback.print_exception(error)
         failure = error
     finally:
-        state.module.train(training)
         # Callbacks may have put other parameters in place, of which nothing gathered may stay.
         reshard(state.module)
     _require_success(failure, state.step, world)
     return totals.take(world)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in evaluation mode; afterwards each is in its own again, also one that is frozen."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in modes:
+            # From the outside in: `train` also sets what is inside, and may be a method of the user's.
+            if one.training is not training:
+                one.train(training)
 
 
 def _require_success(failure: BaseException | None, step: int, world: World) -> None:

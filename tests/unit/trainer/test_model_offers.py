@@ -1,14 +1,15 @@
 """What a model brings along, a loss of its own and layers, counts in every layout; what it lacks is refused by name."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 from torch import nn
 
+from disttrain_trainer.evaluate import evaluating
 from disttrain_trainer.parallel.share import require_elements_apart
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from tests.unit.trainer.user_layers import of_layers
+from tests.unit.trainer.user_layers import frozen_norms, of_layers
 from tests.unit.trainer.worlds import require_same, run_cases, small, user
 
 OWN = {"loss": {"name": "Model"}}
@@ -25,6 +26,7 @@ ODD_LAYOUTS = {
     "fsdp2": {"dataParallelShardDegree": 2},
     "local SGD": {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}},
 }
+FROZEN = small(model=of_layers("frozen_norms"))
 REFUSED = {
     "a buffer whose elements share memory": (
         small(model=of_layers("expanded_buffer")),
@@ -60,13 +62,33 @@ def results(tmp_path_factory):
     for name, parallelism in ODD_LAYOUTS.items():
         run = {"training": ODD, "parallelism": parallelism}
         cases[f"odd, {name}"] = [{**run, "stop_after": 1}, run]
-    return named | run_cases(tmp_path_factory.mktemp("together"), 2, cases)
+    cases["frozen"] = [{"training": FROZEN}]
+    cases["frozen, evaluated"] = [{"training": FROZEN | {"evaluation": {"interval": 1}}}]
+    cases["in evaluation mode"] = [{"training": FROZEN | {"model": of_layers("frozen_norms", whole=True)}}]
+    folder = tmp_path_factory.mktemp("together")
+    return named | {"folder": folder} | run_cases(folder, 2, cases)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_models_own_loss_trains_what_the_same_one_by_name_does(results, layout):
     assert results[layout]["errors"] == [None]
     require_same(results[layout]["parameters"], results["alone"]["parameters"])
+
+
+def test_training_does_not_depend_on_how_often_one_evaluates(results):
+    often, once = results["frozen, evaluated"], results["frozen"]
+    assert (often["errors"], once["errors"]) == ([None], [None])
+    assert all(torch.equal(often["parameters"][name], value) for name, value in once["parameters"].items())
+    moved = [name for name, value in once["parameters"].items() if name.endswith("tracked") and value > 0]
+    assert moved == ["2.num_batches_tracked"]
+
+
+def test_a_model_that_comes_in_evaluation_mode_stays_in_it_and_the_log_says_so(results):
+    found = results["in evaluation mode"]
+    assert found["errors"] == [None]
+    assert not any(value for name, value in found["parameters"].items() if name.endswith("tracked"))
+    said = (results["folder"] / "rank-0.out").read_text()
+    assert said.count("the model comes in evaluation mode, in which it is trained: dropout is off, and running") == 1
 
 
 @pytest.mark.parametrize("layout", ODD_LAYOUTS)
@@ -105,3 +127,16 @@ def test_a_buffer_that_nothing_can_be_written_to_is_named(tensor, refused):
     model[1].register_buffer("held", tensor)
     with pytest.raises(InvalidConfiguration, match=refused) if refused else nullcontext():
         require_elements_apart(model)
+
+
+def test_each_module_is_in_its_own_mode_again():
+    model = nn.Sequential(frozen_norms(), nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.Dropout())))
+    model[1][1].eval()
+    model[1][1][0].train()
+    modes = [one.training for one in model.modules()]
+    with suppress(KeyError), evaluating(model):
+        assert not any(one.training for one in model.modules())
+        raise KeyError
+    assert [one.training for one in model.modules()] == modes
+    assert [model[0][0].training, model[0][3][1].training, model[1][1].training] == [False] * 3
+    assert model[1][1][0].training

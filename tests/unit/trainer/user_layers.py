@@ -164,6 +164,24 @@ def expanded_buffer() -> nn.Module:
     return model
 
 
+class Frozen(nn.Sequential):
+    """Layers whose mode is set by a method of their own, as libraries freeze and merge what they have trained."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def frozen_norms(whole: bool = False) -> nn.Module:
+    """A layer whose running statistics are not to move; `whole`: the model comes in evaluation mode."""
+    norm, other = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+    model = nn.Sequential(norm, nn.Linear(6, 6), nn.BatchNorm1d(6), Frozen(nn.Linear(6, 6), other), nn.Linear(6, 5))
+    norm.eval()
+    other.eval()
+    return model.double().eval() if whole else model.double()
+
+
 class Draws:
     """A callback that draws when it is built, more on every rank than on the one before."""
 
