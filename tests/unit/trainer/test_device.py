@@ -108,3 +108,8 @@ def test_the_random_state_of_a_gpu_is_kept_under_the_name_that_checkpoints_have(
     assert restored == []
     restore_random_state({**without, "cuda": gpu})
     assert restored == [gpu]
+
+
+@pytest.mark.parametrize(("device", "backend", "sums"), [(CPU, "gloo", True), (GPU, GLOO, True), (GPU, NCCL, False)])
+def test_gloo_alone_sums_sparse_tensors(device, backend, sums):
+    assert Device(device, backend).sums_sparse is sums

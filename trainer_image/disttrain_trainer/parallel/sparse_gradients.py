@@ -18,7 +18,7 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 
 # torch has no class for it; these are the words of DDP's reducer and of an operation without such a kernel.
-_ABOUT_SPARSE = re.compile(r"Expected (variable to have )?sparse gradient|'Sparse[A-Z]+' backend")
+_ABOUT_SPARSE = re.compile(r"Expected (variable to have )?sparse gradient|'Sparse\w+' backend")
 
 
 def sparse_embeddings(module: nn.Module) -> dict[str, nn.Module]:
@@ -48,7 +48,7 @@ def what_takes_none(config: Config, world: World, optimizer: torch.optim.Optimiz
         "`compression`": settings.compression is not None,
         "`localSGD.warmupSteps`": isinstance(relaxed, LocalSgd) and relaxed.warmup_steps > 0,
         "`allReduce`": settings.all_reduce is not AllReduce.BACKEND,
-        "NCCL": summed and not world.device.sums_sparse_tensors,
+        "NCCL": summed and not world.device.sums_sparse,
     }
     layout = next((name for name, is_given in takes_none.items() if is_given), None)
     return layout or _optimizer_that_takes_none(optimizer)

@@ -61,9 +61,9 @@ class Device:
         return channel_of(self.torch, self.backend)
 
     @property
-    def sums_sparse_tensors(self) -> bool:
-        """Whether what sends between ranks sums sparse tensors: gloo does, NCCL does not."""
-        return self.channel.type == "cpu"
+    def sums_sparse(self) -> bool:
+        """Whether ranks sum sparse tensors: gloo does, NCCL does not."""
+        return self.backend != NCCL
 
     @property
     def message_bytes(self) -> int:
