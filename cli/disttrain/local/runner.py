@@ -35,6 +35,7 @@ from disttrain_operator.decide.observed import Job, Live, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
+from disttrain_operator.plan.identity import child_name
 from disttrain_trainer.runtime.host_limits import cores
 
 _LOOK_AT_PROGRESS_SECONDS = 0.25
@@ -114,7 +115,10 @@ class LocalRun:
         self._changed.clear()
         now = datetime.now(UTC)
         job = self.job
-        decision = decide(job, observe(self._pods.raw, self._pods.gone, live=self._live), now)
+        # Loopback addresses need no Service.
+        services = [child_name(job.name, job.uid)]
+        seen = observe(self._pods.raw, self._pods.gone, services=services, live=self._live)
+        decision = decide(job, seen, now)
         written = self._write(job, decision)
         for action in decision.actions:
             await self._execute(job, action)

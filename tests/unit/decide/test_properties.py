@@ -96,6 +96,8 @@ class Jobs(RuleBasedStateMachine):
         self.done |= {pod.name for pod in self.operator.seen.pods if pod.program_succeeded}
         lost = [entry.verdict.pod for entry in after.attempts if entry.verdict and entry.verdict.reason == "PodLost"]
         assert not self.done & set(lost), "who has succeeded is not missed"
+        unstarted = [entry for entry in after.attempts if entry.verdict and entry.verdict.class_ == "NotStarted"]
+        assert not [entry for entry in unstarted if entry.running_time], "who was there is no symptom of who was not"
         assert after.restarts - before.restarts <= 3, "at most one restart for each pod that failed"
         self.budget.hear(self.operator.seen)
         used = self.budget.used
