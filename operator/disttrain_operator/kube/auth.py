@@ -83,8 +83,10 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     """A context of a kubeconfig file; None: its current one."""
     try:
         config = yaml_bounds.load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml_bounds.YamlError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise AccessError(f"no service account and no readable kubeconfig at {path}: {error}") from error
+    except yaml_bounds.YamlError as error:
+        raise AccessError(f"{path} is no kubeconfig: {error}") from error
     chosen = context or (config or {}).get("current-context")
     entry = _named(config, "contexts", chosen, "context", path)
     cluster = _named(config, "clusters", entry.get("cluster"), "cluster", path)
