@@ -18,8 +18,8 @@ from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.plan.identity import child_name
 
-FIRST_SECONDS = 30
-"""Pods that have a node for so long and do not start may wait for something that is gone."""
+# Pods that have a node for so long and do not start may wait for something that is gone; then once in MOST_SECONDS.
+FIRST_SECONDS = (30, 60, 120, 240, 480)
 MOST_SECONDS = 300
 # These place no pod without its PodGroup.
 _SCHEDULED_BY_GROUP = (GangScheduler.VOLCANO, GangScheduler.COSCHEDULING)
@@ -64,8 +64,10 @@ def _placed_with_support(spec: JobSpec) -> bool:
 
 
 def _tries(since: datetime, now: datetime) -> tuple[int, datetime]:
-    """How often it was to be asked for until now, and when it is the next time."""
-    tries, at, interval = 0, since + timedelta(seconds=FIRST_SECONDS), FIRST_SECONDS
-    while at <= now:
-        tries, at, interval = tries + 1, at + timedelta(seconds=interval), min(2 * interval, MOST_SECONDS)
-    return tries, at
+    """How often it was to be asked for until now, and when it is the next time. Anybody may have written `since`."""
+    waited, last = (now - since).total_seconds(), FIRST_SECONDS[-1]
+    if waited < last:
+        tries = sum(waited >= seconds for seconds in FIRST_SECONDS)
+        return tries, since + timedelta(seconds=FIRST_SECONDS[tries])
+    later = int((waited - last) // MOST_SECONDS)
+    return len(FIRST_SECONDS) + later, since + timedelta(seconds=last + MOST_SECONDS * (later + 1))

@@ -82,6 +82,17 @@ def test_what_pods_may_lack_that_have_a_node_and_do_not_start_is_asked_for_again
     assert tried == [30, 60, 120, 240, 480, 780, 1080, 1380, 1680]
 
 
+def test_a_time_of_long_ago_that_anybody_may_have_written_costs_nothing_to_reckon_with() -> None:
+    world = placed(a_world().settle())
+    for pod in world.pods.values():
+        pod["status"]["conditions"][0]["lastTransitionTime"] = "1970-01-01T00:00:00Z"
+    (action,) = asked(world)
+    assert action.tries > 5_000_000
+    again = world.decide().look_again_at
+    assert again is not None
+    assert 0 < (again - world.now).total_seconds() <= 300
+
+
 def test_another_process_asks_once_and_goes_on_where_the_first_was() -> None:
     world = placed(a_world().settle()).pass_time(130).settle()
     before = world.supports.pop()
