@@ -20,7 +20,7 @@ from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, ru
 from tests.soak import SOAK
 from tests.suites import GATE
 from tests.unit.decide.cluster import Operator, Server, lost, member
-from tests.unit.decide.oracle import Budget
+from tests.unit.decide.oracle import RULES, Budget
 
 INDEX = st.integers(min_value=0, max_value=2)
 CODES = st.sampled_from([0, 0, 1, 3, 42, 43, 44, 80, 91, 134, 137, 143])
@@ -28,11 +28,6 @@ CODES = st.sampled_from([0, 0, 1, 3, 42, 43, 44, 80, 91, 134, 137, 143])
 MOSTLY = st.sampled_from([True, True, True, False])
 LIVES = st.tuples(MOSTLY, INDEX, st.sampled_from([1, 3, 134, 137]), MOSTLY)
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
-RULES = [
-    {"action": "RestartPod", "exitCodes": {"values": [42]}},
-    {"action": "Ignore", "exitCodes": {"values": [43]}},
-    {"action": "RestartWithoutCounting", "exitCodes": {"values": [44]}},
-]
 HUNG = Stall(0, 61, 5, 1.0)
 DISRUPTIONS = st.sampled_from(["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet", None])
 
