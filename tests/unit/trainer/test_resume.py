@@ -52,6 +52,7 @@ CUT = {
     f"{EXTRA}, shards": {"dataParallelShardDegree": 2},
     f"{EXTRA}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [4, 5]}},
     f"{EXTRA}, static graph": STATIC,
+    f"{EXTRA}, devices": {"devicesPerProcess": 2},
 }
 STATIC_TRAININGS = {
     f"{name}, static graph": TRAININGS[name]

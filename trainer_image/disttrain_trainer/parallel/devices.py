@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from disttrain_api.parallelism import DeviceMode, Parallelism
 from disttrain_trainer.parallel.units import composes, layers_of, one_tensor, place
+from disttrain_trainer.parallel.untouched import with_extra_state
 from disttrain_trainer.runtime.device import current
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
@@ -66,14 +67,17 @@ class Replicated(nn.Module):
             ):
                 return one_tensor(copy, copy(part.to(device)))
 
-        outputs = self._threads.map(compute, self._copies, parts, self.devices)
+        outputs = list(self._threads.map(compute, self._copies, parts, self.devices))
+        self._exchange_extra_state(self._copies[:1], back=True)
         return torch.cat([output.to(inputs.device) for output in outputs])
 
     def _hand_out(self, count: int) -> None:
         """Give so many copies the parameters and buffers as they are now; they keep them for the backward pass.
 
-        Buffers that a forward pass writes (running means) are kept of the first copy alone, as torch does it.
+        Buffers that a forward pass writes (running means) are kept of the first copy alone, as torch does it; extra
+        state likewise.
         """
+        self._exchange_extra_state(self._copies[:count])
         sent = {id(value): _Send.apply(value, self.devices[:count]) for value in self.module.parameters()}
         for number, (copy, device) in enumerate(zip(self._copies[:count], self.devices, strict=False)):
             for original, own in zip(self.module.modules(), copy.modules(), strict=True):
@@ -82,6 +86,13 @@ class Replicated(nn.Module):
                     own._parameters[name] = sent[id(value)][number]
                 for name, buffer in original.named_buffers(recurse=False, remove_duplicate=False):
                     own._buffers[name] = buffer.to(device, copy=number > 0)
+
+    def _exchange_extra_state(self, copies: Sequence[nn.Module], *, back: bool = False) -> None:
+        """Give copies the extra state of the module; `back`: the other way round."""
+        for copy in copies:
+            for original, own in zip(with_extra_state([self.module]), with_extra_state([copy]), strict=True):
+                source, target = (own, original) if back else (original, own)
+                target.set_extra_state(deepcopy(source.get_extra_state()))
 
 
 class _Send(torch.autograd.Function):
