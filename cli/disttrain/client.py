@@ -47,7 +47,10 @@ class Client:
         self.api = Api(access)
 
     def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:
-        """Create a job from a file, a dict or a model. A namespace given to the client wins over the manifest's."""
+        """Create a job from a file, a dict or a model. A namespace given to the client wins over the manifest's.
+
+        Raises ManifestError for a file or a dict that is no job that can run.
+        """
         body = body_of(job)
         namespace = self._given_namespace or body["metadata"].get("namespace") or self.namespace
         body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
@@ -196,8 +199,12 @@ class Client:
 
 
 def body_of(job: "str | Path | Raw | DistTrainingJob") -> Raw:
-    """Return the object that is sent for a file, a dict or a model. Raises ManifestError for a file."""
+    """Return the object that is sent for a file, a dict or a model. Raises ManifestError for a file and a dict.
+
+    A dict is sent as it is, once it is known to be a job: the API server leaves out what it does not know.
+    """
     if isinstance(job, dict):
+        manifest.of_object(job)
         return job
     model = job if isinstance(job, DistTrainingJob) else manifest.load(job)
     body = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)

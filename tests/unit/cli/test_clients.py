@@ -82,6 +82,22 @@ def test_a_name_is_left_to_the_api_server(kubeconfig: Path, tmp_path: Path) -> N
         assert (job.name, [*api.objects]) == ("sweep-2b4d6", [f"{JOBS.format('default')}/sweep-2b4d6"])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"metadata": {}}, "metadata.name"),
+        ({"metadata": None}, "metadata"),
+        ({"spec": {"workers": {"replicas": 1, "imgae": "x"}}}, "spec.workers.imgae"),
+    ],
+)
+def test_a_dict_that_is_no_job_is_refused_and_not_sent(kubeconfig: Path, wrong: dict[str, object], said: str) -> None:
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig, namespace="default")
+        with pytest.raises(ManifestError, match=rf"^manifest: {said}: "):
+            Client().submit(a_manifest() | wrong)
+        assert Client().list() == []
+
+
 def test_on_this_machine_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:
     manifest = parse(json.dumps(a_manifest() | {"metadata": {"generateName": "sweep-"}}))
     names = {new_run(tmp_path, manifest)[1]["metadata"]["name"] for _ in range(5)}

@@ -7,8 +7,8 @@ import pytest
 from disttrain_api.names import ExitCode, Role
 from disttrain_api.report import FailureSignature, RankFailure
 from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.observed import CreateProblem
-from tests.builders import a_report, running, waiting
+from disttrain_operator.decide.observed import CreateProblem, PodEvent
+from tests.builders import a_report, running, waiting, with_state
 from tests.unit.decide.test_failures import COMMAND, OWN, verdict
 from tests.unit.decide.world import World, a_world
 
@@ -90,6 +90,17 @@ def test_a_pause_ends_with_the_deadline() -> None:
     assert at is not None
     world.now = at
     assert world.settle().condition("Failed")[:2] == ("True", "Unschedulable")
+
+
+def test_what_takes_its_usual_course_at_the_deadline_hides_no_reason_of_the_same_start() -> None:
+    world = again(give_up(unplaced(begun(startingDeadlineSeconds=300), 2), 0, 1))
+    for index in range(3):
+        world.put(with_state(world.pod(index), "Pending", {"waiting": {"reason": "ContainerCreating"}}))
+    world.pod_event = PodEvent(world.pod(2)["metadata"]["uid"], "Pulling", 'Pulling image "registry/large:1"')
+    assert world.settle().condition("Running")[1] == "Pulling"
+    status, reason, message = world.pass_time(300).settle().condition("Failed")
+    assert (status, reason) == ("True", "Unschedulable")
+    assert NO_ROOM[:-1] in message
 
 
 def test_more_attempts_than_a_status_keeps_are_still_one_start() -> None:

@@ -18,13 +18,15 @@ def total_norm(
     Where no gradient is cut, every rank has all of it and nothing is sent.
     copies: how many pipeline indices hold a parameter, where it is not one.
     """
+    parameters = list(parameters)
     held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     gradients = [gradient for _, gradient in held]
     pipeline = world.mesh.pipeline
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
         return torch.nn.utils.get_total_norm([local_part(gradient) for gradient in gradients])
     device = world.device.torch
-    total = torch.zeros((), dtype=_widest(gradients), device=device)
+    # Of the parameters: a rank without any gradient sends a number as wide as the others do.
+    total = torch.zeros((), dtype=_widest(parameters), device=device)
     parts: dict[float, list[Tensor]] = {}
     for parameter, gradient in held:
         # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
@@ -66,5 +68,5 @@ def _parts(gradient: Tensor) -> int:
     return parts
 
 
-def _widest(gradients: list[Tensor]) -> torch.dtype:
-    return torch.float64 if any(gradient.dtype is torch.float64 for gradient in gradients) else torch.float32
+def _widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype is torch.float64 for tensor in tensors) else torch.float32

@@ -47,7 +47,9 @@ def starting_deadline(situation: Situation) -> Move | None:
     deadline = starting_deadline_at(situation.job, gang.ledger)
     if ran(situation.status) or gang.all_started or gang.queued or situation.now < deadline:
         return None
-    why = why_waiting(gang) or _why_before(situation.status)
+    now = why_waiting(gang)
+    # What takes its usual course now says less than what has kept the same start before.
+    why = now if now is not None and now[0] not in USUAL_REASONS else _why_before(situation.status) or now
     return _too_late(situation, why or (Reason.START_DEADLINE_EXCEEDED, _unexplained(gang)))
 
 
