@@ -214,7 +214,8 @@ def test_outputs_that_are_scores_have_an_accuracy(loss, targets, figures):
     task = Supervised(Training.model_validate(small(**builtin, loss={"name": loss})))
     task.use_loss_of(nn.Identity())
     batch = (LOGITS, targets)
-    found = task.evaluate(nn.Identity(), Microbatch(batch, ONES, task.weight(batch, ONES), 8))
+    with torch.no_grad():
+        found = task.evaluate(nn.Identity(), Microbatch(batch, ONES, task.weight(batch, ONES), 8))
     assert found.keys() == figures
     assert all(float(mean.sum) >= 0 and float(mean.weight) in (8, 40) for mean in found.values())
     known = task.has_figure("accuracy", Datasets([], [(LOGITS[0], targets[0])]))
