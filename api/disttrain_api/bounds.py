@@ -30,3 +30,8 @@ def listed(sentences: Sequence[str], most: int = MAX_MESSAGE_BYTES) -> str:
         if count == 1 or len((text + end).encode(errors="replace")) <= most:
             return cut(text, most - len(end)) + end
     return ""
+
+
+def continued(sentence: str, more: str) -> str:
+    """A sentence, which others may have written and ended, and what follows from it."""
+    return f"{sentence.rstrip('. ')}; {more}"

@@ -58,7 +58,8 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
     new = Progress(
         step=report.step,
         total_steps=report.total_steps,
-        loss=report.loss,
+        # As kubectl prints it: in full it is wider than all other columns.
+        loss=None if report.loss is None else float(f"{report.loss:.6g}"),
         samples_per_second=report.samples_per_second,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,

@@ -3,6 +3,7 @@
 Only failures with a signature are compared, which those that come from outside do not have.
 """
 
+from disttrain_api.bounds import continued
 from disttrain_api.report import FailureSignature
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import Attempt, FailureClass, JobStatus, Signature, Verdict
@@ -25,7 +26,8 @@ def repeated(status: JobStatus, verdict: Verdict) -> Verdict | None:
         return None
     place = f" at {verdict.signature.place}" if verdict.signature.place else ""
     same = f"attempt {former.number} ended with the same failure ({verdict.signature.error}{place})"
-    sentence = f"{verdict.message}; {same}, and no step was done between them: another restart would end the same way"
+    why = f"{same}, and no step was done between them: another restart would end the same way"
+    sentence = continued(verdict.message, why)
     return verdict.model_copy(update={"action": FailureAction.FAIL_JOB, "message": sentence})
 
 

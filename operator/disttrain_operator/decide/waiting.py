@@ -1,5 +1,6 @@
 """Why a gang does not run yet: one reason, one sentence, and what to do."""
 
+from disttrain_api.bounds import continued
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
@@ -120,4 +121,4 @@ def _of_events(gang: Gang) -> tuple[str, str] | None:
 
 def _advise(reason: str, sentence: str) -> str:
     advice = _ADVICE.get(reason)
-    return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
+    return continued(sentence, advice) if advice else sentence

@@ -64,7 +64,7 @@ def test_it_ends_the_job_when_no_restart_is_left_and_no_node_is_suspected() -> N
     for _ in range(3):
         evict(world).pass_time(5).settle().confirm_deletions().settle().run_all()
     assert world.condition("Failed")[:2] == ("True", "RestartsExhausted")
-    assert 'Usage of EmptyDir volume "cache" exceeds the limit "33Mi"' in world.condition("Failed")[2]
+    assert 'Usage of EmptyDir volume "cache" exceeds the limit "33Mi"; maxRestarts (2)' in world.condition("Failed")[2]
     assert [attempt.avoided_nodes for attempt in world.job.status.attempts] == [[], [], []]
 
 

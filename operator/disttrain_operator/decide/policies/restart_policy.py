@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from disttrain_api.bounds import continued
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import JobStatus, Verdict
@@ -93,7 +94,8 @@ def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
     ledger = count_restart(end_attempt(status, now, verdict), counted=counted)
     begins_at = next_attempt_at(ledger, policy)
     begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"
-    event = Event(Reason.GANG_RESTARTED, f"{verdict.message}; attempt {ledger.attempt + 1} {begins}", warning=True)
+    sentence = continued(verdict.message, f"attempt {ledger.attempt + 1} {begins}")
+    event = Event(Reason.GANG_RESTARTED, sentence, warning=True)
     if begins_at is not None:
         return wait_for_attempt(situation.job, situation.observed, ledger, begins_at, now, event)
     return start_attempt(situation.job, situation.observed, ledger, now, event)
@@ -104,8 +106,8 @@ def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
     alive = [pod for pod in situation.gang.pods if pod.program_alive]
     why = f"attempt {situation.gang.attempt} has failed"
     removal = remove(alive, situation.run_policy, situation.now, why, SURVIVOR_GRACE_SECONDS)
-    message = (
-        f"{verdict.message}; no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
+    message = continued(
+        verdict.message, "no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
     )
     event = Event(Reason.POD_FAILED, message, warning=True)
     ledger = await_end(situation.status, verdict)
