@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.finished import is_finished
@@ -26,6 +27,8 @@ LONGEST_HOLD = timedelta(hours=4)
 FIRST_REST = 0.02
 REST_PER_SECOND_OF_WORK = 10.0
 REST_AFTER_FAILURE = 5.0
+MAX_OFFERED = 1000
+"""Resources of nodes that are known by name."""
 # Between two turns of the loop.
 READING_SECONDS = 0.005
 # A busy cluster changes the numbers all the time; each change of a sentence is a request.
@@ -51,7 +54,7 @@ class Gatekeeper:
         self._world, self._wake, self._active = world, wake, active
         self._longest_hold, self._now = longest_hold, now
         self._offered: set[str] = set()
-        """Resources that nodes have, or had."""
+        """Resources that nodes have, or had: the first `MAX_OFFERED`."""
         self.nodes = Cache(
             group_of=lambda raw: _ALL, trim=self._trim_node, on_change=self._changed, budget=world.budget
         )
@@ -77,7 +80,8 @@ class Gatekeeper:
 
     def _trim_node(self, raw: Raw) -> Raw:
         kept = trim_node(raw)
-        self._offered.update(kept["node"].allocatable)
+        # A node may change its resources for ever.
+        self._offered.update(islice(kept["node"].allocatable, MAX_OFFERED - len(self._offered)))
         return kept
 
     def admission(self, job: Job) -> Admission | None:

@@ -178,6 +178,15 @@ async def test_resources_that_nobody_has_do_not_hide_what_a_pod_takes(cluster: C
     assert "a" not in dict((await cluster.answer("one")).nodes).values()
 
 
+async def test_a_node_whose_resources_change_for_ever_fills_no_memory(cluster: Cluster) -> None:
+    for number in range(30):
+        offered = {f"a.io/{number}-{name}": "1" for name in range(100)}
+        raw = {"metadata": {"name": "odd", "uid": "odd"}, "status": {"allocatable": offered}}
+        cluster.gate.nodes.apply("MODIFIED" if number else "ADDED", cluster.next(raw))
+    assert GPU in cluster.gate._offered
+    assert len(cluster.gate._offered) == gatekeeper.MAX_OFFERED
+
+
 @pytest.mark.parametrize("odd", [7, "text", [7], [None], {"a": 7}, [{"name": 7}], [{"resources": 7}], [[]]])
 @pytest.mark.parametrize(
     "field", ["schedulingGates", "containers", "initContainers", "affinity", "nodeSelector", "tolerations", "overhead"]
