@@ -40,7 +40,7 @@ def _everywhere(port: int) -> socket.socket:
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=AT_A_TIME, dualstack_ipv6=True)
         except OSError as error:
-            # A kernel may know IPv6 and be told not to use it.
+            # The kernel may support IPv6 and have it switched off.
             if error.errno == errno.EADDRINUSE:
                 raise
     return socket.create_server(("", port), backlog=AT_A_TIME)

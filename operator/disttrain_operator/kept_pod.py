@@ -37,7 +37,7 @@ FACTS_BYTES = 1024
 """What is read from a pod takes these, and what its status says, in words of its own."""
 WHAT_TO_DO = "Make its node affinity and its scheduling gates shorter"
 
-# Of the pod itself, for its group and for whoever looks at many pods.
+# What is kept of every pod: its group is found by it, and the agents and the gate read it.
 _NAMES = ("name", "namespace", "uid", "resourceVersion")
 _TIMES = ("deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp")
 _OWN_LABELS = (Label.ROLE, Label.INDEX, Label.ATTEMPT)

@@ -79,7 +79,7 @@ def _open(port: int, *, loopback: bool) -> socket.socket:
     if loopback:
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
-        # A kernel may know IPv6 and be told not to use it.
+        # The kernel may support IPv6 and have it switched off.
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=_BACKLOG)

@@ -19,7 +19,7 @@ Raw = Mapping[str, Any]
 _MAX_CONTAINERS = 64
 _MAX_MESSAGE = 1024
 MAX_NAME = 64
-"""Of a container. The API server allows 63."""
+"""Characters of a container's name that are kept. The API server allows 63."""
 MAX_LAST_WORDS = 4096
 # Of a container whose turn has not come, and of one that is being made.
 _USUAL = ("", "ContainerCreating", "PodInitializing")

@@ -19,7 +19,7 @@ def members_as_text(members: Iterable[Identity]) -> str | None:
 
 
 def members_of_text(text: str | None, replicas: Mapping[Role, int]) -> frozenset[Identity]:
-    """Return the members that a text names, of so many of each role. Anything else that stands there is passed over."""
+    """Return the members that a text names. What it holds besides is ignored. replicas: how many a role has."""
     found: set[Identity] = set()
     begins = dict.fromkeys(Role, 0)
     for name, ranges in _OF_ROLE.findall(text or ""):

@@ -247,7 +247,7 @@ class Observed:
     live: Live | None = None
     """The last answer of the first worker's agent; None: nobody has answered."""
     pod_event: PodEvent | None = None
-    """Of one of the pods that do not start; None: it was not read, or says nothing."""
+    """What the Events of one pod say that does not start. None: they were not read, or give no reason."""
     supported: tuple[int, int] | None = None
     """The attempt for which this process has asked for all that its pods need, and how often again."""
 

@@ -15,7 +15,7 @@ Raw = Mapping[str, Any]
 
 PULLING = "Pulling"
 _STEPS = ("Scheduled", PULLING, "Pulled", "Created", "Started")
-"""Of a pod's start, in Kubernetes' words."""
+"""Reasons of the Events with which Kubernetes reports how a pod starts."""
 # It repeats, minutes later, that a volume is not there; why not stands in another Event.
 _SYMPTOM = "Unable to attach or mount volumes"
 _MAX_MESSAGE = 1024

@@ -47,7 +47,7 @@ def with_support(job: Job, observed: Observed, move: Move, now: datetime) -> Mov
 
 
 def _waiting_since(gang: Gang) -> Iterator[datetime]:
-    """Since when each pod waits that does not start, and not for a node that it may get without anything of ours."""
+    """Yield since when each pod waits that the operator's objects may keep from starting."""
     attempt = gang.ledger.attempts[-1]
     begun = gang.released_at or after(attempt.admitted_time or attempt.start_time, 0)
     for pod in gang.unstarted:
@@ -58,7 +58,7 @@ def _waiting_since(gang: Gang) -> Iterator[datetime]:
 
 
 def _placed_with_support(spec: JobSpec) -> bool:
-    """Whether a scheduler may lack something of ours: without the claim, or the PodGroup, it places no pod."""
+    """Return whether a scheduler places no pod of the job while its claim or its PodGroup is missing."""
     claims = spec.storage is not None and spec.storage.volume_claim_template is not None
     return claims or spec.run_policy.scheduling_policy.gang_scheduler in _SCHEDULED_BY_GROUP
 

@@ -14,7 +14,7 @@ from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 
-# A program that names no cause of its own: other exit codes of our trainer say what was wrong, whoever had started.
+# Reasons that name no cause. Other exit codes of our trainer name one, whether all pods have started or not.
 _UNSAID = frozenset({Reason.RANK_FAILED, Reason.POD_FAILED})
 
 
