@@ -99,13 +99,14 @@ def _mlp(config: MlpConfig) -> int:
 
 def _gpt(config: GptConfig) -> int:
     width, vocabulary = config.width, config.vocabulary_size
-    norm, hidden = 2 * width, 4 * width
+    hidden, bias = 4 * width, config.bias
+    norm = 2 * width if bias else width
     if config.experts is None:
-        feed_forward = _linear(width, hidden) + _linear(hidden, width)
+        feed_forward = _linear(width, hidden, bias=bias) + _linear(hidden, width, bias=bias)
     else:
         router = _linear(width, config.experts, bias=False)
         feed_forward = router + config.experts * 2 * width * hidden
-    block = 2 * norm + 4 * _linear(width, width) + feed_forward
+    block = 2 * norm + 4 * _linear(width, width, bias=bias) + feed_forward
     tables = (vocabulary + (config.sequence_length or 0)) * width
     head = norm + (0 if config.tie_weights else _linear(width, vocabulary, bias=False))
     return tables + config.layers * block + head

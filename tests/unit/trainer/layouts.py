@@ -24,7 +24,11 @@ TRAININGS = {
     ),
     "gpt, AdamW": small(**COMMON, **GPT, optimizer=ADAMW),
     "gpt, untied, smoothed": small(
-        **COMMON, optimizer=SGD, loss={"labelSmoothing": 0.1}, data=TOKENS, model=user("double_gpt", tieWeights=False)
+        **COMMON,
+        optimizer=SGD,
+        loss={"labelSmoothing": 0.1},
+        data=TOKENS,
+        model=user("double_gpt", tieWeights=False, bias=False),
     ),
     "deep gpt, AdamW": small(**COMMON, data=TOKENS, model=user("double_gpt", layers=6), optimizer=ADAMW),
     "deep gpt, untied": small(

@@ -37,6 +37,7 @@ gpts = st.fixed_dictionaries(
         "width": st.integers(1, 20).map(lambda groups: 4 * groups),
         "vocabularySize": st.integers(256, 400),
         "tieWeights": st.booleans(),
+        "bias": st.booleans(),
         "experts": st.none() | st.integers(2, 5),
     }
 )

@@ -14,7 +14,9 @@ def feed_forward(config: GptConfig) -> nn.Module:
     """[B, T, D] -> [B, T, D] with a hidden width of 4 D."""
     width, hidden = config.width, 4 * config.width
     if config.experts is None:
-        return nn.Sequential(nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width))
+        expand = nn.Linear(width, hidden, bias=config.bias)
+        contract = nn.Linear(hidden, width, bias=config.bias)
+        return nn.Sequential(expand, nn.GELU(approximate="tanh"), contract)
     return MixtureOfExperts(
         FeedForwardExperts(config.experts, width, hidden),
         config.experts,

@@ -27,10 +27,10 @@ class Attention(nn.Module):
         self.head_width = config.width // config.heads
         self.dropout = config.dropout
         # Three layers, not one: cut over the ranks of a tensor group, each keeps whole heads.
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.query = nn.Linear(config.width, config.width, bias=config.bias)
+        self.key = nn.Linear(config.width, config.width, bias=config.bias)
+        self.value = nn.Linear(config.width, config.width, bias=config.bias)
+        self.out = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
@@ -48,9 +48,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)
+        self.norm1 = nn.LayerNorm(config.width, bias=config.bias)
         self.attention = Attention(config)
-        self.norm2 = nn.LayerNorm(config.width)
+        self.norm2 = nn.LayerNorm(config.width, bias=config.bias)
         self.feed_forward = feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -79,7 +79,7 @@ class Head(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = nn.LayerNorm(config.width, bias=config.bias)
         self.logits = nn.Linear(config.width, config.vocabulary_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
