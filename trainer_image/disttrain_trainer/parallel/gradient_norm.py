@@ -44,10 +44,14 @@ def total_norm(
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> None:
     """Scale all gradients down to `maximum` where their norm is above it (as torch's clip_grads_with_norm_)."""
     factor = torch.clamp(maximum / (norm + 1e-6), max=1.0)
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             own = local_part(parameter.grad)
-            own.mul_(factor.to(own.device, own.dtype))
+            alike.setdefault((own.device, own.dtype), []).append(own)
+    # On a GPU a kernel for each of hundreds of parameters takes twice as long as one for all.
+    for (device, number_format), gradients in alike.items():
+        torch._foreach_mul_(gradients, factor.to(device, number_format))
 
 
 def local_part(gradient: Tensor) -> Tensor:
