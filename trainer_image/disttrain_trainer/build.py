@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from disttrain_api.builtin import model_config
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.training import Training
+from disttrain_api.training import ActivationCheckpointing, Training
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.data.alike import agree_on_data
@@ -123,6 +123,8 @@ def assemble(
         pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs)
     else:
         model = parallelise(module, config, world, average)
+        if isinstance(task, Supervised) and compiles_whole(config):
+            task.compile_with_model()
     # A model that cannot be cut along the sequence has said so.
     if config.job.parallelism.sequence_parallel:
         _require_even_sequences(data, world.mesh.tensor)
@@ -207,6 +209,24 @@ def parallelise(module: nn.Module, config: Config, world: World, average: Averag
     if settings.relaxed is not None:
         return spread
     return replicate(spread, world, settings.static_graph) if average is None else average(spread, world)
+
+
+def compiles_whole(config: Config) -> bool:
+    """Whether a step's model and loss are compiled as one, and not layer by layer.
+
+    What a layer writes for the next one, and the logits for the loss, then need not be kept: less memory, and on a GPU
+    a step that is a few percent faster. Not where something happens between layers: recomputation, offloading, ranks
+    that send gradients or fetch parameters meanwhile, several devices.
+    """
+    training, parallelism = config.training, config.job.parallelism
+    between = (
+        training.activation_checkpointing is not ActivationCheckpointing.NONE
+        or training.offload.activations
+        or training.offload.parameters
+        or (parallelism.devices_per_process or 1) > 1
+        or parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE
+    )
+    return training.compile and config.world_size == 1 and not between
 
 
 def _first_inputs(task: RunnableTask, data: Datasets, sampler: Sampler, world: World) -> Tensor:

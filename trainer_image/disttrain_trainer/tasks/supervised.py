@@ -31,6 +31,7 @@ class Supervised:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._weighted: WeightedLoss | None = None
+        self._loss_of = self._sum
 
     def model(self) -> nn.Module:
         return build_model(self._training)
@@ -45,6 +46,10 @@ class Supervised:
         """The loss, which may be a method of the model. Raises InvalidConfiguration where it has none."""
         self._weighted = build_loss(self._training.loss, module, self._training.compile)
         return self._weighted
+
+    def compile_with_model(self) -> None:
+        """Compile the model's pass and its loss as one, for a model that is called as it was made."""
+        self._loss_of = torch.compile(self._sum)
 
     def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         for index, sample in zip(indices, samples, strict=True):
@@ -66,10 +71,14 @@ class Supervised:
         return isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
 
     def loss(self, model: Forward, microbatch: Microbatch) -> Loss:
+        return Loss(self._loss_of(model, microbatch.inputs, microbatch.targets, microbatch.weights))
+
+    def _sum(self, model: Forward, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of the losses of a microbatch."""
         assert self._weighted is not None
-        outputs = model(microbatch.inputs)
+        outputs = model(inputs)
         self._require_tensor(outputs)
-        return Loss(self._weighted.sum(outputs, microbatch.targets, microbatch.weights))
+        return self._weighted.sum(outputs, targets, weights)
 
     def evaluate(self, model: Forward, microbatch: Microbatch) -> Mapping[str, Mean]:
         """`loss`, and `accuracy` where outputs are scores of classes."""
