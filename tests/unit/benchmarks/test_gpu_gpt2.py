@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks.gpu_gpt2 import NO_GPU, Shape, job, peak_flops
+from benchmarks.gpu_gpt2 import NO_GPU, Length, Shape, job, peak_flops
+from benchmarks.gpu_plain_loop import Gpt
 from disttrain_api.builtin import model_config
 from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.models.gpt.model import build
@@ -19,7 +20,7 @@ SHAPES = [Shape(), Shape(layers=2, heads=2, width=16, tokens=8, vocabulary=11)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_are_the_models_but_positions(shape):
-    training = JobConfig.model_validate(job(shape, micro=2, steps=1)).training
+    training = JobConfig.model_validate(job(shape, 2, 1, Length.of(1))).training
     with torch.device("meta"):
         model = build(model_config(training))
     numbers = sum(parameter.numel() for parameter in model.parameters())
@@ -27,13 +28,38 @@ def test_parameters_are_the_models_but_positions(shape):
 
 
 def test_gpt2_takes_855_million_operations_per_token():
-    assert Shape().flops_per_token == 6 * 123_689_472 + 12 * 12 * 768 * 1024 == 855_383_040
+    assert Shape().flops_per_token == 6 * 123_587_328 + 12 * 12 * 768 * 1024 == 854_770_176
 
 
 def test_its_jobs_are_ones_that_the_trainer_takes():
-    described = JobConfig.model_validate(job(Shape(), micro=16, steps=50))
+    described = JobConfig.model_validate(job(Shape(), 16, 8, Length.of(8)))
     _, batch = resolve(described, world_size=1)
-    assert (batch.micro, described.training.steps) == (16, 70)
+    assert (batch.micro, batch.world, described.training.steps) == (16, 128, 14)
+
+
+def test_the_plain_loops_model_is_the_trainers():
+    shape = SHAPES[1]
+    training = JobConfig.model_validate(job(shape, 2, 1, Length.of(1))).training
+    ours, plain = build(model_config(training)), Gpt(11, 8, 2, 2, 16)
+    embeddings, head = ours.embeddings, ours.head
+    pairs = [
+        (plain.tokens, embeddings.tokens.weight),
+        (plain.positions, embeddings.positions.weight),
+        (plain.norm, head.norm.weight),
+    ]
+    for copy, block in zip(plain.blocks, ours.blocks, strict=True):
+        attention, (expand, _, contract) = block.attention, block.feed_forward
+        projection = torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])
+        pairs += [(copy.norm1, block.norm1.weight), (copy.projection, projection), (copy.out, attention.out.weight)]
+        pairs += [(copy.norm2, block.norm2.weight), (copy.expand, expand.weight), (copy.contract, contract.weight)]
+    with torch.no_grad():
+        for layer, weight in pairs:
+            layer.weight.copy_(weight)
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, plain)]
+    assert sizes[0] == sizes[1]
+    inputs, targets = torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.cross_entropy(ours(inputs).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(plain(inputs, targets), expected)
 
 
 @pytest.mark.parametrize(
