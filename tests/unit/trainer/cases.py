@@ -145,7 +145,9 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
         folder.mkdir(exist_ok=True)
         held = {"parameters": parameters, "gradients": gradients}
         result = {"errors": errors, **held, "report": reporter.report, **figures}
-        torch.save(result, folder / "result.pt")
+        # Whole or not there: who finds the world dead takes what it has.
+        torch.save(result, folder / "unfinished.pt")
+        (folder / "unfinished.pt").rename(folder / "result.pt")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,15 @@ from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.mesh import World, join_world
 from tests.cluster.ports import free_port
 from tests.unit.trainer.cases import StopAfter, in_layout, of_all_ranks, whole
-from tests.unit.trainer.worlds import CASES_WITHIN_SECONDS, job, launch, small
+from tests.unit.trainer.worlds import Patience, job, launch, small
 
 TOKEN = "a-token"
 
 
 def run_server_cases(
-    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], ranks_per_pod: int = 1, device: str = "cpu"
-) -> dict[str, dict[str, Any]]:
+    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], ranks_per_pod: int = 1, device: str = "cpu",
+    patience: Patience | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Run each case with so many ranks of workers, whose models are on `device`.
 
     Result of a case: "errors" of each rank and run, "parameters" of the leader after the last run, "metrics".
@@ -57,9 +59,18 @@ def run_server_cases(
     with launch(
         folder, None, ranks + 1, module="tests.unit.trainer.server_cases", device=device, **environment
     ) as world:
-        ended = world.ended(CASES_WITHIN_SECONDS)
+        ended = (patience or Patience()).wait_for(world, lambda: [_is_finished(folder / name, ranks) for name in cases])
         assert [rank.code for rank in ended] == [0] * (ranks + 1), "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name, ranks) for name in cases}
+
+
+def finished_server_cases(folder: Path, ranks: int, cases: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The results of those cases that have one, of a world of `run_server_cases` that may have failed."""
+    return {name: _result(folder / name, ranks) for name in cases if _is_finished(folder / name, ranks)}
+
+
+def _is_finished(folder: Path, ranks: int) -> bool:
+    return all((folder / f"result-{rank}.pt").exists() for rank in range(ranks))
 
 
 def _result(folder: Path, ranks: int) -> dict[str, Any]:
@@ -137,7 +148,9 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World, ranks: int)
             )
             parameters = {name: value for part in reversed(parts) for name, value in part.items()}
     folder.mkdir(exist_ok=True)
-    torch.save({"errors": errors, "parameters": parameters}, folder / f"result-{os.environ['RANK']}.pt")
+    own = f"{os.environ['RANK']}.pt"
+    torch.save({"errors": errors, "parameters": parameters}, folder / f"unfinished-{own}")
+    (folder / f"unfinished-{own}").rename(folder / f"result-{own}")
 
 
 def main() -> None:
@@ -152,7 +165,9 @@ def main() -> None:
     try:
         # Whatever the first case does without: with a group for saves in the background.
         first = config_of(folder, {**next(iter(cases.values()))[0], "training": small()}, 1, ranks)
-        world = join_world(in_group(first), find_device(0, 1, threads_given=True))
+        # The ranks of a pod may share a GPU, and are no NCCL world then; those of several pods are worlds of their own.
+        in_pod = first.local_world_size
+        world = join_world(in_group(first), find_device(rank % in_pod, in_pod, threads_given=True))
         for name, runs in cases.items():
             run_case(folder / name, runs, world, ranks)
         world.part()

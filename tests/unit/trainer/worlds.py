@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,6 +40,8 @@ ROOT = Path(__file__).parents[3]
 WITHIN_SECONDS = GENEROUS
 # Many jobs, of which some compile; where nothing is cached yet that alone can take more than a minute.
 CASES_WITHIN_SECONDS = 3000.0 if SOAK else 240.0 if GATE else 1800.0
+# A process that hangs in a driver writes none, and does not even die of a signal.
+STACKS_WITHIN_SECONDS = 20.0
 WORLDS_WITHIN_SECONDS = 6000 if SOAK else 2000
 """Limit of a test whose fixture runs cases in several worlds, one after the other."""
 
@@ -204,12 +206,18 @@ class World:
     def text(self, rank: int, stream: str) -> str:
         return (self.folder / f"rank-{rank}.{stream}").read_text()
 
-    def ended(self, within: float = WITHIN_SECONDS) -> list[Ended]:
-        """Wait for all ranks: so many seconds, or fewer once one has failed, for which others may wait for ever."""
-        deadline, failed = time.monotonic() + within, False
+    def ended(
+        self, within: float = WITHIN_SECONDS, after_failure: float = WITHIN_SECONDS,
+        progress: Callable[[], object] = lambda: None,
+    ) -> list[Ended]:  # fmt: skip
+        """Wait for all ranks: so many seconds without another answer of `progress`, or `after_failure` of them once one
+        has failed, for which others may wait for ever."""
+        deadline, failed, seen = time.monotonic() + within, False, progress()
         while running := [process for process in self.processes if process.poll() is None]:
+            if not failed and (found := progress()) != seen:
+                deadline, seen = time.monotonic() + within, found
             if not failed and any(process.poll() for process in self.processes):
-                deadline, failed = min(deadline, time.monotonic() + WITHIN_SECONDS), True
+                deadline, failed = min(deadline, time.monotonic() + after_failure), True
             if time.monotonic() > deadline:
                 self._fail_with_stacks()
             running[0].wait(1.0)
@@ -224,7 +232,7 @@ class World:
         for process in self.processes:
             process.send_signal(signal.SIGABRT)
         for process in self.processes:
-            process.wait(WITHIN_SECONDS)
+            process.wait(STACKS_WITHIN_SECONDS)
         said = "\n".join(f"rank {rank}:\n{self.text(rank, 'err')}" for rank in range(len(self.processes)))
         pytest.fail(f"not all ranks ended in time ({codes}):\n{said}")
 
@@ -312,10 +320,27 @@ def require_same_gradients(found: dict[str, Any], expected: dict[str, Any], tole
     require_same(rest, of_one, tolerance)
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a world of cases may take."""
+
+    seconds: float = CASES_WITHIN_SECONDS
+    """For all cases."""
+    of_one: bool = False
+    """Whether that is for each case, of which the first one has the start of the world besides."""
+    after_failure: float = WITHIN_SECONDS
+    """For the other ranks, once one has failed."""
+
+    def wait_for(self, world: World, done: Callable[[], object]) -> list[Ended]:
+        """The ranks' ends. done: the cases that are."""
+        return world.ended(self.seconds, self.after_failure, done if self.of_one else lambda: None)
+
+
 def run_cases(
-    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], **options: Any
-) -> dict[str, dict[str, Any]]:
-    """Run each case in one world of `ranks`; options are those of `launch`.
+    folder: Path, ranks: int, cases: dict[str, list[dict[str, Any]]], patience: Patience | None = None,
+    module: str = "tests.unit.trainer.cases", **options: Any,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Run each case in one world of `ranks`; options are those of `launch`. Where it fails, see `finished_cases`.
 
     A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step}.
     Result of a case: "parameters" of the last run and "gradients" of its first step, "metrics" (lines of all runs),
@@ -323,10 +348,15 @@ def run_cases(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
-    with launch(folder, None, ranks, module="tests.unit.trainer.cases", CASES=str(folder), **options) as world:
-        ended = world.ended(CASES_WITHIN_SECONDS)
+    with launch(folder, None, ranks, module=module, CASES=str(folder), **options) as world:
+        ended = (patience or Patience()).wait_for(world, lambda: [_is_finished(folder / name) for name in cases])
         assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
     return {name: _result(folder / name) for name in cases}
+
+
+def finished_cases(folder: Path, cases: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The results of those cases that have one, of a world of `run_cases` that may have failed."""
+    return {name: _result(folder / name) for name in cases if _is_finished(folder / name)}
 
 
 def run_layouts(
@@ -345,6 +375,10 @@ def run_layouts(
         }
         results |= run_cases(folders.mktemp(f"world-of-{world}"), world, cases)
     return results
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "result.pt").exists()
 
 
 def _result(folder: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, one_line
 from disttrain_trainer.runtime.failures import Failure
+from disttrain_trainer.runtime.host_collectives import use_host_for_collectives
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
 from disttrain_trainer.runtime.keys import attempt_key
 from disttrain_trainer.runtime.rendezvous.forwarder import Place
@@ -174,6 +175,9 @@ def join_world(config: Config, device: Device) -> World:
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
     """torch's form of the mesh; a collective call of the whole world."""
+    if device.shares_gpu:
+        # Of what is cut over a mesh, torch puts the parts together by these.
+        use_host_for_collectives()
     shape = {axis: getattr(mesh, axis) for axis in AXES if axis == "shard" or getattr(mesh, axis) > 1}
     return init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from disttrain_trainer.checks.collectives.expected import given
 from disttrain_trainer.checks.collectives.plan import ROOT, Operation
+from disttrain_trainer.runtime.device import channel_of
 
 _POISON = -1
 """Fills what is to be received; no rank ever gives it."""
@@ -48,12 +49,16 @@ def _blocks(buffer: Tensor, group: dist.ProcessGroup) -> list[Tensor] | None:
 
 def _ring(own: Tensor, received: Tensor, group: dist.ProcessGroup) -> None:
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    channel = channel_of(own.device, dist.get_backend_config(group))
+    sent, arriving = own.to(channel), received.to(channel)
     transfers = [
-        dist.P2POp(dist.isend, own, group=group, group_peer=(rank + 1) % ranks),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % ranks),
+        dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % ranks),
+        dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % ranks),
     ]
     for work in dist.batch_isend_irecv(transfers):
         work.wait()
+    if arriving is not received:
+        received.copy_(arriving)
 
 
 # torch 2.13 gave both a new name, and warns of the old one.

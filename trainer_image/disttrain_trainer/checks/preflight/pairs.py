@@ -31,7 +31,7 @@ def exchange_in_rounds(world: World, numbers: int) -> tuple[list[Transfer], list
     The first silence ends it, and no later call may rely on the process group: gloo and NCCL give all transfers up with
     one.
     """
-    own = source(world.rank, numbers, torch.float32).to(world.device.torch)
+    own = source(world.rank, numbers, torch.float32).to(world.device.channel)
     found: list[Transfer] = []
     for number, partners in enumerate(rounds(world.size)):
         partner, times = partners[world.rank], []
