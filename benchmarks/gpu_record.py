@@ -1,9 +1,12 @@
 """Run tests/gpu and gpu_gpt2.py on this machine's GPU, and write what came of them into docs/gpu.json and docs/gpu.md.
 
-    python benchmarks/gpu_record.py [--only tests|benchmark] [--quick] [--commit NAME] [--folder FOLDER]
+    python benchmarks/gpu_record.py [--only tests|benchmark] [--quick] [--seconds 480] [--commit NAME] [--folder FOLDER]
+                                    [--log FILE]
 
-Needs torch with CUDA, pydantic, pytest, scikit-learn; no plugin of pytest's. Ends with 2 without a GPU, with 1 where a
-test fails or the benchmark does not end; what did run is written down nevertheless.
+Needs torch with CUDA, pydantic, pytest, scikit-learn, for parameter servers pyzmq; with pytest-xdist, worlds run beside
+each other. Ends with 2 without a GPU, with 1 where a test fails or does not end, or the benchmark does not; what is
+known is written down as soon as it is. tests/gpu/worlds.py says by which variable every layout runs, for which this
+needs more seconds.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -11,16 +14,21 @@ test fails or the benchmark does not end; what did run is written down neverthel
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY)]
 
-from benchmarks.gpu_table import Record, Run, outcomes, page, with_benchmark, with_tests
+from benchmarks.gpu_table import OUTCOMES, Record, Run, Selected, outcomes, page, selected, with_benchmark, with_tests
 
 NO_GPU = 2
 ENVIRONMENT = os.environ | {
@@ -29,12 +37,22 @@ ENVIRONMENT = os.environ | {
 # Options of pyproject.toml are for plugins that a GPU's machine need not have.
 QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovider", "-q", "-rf"]
 PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", *QUIET]
+# As many worlds as a GPU with 16 cores beside it computes at once; a world's start is the host's work.
+BESIDE_EACH_OTHER = ["-n", "6", "--dist", "loadgroup"]
+SECONDS = 480.0
+TESTS_PART = 0.6
+"""Of the seconds, where the benchmark is to run, too; it has what is left."""
+LOOK_SECONDS = 0.5
+ENDED_EARLY = 124
+"""As timeout(1) ends."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["tests", "benchmark"], help="one of the two parts")
     parser.add_argument("--quick", action="store_true", help="one micro batch size in the benchmark")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which what still runs is ended")
+    parser.add_argument("--log", type=Path, help="keeps a JSON line for each outcome, and why a test failed")
     parser.add_argument("--commit", help="what runs; by default what git says")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "docs", help="where gpu.json and gpu.md lie")
     arguments = parser.parse_args()
@@ -42,13 +60,16 @@ def main() -> int:
     if run is None:
         print("gpu_record.py: torch.cuda.is_available() is false: no GPU here, nothing is written", file=sys.stderr)
         return NO_GPU
-    codes = []
+    end, codes = time.monotonic() + arguments.seconds, []
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         if arguments.only != "benchmark":
-            codes.append(record_tests(arguments.folder, scratch, run))
+            part = 1.0 if arguments.only else TESTS_PART
+            log = arguments.log or scratch / "tests.jsonl"
+            codes.append(record_tests(arguments.folder, log, run, part * arguments.seconds))
         if arguments.only != "tests":
-            codes.append(record_benchmark(arguments.folder, scratch, run, quick=arguments.quick))
+            left = end - time.monotonic()
+            codes.append(record_benchmark(arguments.folder, scratch, run, left, quick=arguments.quick))
     return 1 if any(codes) else 0
 
 
@@ -70,23 +91,61 @@ def described() -> str:
         raise SystemExit(f"{REPOSITORY} is no checkout of git: say what runs here by --commit") from error
 
 
-def record_tests(folder: Path, scratch: Path, run: Run) -> int:
-    """Run tests/gpu and write down what came of each path; pytest's exit code."""
-    report = scratch / "junit.xml"
-    command = [sys.executable, *PYTEST, f"--junitxml={report}", str(REPOSITORY / "tests" / "gpu")]
-    code = subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, check=False).returncode
-    if report.exists():
-        write(folder, with_tests(read(folder), outcomes(report.read_text()), run))
+def record_tests(folder: Path, log: Path, run: Run, seconds: float) -> int:
+    """Run tests/gpu and write down what came of each path, as it comes; pytest's exit code."""
+    log.unlink(missing_ok=True)
+    before, told = read(folder), set[str]()
+
+    def look() -> None:
+        tests = selected(log.read_text().splitlines()) if log.exists() else {}
+        new = [test for test in tests.values() if test.outcome and test.name not in told]
+        for test in new:
+            told.add(test.name)
+            print(f"gpu_record.py: {len(told)} of {len(tests)}: {line_of(test)}", flush=True)
+        if new:
+            write(folder, with_tests(before, outcomes(tests.values()), run))
+
+    beside = BESIDE_EACH_OTHER if find_spec("xdist") else []
+    command = [sys.executable, *PYTEST, *beside, str(REPOSITORY / "tests" / "gpu")]
+    code = watched(command, ENVIRONMENT | {OUTCOMES: str(log.resolve())}, seconds, look)
+    if code == ENDED_EARLY:
+        print(f"gpu_record.py: tests were ended after {seconds:.0f} s", flush=True)
     return code
 
 
-def record_benchmark(folder: Path, scratch: Path, run: Run, *, quick: bool) -> int:
+def line_of(test: Selected) -> str:
+    """What is printed of a test that has ended."""
+    # pytest's own account of a failure ends in where it was; the reason stands in the lines marked by E.
+    why = next((line for line in test.why.splitlines() if line.startswith("E ")), test.why.partition("\n")[0])
+    return f"{test.outcome}, {test.seconds:.0f} s, {test.name}{': ' if why else ''}{why[:200]}"
+
+
+def record_benchmark(folder: Path, scratch: Path, run: Run, seconds: float, *, quick: bool) -> int:
     """Run gpu_gpt2.py and write its rows down; its exit code."""
     file = scratch / "rows.json"
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "gpu_gpt2.py"), f"--json={file}"]
-    code = subprocess.run([*command, *(["--quick"] if quick else [])], cwd=REPOSITORY, check=False).returncode
+    code = watched([*command, *(["--quick"] if quick else [])], dict(os.environ), seconds, lambda: None)
     if file.exists():
         write(folder, with_benchmark(read(folder), json.loads(file.read_text())["rows"], run))
+    return code
+
+
+def watched(command: list[str], environment: dict[str, str], seconds: float, look: Callable[[], None]) -> int:
+    """Run a program, with `look` called now and then and at its end; after so many seconds end it with all it began."""
+    end = time.monotonic() + seconds
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
+    try:
+        while process.poll() is None and time.monotonic() < end:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
+            look()
+        code = ENDED_EARLY if process.poll() is None else process.returncode
+    finally:
+        # Also what outlived the program: a rank that hangs holds its GPU.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    look()
     return code
 
 

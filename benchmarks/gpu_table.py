@@ -1,12 +1,13 @@
 """docs/gpu.md from what ran: which path of the trainer has run on a GPU, at which commit, and how fast GPT-2 was.
 
-Pure: a record (docs/gpu.json), the report of tests/gpu and the rows of gpu_gpt2.py go in, a record or a page comes out.
+Pure: a record (docs/gpu.json), what tests/gpu tells of each test and the rows of gpu_gpt2.py go in, a record or a page
+comes out.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from xml.etree import ElementTree
 
 PATHS = {
     "training": "digits and text are learned, FP32",
@@ -37,6 +38,8 @@ PATHS = {
     "memory snapshot": "written where memory runs out",
 }
 NEVER = "never run on a GPU"
+OUTCOMES = "DISTTRAIN_GPU_OUTCOMES"
+"""Variable with the file into which tests/gpu writes a JSON line for each test that it selects and for each outcome."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +54,58 @@ class Run:
 
 @dataclass
 class Outcome:
-    """Tests of one path that ran; skipped ones did not."""
+    """Tests of one path; skipped ones do not count."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    unended: list[str] = field(default_factory=list)
+    """Those that had not ended when the run did."""
+
+
+@dataclass
+class Selected:
+    """A test of tests/gpu that was selected."""
+
+    name: str
+    paths: list[str]
+    outcome: str = ""
+    """passed, failed or skipped; "" where it has not ended."""
+    seconds: float = 0.0
+    why: str = ""
 
 
 Record = dict[str, Any]
 """{"paths": {name: Outcome and Run}, "benchmark": Run, "rows": [...]} as JSON; empty before anything has run."""
 
 
-def outcomes(junit: str) -> dict[str, Outcome]:
-    """Outcomes of each path from JUnit's XML, in which tests have the property `gpu_path`.
-
-    Raises xml.etree.ElementTree.ParseError.
-    """
-    found: dict[str, Outcome] = {}
-    for case in ElementTree.fromstring(junit).iter("testcase"):
-        if case.find("skipped") is not None:
+def selected(lines: Iterable[str]) -> dict[str, Selected]:
+    """Tests by name from the lines of the file in OUTCOMES, of which the last may be half written."""
+    found: dict[str, Selected] = {}
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
             continue
-        wrong = case.find("failure") is not None or case.find("error") is not None
-        for path in [p.get("value", "") for p in case.iter("property") if p.get("name") == "gpu_path"]:
+        test = found.setdefault(entry["test"], Selected(entry["test"], entry["paths"]))
+        # What fails in its fixtures, before or afterwards, fails.
+        if "outcome" in entry and test.outcome != "failed":
+            test.outcome, test.why = entry["outcome"], entry["why"]
+        test.seconds += entry.get("seconds", 0.0)
+    return found
+
+
+def outcomes(tests: Iterable[Selected]) -> dict[str, Outcome]:
+    """Outcomes of each path that has a test which was not skipped."""
+    found: dict[str, Outcome] = {}
+    for test in tests:
+        if test.outcome == "skipped":
+            continue
+        for path in test.paths:
             outcome = found.setdefault(path, Outcome())
-            if wrong:
-                outcome.failed.append(case.get("name", "?"))
-            else:
+            if test.outcome == "passed":
                 outcome.passed += 1
+            else:
+                (outcome.failed if test.outcome == "failed" else outcome.unended).append(test.name)
     return found
 
 
@@ -100,11 +129,12 @@ def page(record: Record) -> str:
 def _line(name: str, what: str, entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return f"| {name} | {what} | {NEVER} | |"
-    if entry["failed"]:
-        state = f"fails at `{entry['commit']}`: {', '.join(entry['failed'])}"
-    else:
-        state = f"run on a GPU at `{entry['commit']}`"
-    tests = f"{entry['passed']} of {entry['passed'] + len(entry['failed'])}"
+    # Records of earlier runs know only of tests that ended.
+    unended = entry.get("unended", [])
+    bad = {"fails": entry["failed"], "did not end": unended}
+    said = [f"{how} at `{entry['commit']}`: {', '.join(names)}" for how, names in bad.items() if names]
+    state = "; ".join(said) or f"run on a GPU at `{entry['commit']}`"
+    tests = f"{entry['passed']} of {entry['passed'] + len(entry['failed']) + len(unended)}"
     return f"| {name} | {what} | {state} | {tests}; {entry['gpu']}, torch {entry['torch']}, {entry['date']} |"
 
 
@@ -140,7 +170,8 @@ written by hand. A path whose tests did not run keeps the line it had.
 
 NCCL takes one rank per GPU. Where ranks of a machine share one, the trainer uses gloo for tensors on GPUs, too, and
 says so: collectives go through the host's memory, and so do the messages of pipelines and of our own all-reduces. That
-is slow, and good for trying a layout out.
+is slow, and good for trying a layout out. The tests run some layouts of each technique; DISTTRAIN_GPU=all has them run
+every one of two ranks.
 
 ## GPT-2 124M on one GPU
 

@@ -7,6 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer.models.gpt.model import build
 
+pytestmark = pytest.mark.gpu_only
+
 CONFIG = GptConfig(layers=2, heads=12, width=768, sequence_length=256, vocabulary_size=512)
 
 

@@ -5,10 +5,11 @@ import torch
 
 from disttrain_trainer.checks.collectives.figures import from_json
 from disttrain_trainer.checks.collectives.plan import Operation
+from tests.gpu.worlds import DEVICE, EVERYTHING, beside_each_other, ended, run_on_gpu
 from tests.unit.trainer import test_meta_device as meta
 from tests.unit.trainer import test_sync_batch_norm as norm
 from tests.unit.trainer.collectives_rank import PLAN
-from tests.unit.trainer.worlds import launch, run_cases, small
+from tests.unit.trainer.worlds import launch, small
 
 LOSS = "loss_metrics/global_avg_loss"
 
@@ -18,6 +19,8 @@ def two_ranks(layouts):
 
 
 NORMALISED = {name: layout for name, layout in two_ranks(norm.LAYOUTS).items() if layout[2]}
+MODELS = ("dp2", "fsdp2, offloaded, recomputed", "tp2, vocabulary", "pp2", "experts over fsdp2")
+BUILT = {name: layout for name, layout in two_ranks(meta.LAYOUTS).items() if EVERYTHING or name in MODELS}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +30,14 @@ def normalised(tmp_path_factory):
         name: [{"training": training, "parallelism": parallelism}]
         for name, (_, training, parallelism) in NORMALISED.items()
     }
-    return [
-        run_cases(tmp_path_factory.mktemp(f"norm-{ranks}"), ranks, given, device="cuda")
-        for ranks, given in ((1, alone), (2, cases))
-    ]
+    folder = tmp_path_factory.mktemp("norm")
+    return beside_each_other(
+        lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", 2, cases)
+    )
 
 
 @pytest.mark.gpu_path("batch normalisation over replicas")
+@pytest.mark.gpu_world("norm")
 @pytest.mark.parametrize("layout", NORMALISED)
 def test_replicas_normalise_as_one_process(normalised, layout):
     alone, together = normalised
@@ -42,39 +46,42 @@ def test_replicas_normalise_as_one_process(normalised, layout):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    alone = {name: [{"training": training}] for name, training in meta.TRAININGS.items()}
+    alone = {training: [{"training": meta.TRAININGS[training]}] for _, training, _, _ in BUILT.values()}
     cases = {
         name: [{"training": {**meta.TRAININGS[training], **changes}, "parallelism": parallelism}]
-        for name, (_, training, parallelism, changes) in two_ranks(meta.LAYOUTS).items()
+        for name, (_, training, parallelism, changes) in BUILT.items()
     }
-    return [
-        run_cases(tmp_path_factory.mktemp(f"meta-{ranks}"), ranks, given, device="cuda")
-        for ranks, given in ((1, alone), (2, cases))
-    ]
+    folder = tmp_path_factory.mktemp("meta")
+    return beside_each_other(
+        lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", 2, cases)
+    )
 
 
 @pytest.mark.gpu_path("models built without memory")
-@pytest.mark.parametrize("layout", two_ranks(meta.LAYOUTS))
+@pytest.mark.gpu_world("meta")
+@pytest.mark.parametrize("layout", BUILT)
 def test_a_model_built_without_memory_starts_alike_in_every_layout(built, layout):
     alone, together = built
     require_equal(alone[meta.LAYOUTS[layout][1]], together[layout])
 
 
 @pytest.mark.gpu_path("checks of the network")
+@pytest.mark.gpu_world("collectives")
 def test_collectives_of_tensors_on_a_gpu_are_right(tmp_path):
     results, module = tmp_path / "results.json", "tests.unit.trainer.collectives_rank"
-    with launch(tmp_path, None, 4, module=module, device="cuda", RESULTS=str(results)) as world:
-        ended = world.ended()
-    assert [rank.code for rank in ended] == [0] * 4, ended[0].err
+    with launch(tmp_path, None, 4, module=module, device=DEVICE, RESULTS=str(results)) as world:
+        ranks = ended(world)
+    assert [rank.code for rank in ranks] == [0] * 4, "\n".join(rank.err for rank in ranks)
     rows = from_json(results.read_text())
     assert len(rows) == len(PLAN.groups) * len(PLAN.sizes) * len(Operation)
     assert [row for row in rows if row.wrong] == []
 
 
 @pytest.mark.gpu_path("checks of the network")
+@pytest.mark.gpu_world("preflight")
 def test_the_check_before_training_passes(tmp_path):
-    case = run_cases(tmp_path, 2, {"checked": [{"training": small(preflight=True)}]}, device="cuda")["checked"]
-    assert case["errors"] == [None]
+    found = run_on_gpu(tmp_path, 2, {"checked": [{"training": small(preflight=True)}]})
+    assert found["checked"]["errors"] == [None]
 
 
 def require_equal(expected, found):

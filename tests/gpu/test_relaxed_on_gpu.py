@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.gpu.worlds import beside_each_other, run_on_gpu, run_servers_on_gpu
 from tests.unit.trainer import test_local_sgd as local_sgd
-from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.test_pipedream import HELD, case_of, require_simulated
-from tests.unit.trainer.worlds import require_same, run_cases, small
+from tests.unit.trainer.worlds import require_same, small
 
-TOLERANCE = 1e-10
 ONE_BY_ONE = {"interval": 1, "tensorBoard": False}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
 TRAINING = small(optimizer=SGD, logging=ONE_BY_ONE)
@@ -19,34 +18,44 @@ def require_equal(found, expected):
     require_same(found["parameters"], expected["parameters"])
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    cases = {"SGD": [{"training": TRAINING}], "AdamW": [{"training": ADAMW}]}
-    return run_cases(tmp_path_factory.mktemp("alone"), 1, cases, device="cuda")
+WORKERS = [
+    pytest.param(1, "Async", id="one worker", marks=pytest.mark.gpu_world("one worker")),
+    pytest.param(2, "Sync", id="two workers", marks=pytest.mark.gpu_world("two workers")),
+]
 
 
 @pytest.mark.gpu_path("parameter servers")
-@pytest.mark.parametrize(("workers", "synchronization"), [(1, "Async"), (2, "Sync")])
-def test_servers_and_workers_on_a_gpu_are_one_process(alone, tmp_path, workers, synchronization):
+@pytest.mark.parametrize(("workers", "synchronization"), WORKERS)
+def test_servers_and_workers_on_a_gpu_are_one_process(tmp_path, workers, synchronization):
     run = {"settings": {"synchronization": synchronization}, "servers": 2}
-    cases = {"SGD": [{"training": TRAINING, **run}], "AdamW": [{"training": ADAMW, **run}]}
-    found = run_server_cases(tmp_path, workers, cases, device="cuda")
+    trainings = {"SGD": TRAINING, "AdamW": ADAMW}
+    alone, found = beside_each_other(
+        lambda: run_on_gpu(tmp_path / "alone", 1, {name: [{"training": one}] for name, one in trainings.items()}),
+        lambda: run_servers_on_gpu(
+            tmp_path / "servers", workers, {name: [{"training": one, **run}] for name, one in trainings.items()}
+        ),
+    )
     for name, expected in alone.items():
         require_equal(found[name], expected)
 
 
 @pytest.mark.gpu_path("worker groups")
-def test_a_pod_of_two_ranks_is_one_worker(alone, tmp_path):
+@pytest.mark.gpu_world("worker groups")
+def test_a_pod_of_two_ranks_is_one_worker(tmp_path):
     cases = {"SGD": [{"training": TRAINING, "servers": 2}]}
-    found = run_server_cases(tmp_path, 2, cases, ranks_per_pod=2, device="cuda")
+    alone, found = beside_each_other(
+        lambda: run_on_gpu(tmp_path / "alone", 1, {"SGD": [{"training": TRAINING}]}),
+        lambda: run_servers_on_gpu(tmp_path / "servers", 2, cases, ranks_per_pod=2),
+    )
     require_equal(found["SGD"], alone["SGD"])
 
 
 @pytest.mark.gpu_path("local SGD")
+@pytest.mark.gpu_world("local SGD")
 def test_replicas_that_meet_rarely_are_simulated_ones(tmp_path):
     runs = dict(local_sgd.cases(2))
     names = ["local SGD", "DiLoCo"]
-    found = run_cases(tmp_path, 2, {name: runs[name] for name in names}, device="cuda")
+    found = run_on_gpu(tmp_path, 2, {name: runs[name] for name in names})
     for name in names:
         _, optimizer, settings, sync = local_sgd.SIMULATED[name]
         optimizer_of = local_sgd.optimizer_of(optimizer)
@@ -62,17 +71,26 @@ FULL = [
 ]
 
 
+def of_world(name):
+    ranks = HELD[name][0][0]
+    return pytest.param(ranks, name, id=name, marks=pytest.mark.gpu_world(f"{ranks} stages"))
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    by_ranks = {HELD[name][0][0]: [other for other in FULL if HELD[other][0][0] == HELD[name][0][0]] for name in FULL}
+    """Results of the pipelines of so many ranks; run when first asked for."""
     found = {}
-    for ranks, names in by_ranks.items():
-        folder = tmp_path_factory.mktemp(f"full-{ranks}")
-        found |= run_cases(folder, ranks, {name: case_of(name) for name in names}, device="cuda")
-    return found
+
+    def run(ranks):
+        if ranks not in found:
+            cases = {name: case_of(name) for name in FULL if HELD[name][0][0] == ranks}
+            found[ranks] = run_on_gpu(tmp_path_factory.mktemp(f"full-{ranks}"), ranks, cases)
+        return found[ranks]
+
+    return run
 
 
 @pytest.mark.gpu_path("PipeDream")
-@pytest.mark.parametrize("name", FULL)
-def test_full_pipelines_are_delayed_sgd(full, name):
-    require_simulated(full[name], name)
+@pytest.mark.parametrize(("ranks", "name"), [of_world(name) for name in FULL])
+def test_full_pipelines_are_delayed_sgd(full, ranks, name):
+    require_simulated(full(ranks)[name], name)

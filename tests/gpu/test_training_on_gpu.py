@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.trainer.worlds import Ended, job, launch, run_cases, small, user
+from tests.gpu.worlds import beside_each_other, ended, run_on_gpu
+from tests.unit.trainer.worlds import Ended, job, launch, small, user
+
+pytestmark = pytest.mark.gpu_only
 
 LOSS = "loss_metrics/global_avg_loss"
 PRECISIONS = ("FP32", "TF32", "BF16", "FP16")
@@ -48,7 +51,7 @@ def train(folder, training: dict[str, Any], **environment: str) -> Trained:
     config = job(training)
     with launch(folder, config, storage=folder / "storage", device="cuda", **environment) as world:
         # Compiling takes its time where nothing is cached.
-        (rank,) = world.ended(within=400)
+        (rank,) = world.ended(within=180)
     metrics = folder / "storage" / "test" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     traces = (folder / "storage" / "test" / "profile").glob("rank-0-step-*.json")
@@ -72,6 +75,7 @@ def digits(tmp_path_factory):
 
 
 @pytest.mark.gpu_path("NCCL")
+@pytest.mark.gpu_world("NCCL")
 def test_one_rank_uses_nccl(tmp_path):
     # Gradients of sharded parameters have a norm that is summed over all ranks, be it one; offloaded ones are sharded.
     found = train(tmp_path, DIGITS | {"offload": {"parameters": True}}, **nccl_log(tmp_path))
@@ -82,28 +86,31 @@ def test_one_rank_uses_nccl(tmp_path):
 
 @pytest.mark.gpu_path("NCCL between GPUs")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.gpu_world("NCCL between GPUs")
 def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
     config = job(DIGITS, parallelism={"dataParallelShardDegree": 2})
     with launch(tmp_path, config, ranks=2, device="cuda", **nccl_log(tmp_path), CUDA_VISIBLE_DEVICES=gpus) as world:
-        ended = world.ended()
-    assert [rank.code for rank in ended] == [0, 0], ended[0].err
-    assert ended[0].report.metrics["accuracy"] >= 0.9
+        first, second = ended(world)
+    assert [first.code, second.code] == [0, 0], first.err + second.err
+    assert first.report.metrics["accuracy"] >= 0.9
     assert communicators(tmp_path) == 2
-    assert "ranks share a GPU" not in ended[0].out
+    assert "ranks share a GPU" not in first.out
 
 
 @pytest.mark.gpu_path("gloo on GPUs")
+@pytest.mark.gpu_world("shared")
 def test_two_ranks_on_one_gpu_say_that_they_share_it(tmp_path):
     with launch(tmp_path, job(DIGITS), ranks=2, device="cuda", **nccl_log(tmp_path)) as world:
-        ended = world.ended()
-    assert [rank.code for rank in ended] == [0, 0], ended[0].err
-    assert ended[0].report.metrics["accuracy"] >= 0.9
-    assert "ranks share a GPU" in ended[0].out
+        first, second = ended(world)
+    assert [first.code, second.code] == [0, 0], first.err + second.err
+    assert first.report.metrics["accuracy"] >= 0.9
+    assert "ranks share a GPU" in first.out
     assert communicators(tmp_path) == 0
 
 
 @pytest.mark.gpu_path("training")
+@pytest.mark.gpu_world("digits")
 def test_digits_are_learned(digits):
     assert digits.rank.code == 0, digits.rank.err
     assert digits.rank.report.metrics["accuracy"] >= 0.9
@@ -115,7 +122,11 @@ def texts(tmp_path_factory):
     """The gpt in each number format, and compiled. The first steps are compared, so all start from the same."""
     changes = {precision: {"precision": precision} for precision in PRECISIONS}
     changes["BF16, compiled"] = {"precision": "BF16", "compile": True}
-    return {name: train(tmp_path_factory.mktemp("text"), TEXT | change) for name, change in changes.items()}
+    folders = {name: tmp_path_factory.mktemp("text") for name in changes}
+    trained = beside_each_other(
+        *(lambda name=name: train(folders[name], TEXT | changes[name]) for name in changes)  # type: ignore[misc]
+    )
+    return dict(zip(changes, trained, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +139,7 @@ def texts(tmp_path_factory):
         pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
     ],
 )
+@pytest.mark.gpu_world("texts")
 class TestText:
     def test_it_is_learned(self, texts, name):
         found = texts[name]
@@ -148,11 +160,13 @@ class TestText:
         pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
     ],
 )
+@pytest.mark.gpu_world("texts")
 def test_a_format_is_not_fp32_under_another_name(texts, name):
     assert texts[name].losses != texts["FP32"].losses
 
 
 @pytest.mark.gpu_path("compile")
+@pytest.mark.gpu_world("texts")
 def test_compiled_layers_are_kernels_of_their_own(texts):
     made = [name for name in texts["BF16, compiled"].trace if name.startswith("triton_")]
     assert made
@@ -160,6 +174,7 @@ def test_compiled_layers_are_kernels_of_their_own(texts):
 
 
 @pytest.mark.gpu_path("compile")
+@pytest.mark.gpu_world("texts")
 def test_a_compiled_loss_writes_no_logarithms_of_its_logits(texts):
     """So that a large vocabulary does not cost three times its logits."""
     assert any("_log_softmax" in name for name in texts["BF16"].trace)
@@ -168,6 +183,7 @@ def test_a_compiled_loss_writes_no_logarithms_of_its_logits(texts):
 
 @pytest.mark.gpu_path("flash attention")
 @pytest.mark.parametrize("name", ["BF16", "FP16", "BF16, compiled"])
+@pytest.mark.gpu_world("texts")
 def test_the_trainer_attends_by_a_fused_kernel(texts, name):
     fused = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
     assert any(kernel in event for event in texts[name].trace for kernel in fused)
@@ -185,10 +201,11 @@ def scaled(tmp_path_factory):
     )
     run = {"training": training}
     cases = {"through": [run], "resumed": [{**run, "stop_after": 20}, run]}
-    return run_cases(tmp_path_factory.mktemp("scaled"), 1, cases, device="cuda")
+    return run_on_gpu(tmp_path_factory.mktemp("scaled"), 1, cases)
 
 
 @pytest.mark.gpu_path("FP16 with its scaler")
+@pytest.mark.gpu_world("scaled")
 def test_the_scale_falls_where_gradients_overflow(scaled):
     through = scaled["through"]
     assert through["errors"] == [None]
@@ -198,6 +215,7 @@ def test_the_scale_falls_where_gradients_overflow(scaled):
 
 
 @pytest.mark.gpu_path("FP16 with its scaler")
+@pytest.mark.gpu_world("scaled")
 def test_the_scale_is_restored_from_a_checkpoint(scaled):
     through, resumed = scaled["through"], scaled["resumed"]
     assert "stopped after step 20" in resumed["errors"][0]
@@ -209,6 +227,7 @@ def test_the_scale_is_restored_from_a_checkpoint(scaled):
 
 
 @pytest.mark.gpu_path("memory snapshot")
+@pytest.mark.gpu_world("snapshot")
 def test_a_full_gpu_leaves_a_snapshot(tmp_path):
     training = small(
         model={"entrypoint": "tests.gpu.user_gpu:greedy"},
