@@ -32,7 +32,9 @@ from benchmarks.gpu_table import OUTCOMES, Record, Run, Selected, outcomes, page
 
 NO_GPU = 2
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("api", "trainer_image", ".")),
+    "PYTHONPATH": os.pathsep.join(
+        [*(str(REPOSITORY / part) for part in ("api", "trainer_image", ".")), os.environ.get("PYTHONPATH", "")]
+    ),
 }
 # Options of pyproject.toml are for plugins that a GPU's machine need not have.
 QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovider", "-q", "-rf"]

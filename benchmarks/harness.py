@@ -76,8 +76,9 @@ def main(description: str | None, measure: Callable[[bool], Iterable[Row]], pack
     for line in measure(arguments.quick):
         print(_printed(line), flush=True)
         rows.append(asdict(line) | {"ratio": line.ratio})
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"machine": described, "rows": rows}, indent=1) + "\n")
+        # As they come: a run that is cut off leaves what it had.
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps({"machine": described, "rows": rows}, indent=1) + "\n")
 
 
 def _printed(line: Row) -> str:
