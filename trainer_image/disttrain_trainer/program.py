@@ -36,8 +36,7 @@ def run(stop: StopRequest) -> int:
         world = join_world(world_config(config), device)
         if device.shares_gpu and not has_servers(config):
             say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
-        with device.attention():
-            take_part(config, world, reporter, stop)
+        take_part(config, world, reporter, stop)
         reporter.update(done=True)
     # CheckpointException derives from BaseException; SystemExit is code of the user that leaves.
     except (Exception, CheckpointException, SystemExit) as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity
 
 from disttrain_api.training import Precision
@@ -20,7 +19,6 @@ from disttrain_trainer.runtime.host_limits import cores
 TorchDevice = torch.device
 
 _GIB = 2**30
-_HOPPER = (9, 0)
 
 # Collectives on CPU tensors always go through gloo: the few numbers that ranks agree on in each step never wait for a
 # GPU.
@@ -121,16 +119,6 @@ class Device:
             return "memory/max_reserved(GiB)", torch.cuda.max_memory_reserved(self.torch) / _GIB
         # Linux counts ru_maxrss in KiB.
         return "memory/max_resident(GiB)", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-    def attention(self) -> AbstractContextManager[object]:
-        """What is attended to inside is computed by cuDNN's kernel where it can be: from Hopper on that is the fastest.
-
-        torch prefers its own flash kernel, which was written for the generation before.
-        """
-        if self.kind != "cuda" or torch.cuda.get_device_capability(self.torch) < _HOPPER:
-            return nullcontext()
-        kernels = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-        return sdpa_kernel([*kernels, SDPBackend.MATH], set_priority=True)
 
     @contextmanager
     def snapshot_when_full(self, path: Path) -> Iterator[None]:
