@@ -1,6 +1,6 @@
 """The operator's process: `disttrain-operator`, or `python -m disttrain_operator`.
 
-informers ──► caches ──► queue of jobs ──► workers: snapshot, decide, execute ──► API server
+kopf: jobs, informers: the rest ──► caches ──► queue of jobs ──► workers: snapshot, decide, execute ──► API server
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import AnyElection, Elections
 from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
+from disttrain_operator.kube.kopf_watch import KopfWatch
 from disttrain_operator.kube.lease import Election
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.leadership import Leadership
@@ -71,8 +72,15 @@ class Operator:
         self._queue = WorkQueue[Key](group_of=lambda key: key.namespace, limit=max(1, settings.workers // SHARES))
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
         informer = partial(Informer, client, silence=settings.watch_silence_seconds)
-        self._jobs = [
-            informer(job_collection(namespace), self._world.jobs, within=namespace) for namespace in self._namespaces
+        self.jobs = [
+            KopfWatch(
+                client,
+                job_collection(namespace),
+                self._world.jobs,
+                within=namespace,
+                silence=settings.watch_silence_seconds,
+            )
+            for namespace in self._namespaces
         ]
         self._children = [
             informer(core_collection(plural, namespace), cache, selector=SELECTOR, within=namespace)
@@ -90,7 +98,7 @@ class Operator:
             self._nodes.append(informer(core_collection("nodes", None), gatekeeper.nodes))
             self._children.append(informer(core_collection("pods", None), gatekeeper.pods))
         self._election = election
-        informers = [*self._jobs, *self._nodes, *self._children]
+        informers = [*self.jobs, *self._nodes, *self._children]
         self._leadership = Leadership(election, informers, self._begin_to_act)
         self._lag = LoopLag()
         self._measuring: asyncio.Task[None] | None = None
@@ -154,7 +162,9 @@ class Operator:
                 tasks.create_task(self._unreadable.run())
                 tasks.create_task(self._again.run())
                 # Nodes, too: of a pod that names too many resources those count that nodes have.
-                for group in (self._jobs, self._nodes, self._children):
+                for jobs in self.jobs:
+                    await jobs.wait_synced()
+                for group in (self._nodes, self._children):
                     for informer in group:
                         tasks.create_task(informer.run())
                     for informer in group:
@@ -222,7 +232,7 @@ class Operator:
 
     def _counters(self) -> dict[str, float]:
         return {
-            "informer_lists": sum(informer.lists for informer in (*self._jobs, *self._nodes, *self._children)),
+            "informer_lists": sum(informer.lists for informer in (*self.jobs, *self._nodes, *self._children)),
             **self._agents.counts,
         }
 
@@ -242,7 +252,7 @@ async def serve(settings: Settings) -> None:
     lease_client = Client(access, max_in_flight=1, retry_delays=(0.0,))
     election = _election(settings, lease_client) if settings.leader_elect else None
     try:
-        await Host(Operator(settings, client, election, key), access).run()
+        await Host(Operator(settings, client, election, key)).run()
     finally:
         await client.close()
         await lease_client.close()

@@ -18,7 +18,7 @@ from functools import partial
 from aiohttp import web
 
 from disttrain_operator.door import AT_A_TIME, Door, Limits
-from disttrain_operator.kube.informer import Informer
+from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
 
@@ -51,7 +51,7 @@ class Health:
 
     def __init__(
         self,
-        informers: Sequence[Informer],
+        informers: Sequence[Watch],
         lag: LoopLag,
         metrics: Metrics | None = None,
         role: Callable[[], str] = lambda: "",
@@ -96,10 +96,10 @@ class Health:
             self._is_stuck(informer) or self._failing(informer) >= FAILING_SECONDS for informer in self._informers
         )
 
-    def _is_stuck(self, informer: Informer) -> bool:
+    def _is_stuck(self, informer: Watch) -> bool:
         return informer.tried_at is not None and self._clock() - informer.tried_at >= STUCK_SECONDS
 
-    def _failing(self, informer: Informer) -> float:
+    def _failing(self, informer: Watch) -> float:
         """For how many seconds the informer has failed though the server answers."""
         return 0.0 if informer.failing_since is None else self._clock() - informer.failing_since
 
@@ -142,7 +142,7 @@ class Health:
         lines.append(f"event loop: at most {self._lag.worst * 1000:.0f} ms late in the last minute")
         return "\n".join([*lines, self._role()]).strip() + "\n"
 
-    def _state(self, informer: Informer) -> str:
+    def _state(self, informer: Watch) -> str:
         if informer.heard_at is None:
             return "never heard of"
         age = self._clock() - informer.heard_at

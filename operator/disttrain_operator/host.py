@@ -1,28 +1,38 @@
-"""kopf is the host of the process: signals, start-up, login, clean-up. It watches nothing.
+"""kopf hosts the process, and watches the jobs: signals, start-up, clean-up, and `kopf.on.event`.
 
-Jobs are read by an informer, as pods are, for two reasons. kopf's watch ends, and `kopf.operator()` with it, at an
-object that its parser cannot read and at an ERROR event other than 410. And when kopf lists again after a gap, it does
-not report the objects that were deleted in the gap.
+kopf lists and watches the jobs through a session of ours, which keeps from it what would end it
+(kube/kopf_session.py). Its handler is called for each event of a job, and takes it into the cache, which puts the job
+into the queue. There is no other source of jobs.
 
-kopf itself asks the API server once which kinds it has. The engine does not wait for the answer.
+What kopf could do besides is switched off: it asks for no other kinds, posts no Events, keeps no peers, and patches no
+job.
 """
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import aiohttp
 import kopf
 
-from disttrain_operator.kube.auth import Access
+from disttrain_api.names import GROUP, PLURAL, VERSION
+from disttrain_operator.kube.kopf_session import KopfSession
+from disttrain_operator.kube.kopf_watch import KopfWatch
 
 logger = logging.getLogger(__name__)
+
+_DAY = 86_400.0
+# How long kopf keeps a task and a queue for a job that nothing happens to.
+_IDLE_SECONDS = 0.1
 
 
 class Engine(Protocol):
     """What is hosted."""
+
+    @property
+    def jobs(self) -> Sequence[KopfWatch]:
+        """What kopf watches: the jobs of the cluster, or of each of some namespaces."""
 
     async def prepare(self) -> None:
         """Returns when the engine can work: the API server answers."""
@@ -34,34 +44,32 @@ class Engine(Protocol):
         """Gives back what `prepare` and `work` have taken; a second call does nothing."""
 
 
-class EndlessBackoffs:
-    """Pauses between tries, in seconds, without an end: kopf survives an outage or a refusal of any length."""
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (0.1, 0.5, 1.0, 5.0)
-        while True:
-            yield 60.0
-
-
 class Host:
     """One life of an engine: its handlers of kopf, and how it ended."""
 
-    def __init__(self, engine: Engine, access: Access) -> None:
-        self._engine, self._access = engine, access
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._stop = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._refusal: Exception | None = None
-        self._login_pauses = itertools.chain([0.0], EndlessBackoffs())
 
     async def run(self) -> None:
         """Returns after SIGTERM or SIGINT; raises what ended the engine before.
 
         To be called in the main thread, where signals arrive.
         """
+        namespaces = [watch.within for watch in self._engine.jobs if watch.within is not None]
         try:
-            # Nothing is watched, so the namespaces of the engine are none of kopf's business.
-            await kopf.operator(registry=self._registry(), standalone=True, clusterwide=True, stop_flag=self._stop)
+            await kopf.operator(
+                registry=self._registry(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=self._stop,
+            )
         finally:
+            for watch in self._engine.jobs:
+                watch.close()
             await self._engine.close()
         if self._refusal is not None:
             raise self._refusal
@@ -72,14 +80,25 @@ class Host:
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._begin)
         kopf.on.login(registry=registry)(self._login)
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._job_changed)
         kopf.on.cleanup(registry=registry)(self._end)
         return registry
+
+    async def _job_changed(self, event: kopf.RawEvent, **_: Any) -> None:
+        """The one source of jobs: each list, and each event of a watch."""
+        uid = event["object"]["metadata"]["uid"]
+        for watch in self._engine.jobs:
+            if watch.take(uid):
+                break
 
     async def _begin(self, settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.process.ultimate_exiting_timeout = None
-        settings.networking.error_backoffs = EndlessBackoffs()
+        # The watches know themselves when they are dead, and when to try again.
+        settings.watching.inactivity_timeout = _DAY
+        settings.watching.reconnect_backoff = 0.0
+        settings.queueing.idle_timeout = _IDLE_SECONDS
         try:
             await self._prepare()
         except asyncio.CancelledError:
@@ -98,15 +117,8 @@ class Host:
             await asyncio.Event().wait()
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """Return a new session; kopf ends where it is given the one that was refused. The first comes at once."""
-        await asyncio.sleep(next(self._login_pauses))
-        # A session, since kopf reads certificates more narrowly than the ssl module.
-        tls, token = self._access.ssl_context(), self._access.token()
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls if tls is not None else False),
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-        )
-        return kopf.AiohttpSession(server=self._access.server, aiohttp_session=session)
+        session = KopfSession({watch.path: watch for watch in self._engine.jobs})
+        return kopf.AiohttpSession(server="https://jobs", aiohttp_session=cast(aiohttp.ClientSession, session))
 
     async def _end(self, **_: Any) -> None:
         logger.info("stopping")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from disttrain_operator.kube.elections import AnyElection
 from disttrain_operator.kube.errors import KubeError
-from disttrain_operator.kube.informer import Informer
+from disttrain_operator.kube.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class Leadership:
     def __init__(
         self,
         election: AnyElection | None,
-        informers: Sequence[Informer],
+        informers: Sequence[Watch],
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`informers` in the order in which they catch up: pods after jobs, so that none seems lost. `begin` is called

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from disttrain_operator.kube.client import REQUEST_SECONDS
-from disttrain_operator.kube.informer import SILENCE_SECONDS
+from disttrain_operator.kube.watch import SILENCE_SECONDS
 from disttrain_operator.plan.site import PodDefaults
 
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"

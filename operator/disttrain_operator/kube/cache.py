@@ -368,11 +368,15 @@ class Listing:
     def take(self, objects: Iterable[Raw], unreadable: Iterable[Unreadable] = ()) -> None:
         """A part of the list: objects that are trimmed already, and those that could not be."""
         for raw in objects:
-            self._there.add(raw["metadata"]["uid"])
+            self.saw(raw["metadata"]["uid"])
             self._cache.take_listed(raw, self._version, self._within)
         for found in unreadable:
-            self._there.add(found.uid)
+            self.saw(found.uid)
             self._cache.skip(found)
+
+    def saw(self, uid: str) -> None:
+        """The list has an object with this uid."""
+        self._there.add(uid)
 
     def end(self) -> None:
         """That was all of it."""

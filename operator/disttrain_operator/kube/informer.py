@@ -7,100 +7,20 @@
     410 (as event or as answer), any other ERROR event, several failures in a row: list again
 
 Nothing the server says ends an informer; it waits a little longer after each failure, at most `MAX_DELAY`.
-
-An object that cannot be taken in is stepped over, in lists and in watches: the cache marks it as unreadable and
-goes on behind it. Where an event does not even say which object it is about, everything is listed again, but at most
-every `RELIST_SECONDS`: who changes such an object all the time must not make the operator list all the time.
 """
 
-import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
-import orjson
-
-from disttrain_operator.kube.cache import Cache, Listing, Raw, version_of
-from disttrain_operator.kube.client import Client, Query
-from disttrain_operator.kube.errors import Expired, KubeError, Throttled, Unavailable, error_of_status
-from disttrain_operator.kube.large_events import LargeEvents
-from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, TOO_LARGE, list_pages
-from disttrain_operator.kube.tolerant import Unreadable, read_event, why_not
+from disttrain_operator.kube.cache import Listing, Raw
+from disttrain_operator.kube.errors import Throttled, Unavailable
+from disttrain_operator.kube.tolerant import Unreadable
+from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamError, Watch
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY = 0.05
-MAX_DELAY = 1.0
-FRUITLESS_BEFORE_RELIST = 5
-# The server sends a bookmark about every 60 seconds: a stream that is silent for longer is dead.
-SILENCE_SECONDS = 75.0
-# The server ends a watch after this time; a new one may land on another API server.
-WATCH_SECONDS = 280
-RELIST_SECONDS = 60.0
-# How much of an event is looked at to find which object it is about: some 10 ms of work.
-MAX_TOKENS = 50_000
 
-_OF_OBJECTS = ("ADDED", "MODIFIED", "DELETED")
-
-
-class BrokenStreamError(Exception):
-    """The stream said something that is no event; its place in history is not to be trusted."""
-
-
-class Informer:
+class Informer(Watch):
     """Fills `cache` with the objects below `path`. Run it as a task."""
-
-    def __init__(
-        self,
-        client: Client,
-        path: str,
-        cache: Cache,
-        *,
-        selector: str | None = None,
-        within: str | None = None,
-        silence: float = SILENCE_SECONDS,
-        chunk: int = 500,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`within`: the namespace that `path` is of, where others fill the cache with other namespaces."""
-        self.within = within
-        self._client, self.path, self.cache = client, path, cache
-        self._query: Query = {"labelSelector": selector} if selector else {}
-        self._silence, self._chunk, self._clock = silence, chunk, clock
-        self._synced = asyncio.Event()
-        self._failures = 0
-        self.tried_at: float | None = None
-        """When this informer last did anything; far in the past means that it hangs. None: it has not begun."""
-        self.heard_at: float | None = None
-        """When the server was last heard of."""
-        self.lists = 0
-        """How often everything was listed."""
-        self.failing_since: float | None = None
-        """Since when lists and watches have failed, though the server answers; None where they do not."""
-        self._listed_at = clock()
-        self._listed_version = 0
-        self._missed = False
-        self._large = LargeEvents(cache.trimmed, cache.unread, self._take_late, self._step_over)
-
-    @property
-    def synced(self) -> bool:
-        """Whether the cache holds what this informer lists."""
-        return self.cache.synced(self.within)
-
-    @property
-    def objects(self) -> int:
-        """How many objects of what this informer lists the cache holds."""
-        return self.cache.count(self.within)
-
-    @property
-    def unreadable(self) -> int:
-        """How many of them cannot be read."""
-        return sum(self.within in (None, found.namespace) for found in self.cache.unreadable())
-
-    async def wait_synced(self) -> None:
-        """Returns after the first complete list."""
-        await self._synced.wait()
 
     async def run(self) -> None:
         """Never returns."""
@@ -114,41 +34,38 @@ class Informer:
             try:
                 await self._list()
                 await self._follow()
-            except (Expired, BrokenStreamError) as error:
-                logger.info("%s: listing again: %s", self.path, error)
-                self._note_failure(error)
-                await self._pause()
-            except KubeError as error:
-                self._note_failure(error)
-                if self._failures % 20 == 0:
-                    logger.warning("%s cannot be watched, trying again: %s", self.path, error)
-                await self._pause()
             except Exception as error:
-                logger.exception("%s: listing again after an unexpected error", self.path)
-                self._note_failure(error)
-                await self._pause()
+                await self._list_later(error)
 
     async def catch_up(self) -> None:
-        """Returns when the cache is no older than this call. Raises a KubeError where nobody answers."""
+        """See `Watch`. Raises a KubeError where nobody answers."""
         await self._take_list(older=False)
 
-    async def _list(self) -> None:
-        self._listed_at, self._missed = self._clock(), False
-        self._large.drop_all()
-        await self._take_list(older=True)
-        self.lists += 1
-        self.failing_since = None
-        self._synced.set()
+    def _took(self, kind: str, raw: Raw) -> None:
+        self.cache.apply(kind, raw, self.within)
 
-    async def _take_list(self, *, older: bool) -> None:
-        """List everything. `older`: also where the cache is newer, for its place in history is lost."""
+    def _left_out(self, kind: str, found: Unreadable) -> None:
+        if kind == "DELETED":
+            self.cache.forget(found)
+        else:
+            self.cache.skip(found)
+
+    async def _list(self) -> None:
+        self._begin_to_list()
+        version = await self._take_list(older=True)
+        assert version is not None
+        self._listed(version)
+
+    async def _take_list(self, *, older: bool) -> int | None:
+        """List everything. `older`: also where the cache is newer, for its place in history is lost.
+
+        Return the version of the list; None where it was not taken in.
+        """
         self.tried_at = self._clock()
         listing: Listing | None = None
         version: int | None = None
         # Pages are taken in one by one: of the whole list no second copy is ever held.
-        async for page in list_pages(
-            self._client, self.path, self._query, self._chunk, trim=self.cache.trimmed, unread=self.cache.unread
-        ):
+        async for page in self._list_pages():
             self._heard()
             if version is None:
                 version = page.version
@@ -159,10 +76,11 @@ class Informer:
                 listing.take(page.objects, page.unreadable)
         if listing is None or version is None:
             await self._large.taken()
-            return
+            return None
         listing.end()
         self._listed_version = version
         self._large.drop_until(version)
+        return version
 
     async def _follow(self) -> None:
         """Watches, and watches again, until the place in history is lost."""
@@ -178,113 +96,3 @@ class Informer:
                 fruitless = self._failures = 0
             await self._pause()
         raise BrokenStreamError(f"{fruitless} watches in a row brought nothing")
-
-    async def _watch(self) -> None:
-        query = {
-            **self._query,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": str(self.cache.progress(self.within)),
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
-        self.tried_at = self._clock()
-        async with self._client.stream(self.path, query, silence=self._silence) as chunks:
-            async for line in lines(chunks):
-                self._heard()
-                self.failing_since = None
-                if not await self._large.put(line):
-                    self._take(line)
-                if self._missed and self._clock() - self._listed_at >= RELIST_SECONDS:
-                    raise BrokenStreamError("an event did not say which object it is about")
-
-    def _take(self, line: bytes) -> None:
-        try:
-            event = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            why = TOO_LARGE if len(line) >= MAX_OBJECT_BYTES else why_not(error)
-            kind, found = read_event(line, why, MAX_TOKENS)
-            if found is not None:
-                self._large.drop(found.uid)
-            self._step_over(kind, found)
-            return
-        try:
-            kind, raw = event["type"], event["object"]
-        except (KeyError, TypeError) as error:
-            raise BrokenStreamError(f"no event: {line[:200]!r}") from error
-        match kind:
-            case "ADDED" | "MODIFIED" | "DELETED":
-                self._take_object(kind, raw)
-            case "BOOKMARK":
-                self.cache.bookmark(int(raw["metadata"]["resourceVersion"]), self.within)
-            case "ERROR":
-                self._raise(raw)
-            case _:
-                raise BrokenStreamError(f"an event of type {kind!r}")
-
-    def _take_object(self, kind: str, raw: Raw) -> None:
-        try:
-            self._large.drop(raw["metadata"]["uid"])
-            self.cache.apply(kind, raw, self.within)
-        except Exception as error:
-            self._step_over(kind, self.cache.unread(raw, error))
-
-    def _take_late(self, kind: str, kept: Raw) -> None:
-        """An event of much text, read while others were taken. A list says more than an event before it."""
-        if version_of(kept) > self._listed_version:
-            try:
-                self.cache.apply(kind, kept, self.within)
-            except Exception as error:
-                self._step_over(kind, self.cache.unread(kept, error))
-
-    def _step_over(self, kind: str, found: Unreadable | None) -> None:
-        if found is None or kind not in _OF_OBJECTS:
-            self._missed = True
-            return
-        self.cache.bookmark(found.version, self.within)
-        if kind == "DELETED":
-            self.cache.forget(found)
-        else:
-            self.cache.skip(found)
-
-    def _raise(self, status: dict[str, Any]) -> None:
-        error = error_of_status(int(status.get("code") or 500), status)
-        if isinstance(error, Expired):
-            raise error
-        raise BrokenStreamError(str(error))
-
-    def _heard(self) -> None:
-        self.tried_at = self.heard_at = self._clock()
-
-    def _note_failure(self, error: Exception) -> None:
-        if isinstance(error, Unavailable | Throttled):
-            # Nothing is known of what would be answered.
-            self.failing_since = None
-        elif self.failing_since is None:
-            self.failing_since = self._clock()
-
-    async def _pause(self) -> None:
-        delay = min(FIRST_DELAY * 2 ** min(self._failures, 10), MAX_DELAY) if self._failures else 0.0
-        self._failures += 1
-        self.tried_at = self._clock()
-        await asyncio.sleep(delay)
-
-
-async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Complete lines; a last one without an end is dropped, its event will come again.
-
-    A line that is longer than an object may be comes without its end, which its parser will notice.
-    """
-    parts, size = list[bytes](), 0
-    async for chunk in chunks:
-        first, newline, others = chunk.partition(b"\n")
-        if size < MAX_OBJECT_BYTES:
-            parts.append(first)
-            size += len(first)
-        if not newline:
-            continue
-        yield b"".join(parts)
-        complete = others.split(b"\n")
-        parts = [complete.pop()]
-        size = len(parts[0])
-        for line in complete:
-            yield line

@@ -17,7 +17,6 @@ from aiohttp import web
 Raw = dict[str, Any]
 DEEP = "@deep@"
 DEPTH = 1100
-DISCOVERY: dict[str, Any] = {"/api": {"versions": ["v1"]}, "/api/v1": {"resources": []}, "/apis": {"groups": []}}
 Refusal = Callable[[str, str, Raw | None], web.Response | None]
 
 
@@ -133,8 +132,6 @@ class FakeApi:
         if watching:
             return await self._watch(request)
         match method:
-            case "GET" if path in DISCOVERY:
-                return web.json_response(DISCOVERY[path])
             case "GET":
                 return self._get(request, path)
             case "POST":

@@ -3,23 +3,28 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from disttrain_operator.host import EndlessBackoffs, Host
-from disttrain_operator.kube.auth import Access
+from disttrain_operator.host import Host
+from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import AccessError
+from disttrain_operator.kube.kopf_session import KopfSession
+from disttrain_operator.kube.kopf_watch import KopfWatch
 from tests.unit.operator.conftest import eventually
-from tests.unit.operator.fake_api import DISCOVERY, FakeApi, refusal
+from tests.unit.operator.fake_api import FakeApi
+from tests.unit.operator.followed import EVERYWHERE, KOPF, TEAM, following, loop_of
+from tests.unit.operator.test_informer import a_cache, contents, truth
 from tests.waiting import GENEROUS
 
 
 class Engine:
     """An engine that records each call in `life`. `go_on` holds what a call does: it fails, or it waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: Sequence[KopfWatch] = ()) -> None:
+        self.jobs = jobs
         self.life: list[str] = []
         self.go_on: dict[str, Callable[[], Any]] = {}
 
@@ -60,20 +65,18 @@ def failing(error: Exception) -> Callable[[], Any]:
     return fail
 
 
-async def hosted(api: FakeApi, engine: Engine) -> None:
+async def hosted(engine: Engine) -> None:
     async with asyncio.timeout(GENEROUS):
-        await Host(engine, Access(api.url)).run()
+        await Host(engine).run()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("during", ["prepare", "work"])
-async def test_a_signal_ends_the_engine(
-    api: FakeApi, number: int, during: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_signal_ends_the_engine(number: int, during: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kopf")
     engine = Engine()
     engine.go_on[during] = asyncio.Event().wait
-    running = asyncio.create_task(hosted(api, engine))
+    running = asyncio.create_task(hosted(engine))
     await eventually(lambda: engine.life[-1:] == [during])
     signal.raise_signal(number)
     await running
@@ -81,50 +84,69 @@ async def test_a_signal_ends_the_engine(
     assert "Hung tasks stopping is skipped: no tasks given" in caplog.text, "kopf waits five seconds for tasks"
 
 
-async def test_what_ends_the_engine_ends_the_host(api: FakeApi) -> None:
+async def test_what_ends_the_engine_ends_the_host() -> None:
     engine = Engine()
     engine.go_on["work"] = failing(RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        await hosted(api, engine)
+        await hosted(engine)
     assert engine.life == ["prepare", "work", "close"]
 
 
-async def test_an_engine_that_cannot_be_prepared_never_works(api: FakeApi) -> None:
+async def test_an_engine_that_cannot_be_prepared_never_works() -> None:
     engine = Engine()
     engine.go_on["prepare"] = failing(AccessError("the Secret holds no key"))
     with pytest.raises(AccessError, match="the Secret holds no key"):
-        await hosted(api, engine)
+        await hosted(engine)
     assert engine.life == ["prepare", "close"]
 
 
-async def test_kopf_asks_for_the_kinds_alone(api: FakeApi) -> None:
-    """No list, no watch, no finalizer, no annotation, no peering."""
-    engine = Engine()
-    running = asyncio.create_task(hosted(api, engine))
-    await eventually(lambda: len(api.requests) >= len(DISCOVERY))
-    await eventually(lambda: engine.life == ["prepare", "work"])
-    signal.raise_signal(signal.SIGTERM)
-    await running
-    assert sorted(api.requests) == sorted(("GET", path) for path in DISCOVERY)
+async def test_kopf_lists_and_watches_jobs_and_asks_for_nothing_else(api: FakeApi, client: Client) -> None:
+    """No kinds, no finalizer, no annotation, no peering, no Events."""
+    await api.put(f"{TEAM}/a")
+    async with following(KOPF, client, a_cache()) as (watch,):
+        await eventually(lambda: api.watches == 1)
+        await api.put(f"{TEAM}/a", spec=1)
+        await eventually(lambda: watch.cache.progress() == api.version)
+        await api.remove(f"{TEAM}/a")
+        await eventually(lambda: not len(watch.cache))
+    assert api.requests == [("GET", EVERYWHERE), ("WATCH", EVERYWHERE)]
 
 
-@pytest.mark.parametrize(("code", "reason"), [(401, "Unauthorized"), (403, "Forbidden"), (500, "InternalError")])
-async def test_an_engine_works_while_kopf_is_refused(api: FakeApi, code: int, reason: str) -> None:
-    api.refusals.append(lambda *_: refusal(code, reason))
-    engine = Engine()
-    running = asyncio.create_task(hosted(api, engine))
-    await eventually(lambda: len(api.requests) >= 6)
-    assert engine.life == ["prepare", "work"]
-    api.refusals.clear()
-    await eventually(lambda: ("GET", "/api/v1") in api.requests)
-    assert engine.life == ["prepare", "work"]
-    signal.raise_signal(signal.SIGTERM)
-    await running
+async def test_without_kopfs_handler_no_job_is_seen(
+    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.put(f"{TEAM}/a")
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def deaf(self: Host, **_: object) -> None:
+        loop.call_soon_threadsafe(asked.set)
+
+    monkeypatch.setattr(Host, "_job_changed", deaf)
+    async with following(KOPF, client, a_cache()) as (watch,):
+        await asked.wait()
+        assert len(watch.cache) == 0
+        assert not watch.synced
+        assert api.watches == 0, "the watch begins when the list is taken"
 
 
-def test_back_offs_never_end_and_can_be_begun_again() -> None:
-    backoffs = EndlessBackoffs()
-    for _ in range(2):
-        delays = [delay for _, delay in zip(range(1000), backoffs, strict=False)]
-        assert len(delays) == 1000
-        assert max(delays) <= 60
+async def test_kopf_makes_no_request_but_its_watches() -> None:
+    session = KopfSession({})
+    for method, path in (("patch", f"{TEAM}/a"), ("get", "/api/v1/pods"), ("post", EVERYWHERE)):
+        with pytest.raises(ValueError, match=f"kopf asks for {method} {path}"):
+            await session.request(method=method, url=f"https://jobs{path}")
+
+
+async def test_who_catches_up_has_kopf_list_anew(api: FakeApi, client: Client) -> None:
+    await api.put(f"{TEAM}/a")
+    await api.put(f"{TEAM}/b")
+    async with following(KOPF, client, a_cache()) as (watch,):
+        await eventually(lambda: api.watches == 1)
+        told = list[str]()
+        watch.cache.on_change = lambda group, raw: told.append(raw["metadata"]["name"])
+        await api.fault("silent")
+        await api.put(f"{TEAM}/b", spec=1)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(watch.catch_up(), loop_of(watch)))
+        assert contents(watch.cache) == truth(api)
+        assert told == ["b"], "what is known as it is goes through no handler"
+        assert watch.lists == 2

@@ -1,17 +1,15 @@
 """The cache becomes equal to the server, whatever happens to the stream."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.informer import Informer
+from disttrain_operator.kube.watch import Watch
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
-
-PODS = "/api/v1/namespaces/team/pods"
+from tests.unit.operator.followed import BOTH, EVERYWHERE, TEAM, following
 
 
 def a_cache() -> Cache:
@@ -26,67 +24,63 @@ def truth(api: FakeApi) -> dict[str, str]:
     return {raw["metadata"]["name"]: raw["metadata"]["resourceVersion"] for raw in api.objects.values()}
 
 
-@pytest.fixture
-async def informer(api: FakeApi, client: Client) -> AsyncIterator[Informer]:
-    await api.put(f"{PODS}/a")
-    await api.put(f"{PODS}/b")
-    made = Informer(client, "/api/v1/pods", a_cache(), silence=0.3, chunk=1)
-    task = asyncio.create_task(made.run())
-    await made.wait_synced()
-    await eventually(lambda: api.watches == 1)
-    yield made
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+@pytest.fixture(params=BOTH)
+async def informer(request: pytest.FixtureRequest, api: FakeApi, client: Client) -> AsyncIterator[Watch]:
+    await api.put(f"{TEAM}/a")
+    await api.put(f"{TEAM}/b")
+    async with following(request.param, client, a_cache(), silence=0.3, chunk=1) as (made,):
+        await eventually(lambda: made.synced and api.watches == 1)
+        yield made
 
 
-async def test_list_then_events(api: FakeApi, informer: Informer) -> None:
+async def test_list_then_events(api: FakeApi, informer: Watch) -> None:
     assert contents(informer.cache) == truth(api)
-    await api.put(f"{PODS}/c")
-    await api.put(f"{PODS}/a", status={"phase": "Running"})
-    await api.remove(f"{PODS}/b")
+    await api.put(f"{TEAM}/c")
+    await api.put(f"{TEAM}/a", status={"phase": "Running"})
+    await api.remove(f"{TEAM}/b")
     await eventually(lambda: contents(informer.cache) == truth(api))
-    assert api.asked("GET") == ["/api/v1/pods"] * 2, "two pages at the start and no list after"
+    assert api.asked("GET") == [EVERYWHERE] * 2, "two pages at the start and no list after"
     assert [raw["metadata"]["name"] for raw in informer.cache.gone("all")] == ["b"]
 
 
 @pytest.mark.parametrize("fault", ["close", "reset", "silent", "half-line", "garbage", "error:410", "error:500"])
-async def test_the_cache_catches_up_after_a_fault_of_the_stream(api: FakeApi, informer: Informer, fault: str) -> None:
+async def test_the_cache_catches_up_after_a_fault_of_the_stream(api: FakeApi, informer: Watch, fault: str) -> None:
     await api.fault(fault)
-    await api.put(f"{PODS}/c")
-    await api.remove(f"{PODS}/a")
+    await api.put(f"{TEAM}/c")
+    await api.remove(f"{TEAM}/a")
     await eventually(lambda: api.watches >= 2)
-    await api.put(f"{PODS}/d")
+    await api.put(f"{TEAM}/d")
     await eventually(lambda: contents(informer.cache) == truth(api))
 
 
 @pytest.mark.parametrize("fault", ["close", "reset", "silent", "half-line"])
-async def test_a_broken_stream_is_resumed_without_a_list(api: FakeApi, informer: Informer, fault: str) -> None:
+async def test_a_broken_stream_is_resumed_without_a_list(api: FakeApi, informer: Watch, fault: str) -> None:
     lists = len(api.asked("GET"))
     await api.fault(fault)
-    await api.put(f"{PODS}/c")
+    await api.put(f"{TEAM}/c")
     await eventually(lambda: contents(informer.cache) == truth(api))
     assert len(api.asked("GET")) == lists
 
 
-async def test_a_deletion_in_a_hole_of_history_is_seen_as_one(api: FakeApi, informer: Informer) -> None:
+async def test_a_deletion_in_a_hole_of_history_is_seen_as_one(api: FakeApi, informer: Watch) -> None:
     api.watch_answers += [refusal(503, "ServiceUnavailable")] * 2
     await api.fault("close")
-    await api.remove(f"{PODS}/a")
-    await api.put(f"{PODS}/c")
+    await api.remove(f"{TEAM}/a")
+    await api.put(f"{TEAM}/c")
     api.compact()
     await eventually(lambda: contents(informer.cache) == truth(api))
     assert [raw["metadata"]["name"] for raw in informer.cache.gone("all")] == ["a"]
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 410, 429, 500, 504])
-async def test_refused_watches_do_not_end_the_informer(api: FakeApi, informer: Informer, code: int) -> None:
+async def test_refused_watches_do_not_end_the_informer(api: FakeApi, informer: Watch, code: int) -> None:
     api.watch_answers += [refusal(code, "Refused", headers={"Retry-After": "0.01"})] * 3
     await api.fault("close")
-    await api.put(f"{PODS}/c")
+    await api.put(f"{TEAM}/c")
     await eventually(lambda: contents(informer.cache) == truth(api))
 
 
-async def test_refused_lists_do_not_end_the_informer(api: FakeApi, informer: Informer) -> None:
+async def test_refused_lists_do_not_end_the_informer(api: FakeApi, informer: Watch) -> None:
     def no_lists(method: str, path: str, body: object) -> object:
         return refusal(403, "Forbidden") if method == "GET" and refusing else None
 
@@ -94,11 +88,11 @@ async def test_refused_lists_do_not_end_the_informer(api: FakeApi, informer: Inf
     api.refusals.append(no_lists)  # type: ignore[arg-type]
     await api.fault("error:410")
     await eventually(lambda: len(api.asked("GET")) > 4)
-    await api.remove(f"{PODS}/a")
+    await api.remove(f"{TEAM}/a")
     refusing.clear()
     await eventually(lambda: contents(informer.cache) == truth(api))
 
 
-async def test_lines_longer_than_any_buffer_are_read(api: FakeApi, informer: Informer) -> None:
-    await api.put(f"{PODS}/long", spec={"text": "x" * 1_000_000})
+async def test_lines_longer_than_any_buffer_are_read(api: FakeApi, informer: Watch) -> None:
+    await api.put(f"{TEAM}/long", spec={"text": "x" * 1_000_000})
     await eventually(lambda: contents(informer.cache) == truth(api))

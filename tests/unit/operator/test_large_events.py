@@ -1,6 +1,5 @@
 """Events of much text are read beside the loop, the newest of each object alone, and cost no other its turn."""
 
-import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -13,12 +12,13 @@ from hypothesis import strategies as st
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.identity import event_identity
-from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.large_events import LARGE_BYTES, LargeEvents
 from disttrain_operator.kube.tolerant import Unreadable, refused
+from disttrain_operator.kube.watch import Watch
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi
-from tests.unit.operator.test_informer import PODS, contents, truth
+from tests.unit.operator.followed import BOTH, TEAM, following
+from tests.unit.operator.test_informer import contents, truth
 
 Raw = dict[str, Any]
 TEXT = "x" * (LARGE_BYTES + 1)
@@ -133,28 +133,26 @@ async def test_where_too_much_waits_the_namespace_that_has_most_gives_way() -> N
 # --- in a watch ---
 
 
-@pytest.fixture
-async def informer(api: FakeApi, client: Client) -> AsyncIterator[Informer]:
-    await api.put(f"{PODS}/a")
-    made = Informer(client, "/api/v1/pods", Cache(group_of=lambda raw: "all", gone_seconds=0))
-    task = asyncio.create_task(made.run())
-    await eventually(lambda: api.watches == 1)
-    yield made
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+@pytest.fixture(params=BOTH)
+async def informer(request: pytest.FixtureRequest, api: FakeApi, client: Client) -> AsyncIterator[Watch]:
+    await api.put(f"{TEAM}/a")
+    cache = Cache(group_of=lambda raw: "all", gone_seconds=0)
+    async with following(request.param, client, cache) as (made,):
+        await eventually(lambda: api.watches == 1)
+        yield made
 
 
-async def test_the_cache_is_the_server_whatever_is_large(api: FakeApi, informer: Informer) -> None:
+async def test_the_cache_is_the_server_whatever_is_large(api: FakeApi, informer: Watch) -> None:
     for number in range(20):
-        await api.put(f"{PODS}/p{number % 4}", spec=TEXT if number % 3 else "", status=number)
+        await api.put(f"{TEAM}/p{number % 4}", spec=TEXT if number % 3 else "", status=number)
     for name in ("p1", "p2"):
-        await api.remove(f"{PODS}/{name}")
+        await api.remove(f"{TEAM}/{name}")
     await eventually(lambda: contents(informer.cache) == truth(api))
     assert informer.lists == 1
     assert informer.cache.progress() == api.version
 
 
-async def test_what_was_deleted_meanwhile_does_not_come_back(api: FakeApi, informer: Informer) -> None:
+async def test_what_was_deleted_meanwhile_does_not_come_back(api: FakeApi, informer: Watch) -> None:
     """Nothing is remembered of deleted objects here, so that nothing else keeps it away."""
     go_on = threading.Event()
     trim = informer.cache.trimmed
@@ -165,14 +163,14 @@ async def test_what_was_deleted_meanwhile_does_not_come_back(api: FakeApi, infor
         return trim(raw)
 
     informer._large._trim = slow
-    await api.put(f"{PODS}/late", spec=TEXT)
+    await api.put(f"{TEAM}/late", spec=TEXT)
     await eventually(lambda: informer._large._reading)
-    api.objects[f"{PODS}/late"]["spec"] = ""
-    await api.remove(f"{PODS}/late")
-    await api.put(f"{PODS}/b")
+    api.objects[f"{TEAM}/late"]["spec"] = ""
+    await api.remove(f"{TEAM}/late")
+    await api.put(f"{TEAM}/b")
     await eventually(lambda: "b" in contents(informer.cache))
     go_on.set()
-    await api.put(f"{PODS}/c", spec=TEXT)
+    await api.put(f"{TEAM}/c", spec=TEXT)
     await eventually(lambda: contents(informer.cache) == truth(api))
 
 

@@ -1,19 +1,18 @@
 """An operator of several namespaces: one cache that many lists fill, and one leadership of many leases."""
 
-import asyncio
-
 import pytest
 
 from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import Elections
-from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.lease import Election, Terms
 from disttrain_operator.leadership import Leadership
 from disttrain_operator.preflight import missing_rights
 from disttrain_operator.settings import read_settings
+from disttrain_operator.snapshot import job_collection
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
+from tests.unit.operator.followed import BOTH, following
 from tests.unit.operator.test_lease import running, taking_part, ticking
 
 QUICK = Terms(duration=200, renew_deadline=150, renew_every=0.005, look_every=0.005)
@@ -64,26 +63,22 @@ class TestCache:
         assert [raw["metadata"]["uid"] for raw in cache.gone("all")] == ["b1"]
 
 
-async def test_informers_of_several_namespaces_fill_one_cache(api: FakeApi, client: Client) -> None:
+@pytest.mark.parametrize("by", BOTH)
+async def test_several_namespaces_fill_one_cache(api: FakeApi, client: Client, by: str) -> None:
     cache = a_cache()
-    path = "/api/v1/namespaces/{}/pods"
     for namespace in ("a", "b", "other"):
-        await api.put(f"{path.format(namespace)}/first-{namespace}")
-    async with asyncio.TaskGroup() as tasks:
-        informers = [Informer(client, path.format(name), cache, within=name, chunk=1) for name in ("a", "b")]
-        begun = [tasks.create_task(informer.run()) for informer in informers]
+        await api.put(f"{job_collection(namespace)}/first-{namespace}")
+    async with following(by, client, cache, "a", "b", chunk=1) as watches:
         await eventually(lambda: api.watches == 2)
-        await api.put(f"{path.format('a')}/second-a")
-        await api.remove(f"{path.format('b')}/first-b")
+        await api.put(f"{job_collection('a')}/second-a")
+        await api.remove(f"{job_collection('b')}/first-b")
         names = {"first-a", "second-a"}
         await eventually(lambda: {raw["metadata"]["name"] for raw in cache.objects()} == names)
         api.compact()
         await api.fault("error:410")
-        await eventually(lambda: sum(informer.lists for informer in informers) == 3)
+        await eventually(lambda: sum(watch.lists for watch in watches) == 3)
         assert {raw["metadata"]["name"] for raw in cache.objects()} == names
-        assert [informer.objects for informer in informers] == [2, 0]
-        for task in begun:
-            task.cancel()
+        assert [watch.objects for watch in watches] == [2, 0]
 
 
 def over(api: FakeApi, client: Client, *namespaces: str, me: str = "ops/one/pod-1") -> Elections:

@@ -1,0 +1,244 @@
+"""The jobs of the cluster or of a namespace, as kopf lists and watches them.
+
+kopf asks, its handler of events takes what was found into the cache (`take`); nobody else does. What kopf cannot bear
+is kept from it here:
+
+- it ends at an object that its parser cannot read, and at an ERROR other than 410. So it is told of each event which
+  object it is about, and no more. What is to be kept of the object lies at hand until the handler asks for it;
+- when it lists again it does not say what was deleted meanwhile. The cache is told which objects a list had, once the
+  handler has taken all of them: then the watch begins;
+- requests that fail would end it, in time. Here they are repeated for ever, and kopf waits for the answer.
+
+    kopf: list ──► a page, of which it is told what is new ──► ... ──► watch ──► events ──► the stream ends: watch again
+      ▲                                                                  │
+      └── 410, where the place in history is lost ◄───────────────────────┘
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import orjson
+
+from disttrain_operator.kube.cache import Listing, Raw, version_of
+from disttrain_operator.kube.errors import Throttled, Unavailable
+from disttrain_operator.kube.lists import Page
+from disttrain_operator.kube.tolerant import Unreadable
+from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamError, Watch
+
+logger = logging.getLogger(__name__)
+
+GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
+"""After which kopf lists again."""
+
+
+class KopfWatch(Watch):
+    """Answers kopf's lists and watches of one collection. One list and one watch at a time, as kopf asks."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._at_hand: dict[str, Callable[[], None]] = {}
+        """What is to be done when the handler is called for an object, by its uid."""
+        self._of_list = set[str]()
+        """Objects of the list that kopf is reading which the handler has not been called for."""
+        self._all_taken = asyncio.Event()
+        self._all_taken.set()
+        self._pages: AsyncIterator[Page] | None = None
+        self._listing: Listing | None = None
+        self._version = 0
+        """Of the list that kopf is reading."""
+        self._fruitless = 0
+        """So many watches in a row brought nothing."""
+        self._lines = deque[bytes]()
+        self._news = asyncio.Event()
+        self._wanted = asyncio.Event()
+        """Somebody waits for a list that begins from now on."""
+        self._begun = 0
+        self._ended = asyncio.Condition()
+        self._ended_at = 0
+        """Which of the lists that have begun was the last that was taken in."""
+
+    def take(self, uid: str) -> bool:
+        """kopf's handler was called for this object. Returns whether there was something to take in."""
+        take = self._at_hand.pop(uid, None)
+        if take is not None:
+            take()
+        self._of_list.discard(uid)
+        if not self._of_list:
+            self._all_taken.set()
+        return take is not None
+
+    async def catch_up(self) -> None:
+        """Returns when the cache is no older than this call: when kopf has listed anew."""
+        wanted = self._begun + 1
+        self._wanted.set()
+        async with self._ended:
+            await self._ended.wait_for(lambda: self._ended_at >= wanted)
+
+    async def page(self, following: bool) -> dict[str, Any]:
+        """The first page of a list, or the one that follows, as an answer to kopf. Never fails."""
+        while True:
+            try:
+                return await self._next_page(following)
+            except Exception as error:
+                following = False
+                await self._list_later(error)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The lines of a watch from where the last one ended; the last of them may say that kopf is to list again."""
+        await self._end_list()
+        watching = asyncio.create_task(self._watch_once())
+        watching.add_done_callback(lambda _: self._news.set())
+        try:
+            while True:
+                self._news.clear()
+                while self._lines:
+                    yield self._lines.popleft() + b"\n"
+                if watching.done():
+                    break
+                await self._news.wait()
+            if watching.result():
+                yield GONE
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self._large.close()
+
+    async def _next_page(self, following: bool) -> dict[str, Any]:
+        self.tried_at = self._clock()
+        # Of all pages, one at a time is held here and in the queues of kopf.
+        await self._all_taken.wait()
+        if not following or self._pages is None or self._listing is None:
+            self._wanted.clear()
+            self._begun += 1
+            self._begin_to_list()
+            self._pages, self._listing = self._list_pages(), None
+        page = await anext(self._pages)
+        self._heard()
+        if self._listing is None:
+            self._version = page.version
+            self._listing = self.cache.listing(page.version, self.within)
+        if not page.following:
+            self._pages = None
+        return {
+            "kind": "List",
+            "metadata": {"resourceVersion": str(page.version), "continue": page.following},
+            "items": [*self._offer(page, self._listing)],
+        }
+
+    def _offer(self, page: Page, listing: Listing) -> list[Raw]:
+        """What kopf is told of a page: the objects that are not known as they are."""
+        told = []
+        for raw in page.objects:
+            uid = raw["metadata"]["uid"]
+            listing.saw(uid)
+            if self.cache.get(uid) is not raw:
+                self._at_hand[uid] = partial(self.cache.take_listed, raw, page.version, self.within)
+                told.append(_identity(raw))
+        for found in page.unreadable:
+            listing.saw(found.uid)
+            self._at_hand[found.uid] = partial(self.cache.skip, found)
+            told.append(_identity_of(found))
+        self._of_list = {identity["metadata"]["uid"] for identity in told}
+        if self._of_list:
+            self._all_taken.clear()
+        return told
+
+    async def _end_list(self) -> None:
+        """Once the handler has taken what the list had, nothing else is there."""
+        if self._listing is None:
+            return
+        await self._all_taken.wait()
+        self._listing.end()
+        self._listing = None
+        self._fruitless = 0
+        self._listed(self._version)
+        async with self._ended:
+            self._ended_at = self._begun
+            self._ended.notify_all()
+
+    async def _watch_once(self) -> bool:
+        """Watch until the stream ends. Returns whether the place in history is lost."""
+        heard_before = self.heard_at
+        try:
+            if not self._wanted.is_set():
+                await self._watch_unless_wanted()
+        except (Unavailable, Throttled) as error:
+            logger.debug("%s: watching again: %s", self.path, error)
+        except Exception as error:
+            await self._list_later(error)
+            return True
+        self._fruitless += 1
+        if self.heard_at != heard_before:
+            self._fruitless = self._failures = 0
+        if self._wanted.is_set():
+            return True
+        if self._fruitless >= FRUITLESS_BEFORE_RELIST:
+            await self._list_later(BrokenStreamError(f"{self._fruitless} watches in a row brought nothing"))
+            return True
+        await self._pause()
+        return False
+
+    async def _watch_unless_wanted(self) -> None:
+        """Watch until the stream ends, or somebody wants a list."""
+        watch, wanted = asyncio.create_task(self._watch()), asyncio.create_task(self._wanted.wait())
+        try:
+            await asyncio.wait({watch, wanted}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+        finally:
+            for task in (watch, wanted):
+                task.cancel()
+            await asyncio.gather(watch, wanted, return_exceptions=True)
+
+    def _took(self, kind: str, raw: Raw) -> None:
+        identity = _identity(raw)
+        self.cache.bookmark(version_of(raw), self.within)
+        self._tell(kind, identity, partial(self._apply, kind, raw))
+
+    def _left_out(self, kind: str, found: Unreadable) -> None:
+        self._tell(kind, _identity_of(found), partial(self._mark, kind, found))
+
+    def _tell(self, kind: str, identity: Raw, take: Callable[[], None]) -> None:
+        # Where kopf has not come to an earlier event of this object, the handler takes this one at once.
+        self._at_hand[identity["metadata"]["uid"]] = take
+        self._lines.append(orjson.dumps({"type": kind, "object": identity}))
+        self._news.set()
+
+    def _apply(self, kind: str, raw: Raw) -> None:
+        try:
+            self.cache.apply(kind, raw, self.within)
+        except Exception as error:
+            found = self.cache.unread(raw, error)
+            if found is None:
+                self._missed = True
+            else:
+                self._mark(kind, found)
+
+    def _mark(self, kind: str, found: Unreadable) -> None:
+        if kind == "DELETED":
+            self.cache.forget(found)
+        else:
+            self.cache.skip(found)
+
+
+def _identity(raw: Raw) -> Raw:
+    """What kopf is told of an object. Raises for one of an odd shape."""
+    metadata = raw["metadata"]
+    if not isinstance(metadata["uid"], str):
+        raise TypeError("metadata.uid is no string")
+    names = {key: str(metadata.get(key, "")) for key in ("namespace", "name")}
+    return {"metadata": {**names, "uid": metadata["uid"], "resourceVersion": str(version_of(raw))}}
+
+
+def _identity_of(found: Unreadable) -> Raw:
+    names = {"namespace": found.namespace, "name": found.name}
+    return {"metadata": {**names, "uid": found.uid, "resourceVersion": str(found.version)}}
