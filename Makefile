@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+# pyproject.toml's lower bound.
+OLDEST_TORCH = $(shell sed -n 's/^trainer = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 # A Python that has torch with CUDA, pydantic, pytest and scikit-learn, for `make gpu`; absent: .venv's.
 GPU_PYTHON ?=
 # Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
@@ -58,6 +61,22 @@ test: setup ## The gate: linters, then the tests that are fast and certain (TEST
 .PHONY: test-all
 test-all: setup ## Everything, up to a real cluster that it starts itself: an hour (TESTS=… for a part)
 	$(BIN)/python -m tests.run --all $(TESTS)
+
+.PHONY: test-oldest
+test-oldest: setup-oldest ## The gate's tests of the trainer with the oldest torch that pyproject.toml allows (TESTS=… for others)
+	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer)
+
+.PHONY: setup-oldest
+setup-oldest: $(OLDEST)/.stamp
+	@:
+
+# That torch alone, for which pip needs half a minute; all else, CUDA's libraries included, is .venv's.
+$(OLDEST)/.stamp: pyproject.toml $(VENV)/.stamp
+	$(BIN)/python -m venv --clear --without-pip $(OLDEST)
+	$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps torch==$(OLDEST_TORCH)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth
+	@touch $@
 
 .PHONY: fast
 fast: $(if $(wildcard $(VENV)/.stamp),,$(VENV)/.operator-stamp) ## Tests of the API and the operator alone: no torch, no cluster, under a minute

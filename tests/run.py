@@ -49,6 +49,8 @@ class Step:
     seconds: float
     """Its limit: several times what it takes."""
     needs: tuple[Need, ...] = ()
+    alone: str = ".venv/bin/python -m pytest 'ID'"
+    """How to run one of its tests by itself."""
 
 
 def pytest_step(name: str, *arguments: str, seconds: float, needs: tuple[Need, ...] = ()) -> Step:
@@ -59,6 +61,11 @@ def folders(*names: str) -> list[str]:
     return [f"tests/unit/{name}" for name in names]
 
 
+# Not `make test-oldest`: make's exit code is not pytest's.
+OLDEST = (
+    "make --silent setup-oldest && "
+    f"DISTTRAIN_TESTS=gate exec .venv-oldest/bin/python -m pytest --durations=100 {TRAINER}"
+)
 OPERATOR = folders("agent", "api", "decide", "gate", "operator", "plan")
 GATE = (
     (
@@ -76,6 +83,8 @@ ALL = (
     (Step("lint", ("make", "lint"), 300),),
     (pytest_step("unit", "tests/unit", f"--ignore={TRAINER}", seconds=1800),),
     (pytest_step("trainer", TRAINER, "tests/gpu", seconds=5400, needs=(compiler,)),),
+    # What machines with GPUs bring is older than what is pinned here.
+    (Step("oldest-torch", ("sh", "-c", OLDEST), 3600, needs=(compiler,), alone="make test-oldest TESTS='ID'"),),
     (pytest_step("integration", "tests/integration", seconds=3600, needs=(api_server,)),),
     (pytest_step("local", "tests/local", seconds=3600),),
     (pytest_step("e2e", "tests/e2e", seconds=3600, needs=(api_server, cluster)),),
@@ -248,14 +257,18 @@ def run_again(outcomes: Iterable[Outcome], shell: Mapping[str, str]) -> set[str]
 
 def summary(outcomes: Sequence[Outcome], passed_alone: set[str], idle: Sequence[str]) -> Iterator[str]:
     """The last lines of a run: what failed, how to run it alone, what is flaky, and how many tests there were."""
-    failed = {test: why for outcome in outcomes for test, why in outcome.failed.items() if test not in passed_alone}
-    for number, (test, why) in enumerate(failed.items()):
-        if number == MOST_FAILURES_SHOWN:
-            yield f"and {len(failed) - number} more"
-            break
-        yield f"FAILED {test} - {why}"
-    if failed:
-        yield "to run one alone: .venv/bin/python -m pytest 'ID'"
+    failed = [
+        (outcome.step.alone, test, why)
+        for outcome in outcomes
+        for test, why in outcome.failed.items()
+        if test not in passed_alone
+    ]
+    for alone in dict.fromkeys(way for way, _, _ in failed):
+        lines = [f"FAILED {test} - {why}" for way, test, why in failed if way == alone]
+        yield from lines[:MOST_FAILURES_SHOWN]
+        if len(lines) > MOST_FAILURES_SHOWN:
+            yield f"and {len(lines) - MOST_FAILURES_SHOWN} more"
+        yield f"to run one alone: {alone}"
     for outcome in outcomes:
         for problem in outcome.problems():
             yield f"{outcome.step.name} {problem}: {outcome.log}"

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -116,6 +117,23 @@ def test_a_long_list_of_failures_is_cut() -> None:
     assert len(lines) < 40
     assert "and 70 more" in lines
     assert lines[-1] == "tests: 0 passed, 100 failed, 0 skipped"
+
+
+def test_a_failure_of_another_environment_says_how_to_run_it_there() -> None:
+    failed = {"tests/x.py::test": "call: no"}
+    steps = [Step("here", ("false",), 60), Step("there", ("false",), 60, alone="make test-there TESTS='ID'")]
+    lines = list(summary([Outcome(step, 1.0, 1, failed) for step in steps], set(), []))
+    here, there = "to run one alone: .venv/bin/python -m pytest 'ID'", "to run one alone: make test-there TESTS='ID'"
+    assert lines[:4] == ["FAILED tests/x.py::test - call: no", here, "FAILED tests/x.py::test - call: no", there]
+    assert lines[-1] == "tests: 0 passed, 2 failed, 0 skipped"
+
+
+def test_the_oldest_torch_is_the_lower_bound_of_the_package() -> None:
+    command = ["make", "-n", "-B", "setup-oldest"]
+    said = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True).stdout
+    extras = tomllib.loads((runner.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (bound,) = (one for one in extras["trainer"] if one.startswith("torch"))
+    assert bound.replace(">=", "==") in said.split()
 
 
 def test_the_shell_says_only_where_things_are() -> None:
