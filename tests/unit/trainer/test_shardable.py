@@ -1,10 +1,23 @@
 """Shards take what they can make fit, and name what they cannot take before or where it fails."""
 
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
+from disttrain_api.mesh import Mesh
+from disttrain_api.parallelism import Parallelism
+from disttrain_api.training import Training
+from disttrain_trainer.parallel import sharded
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.layouts import ACCUMULATE_2, ADAMW, OFFLOAD, PIPELINE, REPLICATE, SHARD
 from tests.unit.trainer.shard_code import of_shards
 from tests.unit.trainer.worlds import run_cases, small, user
@@ -168,3 +181,61 @@ def test_what_they_cannot_take_is_named(two: dict[str, dict[str, Any]], case: st
     assert error is not None
     assert error.startswith("InvalidConfiguration: ")
     assert REFUSED[case][2] in error
+
+
+class Chain(nn.ModuleDict):
+    """A container that can be called, which torch 2.11 does not cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.values():
+            x = layer(x)
+        return x
+
+
+def chain() -> Chain:
+    return Chain({"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
+
+
+@pytest.fixture
+def one() -> Iterator[Any]:
+    """A world of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = Mesh.of(Parallelism(), 1)
+    cut = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
+    yield SimpleNamespace(mesh=mesh, device=Device(torch.device("cpu"), "gloo"), device_mesh=cut)
+    dist.destroy_process_group()
+
+
+WITH_CONTAINERS: dict[str, tuple[nn.Module, list[str]]] = {
+    "the model": (chain(), []),
+    "a layer": (nn.Sequential(chain(), nn.Linear(4, 4)), ["0", "1"]),
+}
+
+
+def refusing(*_: object, **__: object) -> None:
+    raise ValueError("fully_shard does not support containers that do not implement forward: ...")
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+@pytest.mark.parametrize("case", WITH_CONTAINERS)
+def test_a_container_with_a_forward_is_cut_or_named(
+    one: Any, monkeypatch: pytest.MonkeyPatch, case: str, refuses: bool
+) -> None:
+    """The installed torch may do either."""
+    if refuses:
+        monkeypatch.setattr(sharded, "fully_shard", refusing)
+    built, units = WITH_CONTAINERS[case]
+    model = copy.deepcopy(built)
+    training = Training.model_validate(small())
+    try:
+        found = sharded.shard(model, [model.get_submodule(unit) for unit in units], training, one)
+    except InvalidConfiguration as error:
+        said = str(error)
+    else:
+        said = "" if isinstance(found, FSDPModule) and found(torch.ones(2, 4)).shape == (2, 4) else "not cut"
+    named = (
+        f"`training.model`: torch {torch.__version__} cannot cut Chain, an nn.ModuleDict with a forward of its own,"
+        " over shards; torch 2.13 can: use an image that has it, or make Chain an nn.Module with the nn.ModuleDict"
+        " as an attribute"
+    )
+    assert said in ([named] if refuses else [named, ""])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -20,6 +21,26 @@ def called(units: Iterable[nn.Module]) -> Iterator[nn.Module]:
             yield from called(unit.children())
         else:
             yield unit
+
+
+@contextmanager
+def naming_containers(unit: nn.Module) -> Iterator[None]:
+    """Where the unit is cut inside: raises InvalidConfiguration for a container that torch does not cut.
+
+    torch 2.11 cuts none, 2.13 those that have a forward of their own; `called` has left none of the others.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not isinstance(unit, nn.ModuleList | nn.ModuleDict):
+            raise
+        kind = type(unit).__name__
+        container = "nn.ModuleList" if isinstance(unit, nn.ModuleList) else "nn.ModuleDict"
+        raise InvalidConfiguration(
+            f"`training.model`: torch {torch.__version__} cannot cut {kind}, an {container} with a forward of its own, "
+            f"over shards; torch 2.13 can: use an image that has it, or make {kind} an nn.Module with the {container} "
+            "as an attribute"
+        ) from error
 
 
 def make_contiguous(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from disttrain_trainer.parallel.expert import shard_experts
 from disttrain_trainer.parallel.shardable import (
     called,
     make_contiguous,
+    naming_containers,
     require_one_format,
     whole_parameters,
     without_tied,
@@ -42,7 +43,8 @@ def shard(
     Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. Where weights are
     cast, batch normalisations with running statistics are units that are not. Parameters that cannot be cut stay whole:
     `average_whole` averages their gradients. `experts` is the mesh that experts are spread over, if they are.
-    Raises InvalidConfiguration for parameters that cannot be gathered together.
+    Raises InvalidConfiguration for parameters that cannot be gathered together, and for what the installed torch does
+    not cut.
     """
     half = HALVES.get(training.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
@@ -60,14 +62,15 @@ def shard(
 
     def cut(unit: nn.Module, policy: MixedPrecisionPolicy, reshard_after_forward: bool | None) -> None:
         require_one_format(unit, left)
-        fully_shard(
-            unit,
-            mesh=mesh,
-            mp_policy=policy,
-            offload_policy=offload,
-            reshard_after_forward=reshard_after_forward,
-            ignored_params=whole or None,
-        )
+        with naming_containers(unit):
+            fully_shard(
+                unit,
+                mesh=mesh,
+                mp_policy=policy,
+                offload_policy=offload,
+                reshard_after_forward=reshard_after_forward,
+                ignored_params=whole or None,
+            )
 
     norms = [layer for layer in module.modules() if _keeps_statistics(layer)] if half is not None else []
     for norm in without_tied(norms, whole):
