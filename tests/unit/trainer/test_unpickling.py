@@ -5,7 +5,6 @@ import pickle
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -88,9 +87,8 @@ FORBIDDEN = [
 @pytest.mark.parametrize("code", FORBIDDEN)
 def test_the_linter_forbids_what_unpickles(code: str) -> None:
     """By every way to import it."""
-    ruff = Path(sys.executable).with_name("ruff")
     command = [
-        ruff,
+        *(sys.executable, "-m", "ruff"),
         "check",
         "--no-cache",
         "--select",
