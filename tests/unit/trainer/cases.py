@@ -18,6 +18,7 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.checkpoint.fit import extra_state_in
 from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.optim import optimizers
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError
@@ -139,6 +140,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
             gradients = of_the_whole_model(own, config, folder, world)
             figures = {
                 "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
+                "fused": [bool(group["fused"]) for group in state.optimizer.param_groups],
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
             }
     if world.first:
@@ -155,6 +157,9 @@ def main() -> None:
     cases = json.loads((folder / "cases.json").read_text())
     # Of this the ranks alone count, of which there may be any number.
     first = config_of(folder, {"training": small(globalBatchSize=int(os.environ["WORLD_SIZE"]))}, 1)
+    if "FUSED" in os.environ:
+        # As GPUs ask for it: CPUs have these loops, too.
+        optimizers.fuses_updates = lambda device: True
     world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     for name, runs in cases.items():
         run_case(folder / name, runs, world)

@@ -344,7 +344,8 @@ def run_cases(
 
     A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step}.
     Result of a case: "parameters" of the last run and "gradients" of its first step, "metrics" (lines of all runs),
-    "errors" (one or None per run), "scale" (of the loss) and "held" (where the parameters were).
+    "errors" (one or None per run), "scale" (of the loss), "fused" (of each group of the optimizer, whether one kernel
+    updates it) and "held" (where the parameters were).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
