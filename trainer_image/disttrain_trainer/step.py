@@ -78,7 +78,7 @@ def clip_gradients(state: State, maximum: float | None, world: World) -> torch.T
 
     Raises InvalidConfiguration where it is sparse and the job does not take that.
     """
-    settle_sparse_gradients(state.parameters, state.module, state.takes_no_sparse_gradient)
+    settle_sparse_gradients(state.parameters, state.module, state.optimizer, state.takes_no_sparse_gradient)
     settle_gradients(state.parameters)
     state.precision.unscale(state.parameters)
     copies = state.pipeline.copies if state.pipeline is not None else None

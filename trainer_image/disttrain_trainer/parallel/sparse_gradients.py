@@ -83,12 +83,19 @@ def require_dense(names: Iterable[str], taker: str | None) -> None:
         )
 
 
-def settle_sparse_gradients(parameters: Iterable[nn.Parameter], module: nn.Module, taker: str | None) -> None:
-    """Add up what sparse gradients have of each row. Raises what `require_dense` does where there are some."""
+def settle_sparse_gradients(
+    parameters: Iterable[nn.Parameter], module: nn.Module, optimizer: torch.optim.Optimizer, taker: str | None
+) -> None:
+    """Add up what sparse gradients have of each row; the optimizer steps singly from then on.
+
+    Raises what `require_dense` does where there are some.
+    """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             require_dense([name for name, one in module.named_parameters() if one is parameter], taker)
             parameter.grad = parameter.grad.coalesce()
+            # No module has told of it before.
+            step_singly(optimizer)
 
 
 def require_summed(error: BaseException, module: nn.Module) -> None:

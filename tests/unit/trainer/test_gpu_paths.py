@@ -1,0 +1,207 @@
+"""What a rank asks of torch where it has a GPU, shown without one.
+
+Fake tensors stand for those of a GPU, and torch's own calls are noted where they need a driver: without one torch pins
+no memory and has no streams. That it works is for tests/gpu to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.overrides import TorchFunctionMode
+
+from disttrain_api.training import Precision
+from disttrain_trainer.checkpoint.host_copy import HostCopier
+from disttrain_trainer.data.batches import moved
+from disttrain_trainer.metrics.flops import peak_flops
+from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
+from disttrain_trainer.parameter_server import staging
+from disttrain_trainer.parameter_server.staging import Past, Staging
+from disttrain_trainer.runtime.device import GLOO, NCCL, Device, current, find_device
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class Noted(TorchFunctionMode):
+    """Notes which calls want pinned memory, and which do not wait; without a driver the first are made without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+
+    def __torch_function__(
+        self, function: Any, types: object, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        options = options or {}
+        name = getattr(function, "__name__", "")
+        if name == "pin_memory":
+            self.calls.append(("pin_memory", str(arguments[0].device)))
+            return arguments[0]
+        for option in ("pin_memory", "non_blocking"):
+            if option in options:
+                self.calls.append((name, options[option]))
+        return function(*arguments, **options)
+
+
+@pytest.fixture
+def noted() -> Iterator[Noted]:
+    with FakeTensorMode(), Noted() as noted:
+        yield noted
+
+
+def test_a_batch_goes_to_a_gpu_through_pinned_memory_and_nobody_waits(noted: Noted) -> None:
+    batch = {"there": torch.ones(2, device=GPU), "here": torch.ones(2), "name": "x"}
+    found = moved(batch, GPU)
+    assert [found["there"].device, found["here"].device] == [GPU, GPU]
+    assert noted.calls == [("pin_memory", "cpu"), ("to", True)]
+    noted.calls.clear()
+    assert moved({"here": torch.ones(2)}, CPU)["here"].device == CPU
+    assert noted.calls == []
+
+
+def test_a_copy_of_the_state_of_a_gpu_is_complete_when_it_is_given(
+    noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: noted.calls.append(("synchronize", device)))
+    copier, value = HostCopier(Device(GPU, NCCL)), torch.ones(2, device=GPU)
+    first = copier.copy({"model": {"weight": value}, "step": 3})
+    assert first["model"]["weight"].device == CPU
+    assert noted.calls == [("empty", True), ("copy_", True), ("synchronize", GPU)]
+    noted.calls.clear()
+    second = copier.copy({"model": {"weight": value}, "step": 4})
+    assert second["model"]["weight"] is first["model"]["weight"], "pinned memory is dear to make"
+    assert noted.calls == [("copy_", True), ("synchronize", GPU)]
+    assert second["step"] == 4
+
+
+def test_on_a_cpu_none_is_pinned(noted: Noted) -> None:
+    HostCopier(Device(CPU, "gloo")).copy({"weight": torch.ones(2)})
+    assert noted.calls == [("empty", False), ("copy_", False)]
+
+
+class FakeStream:
+    """Copies at once; its fences are numbers of copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.copies = device, 0
+
+    def copy(self, value: Tensor, buffer: Tensor) -> None:
+        buffer.copy_(value)
+        self.copies += 1
+
+    def fence(self) -> int:
+        return self.copies
+
+
+def test_a_push_has_one_pinned_buffer_for_each_place(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CopyStream", FakeStream)
+    place = Staging()
+    own = torch.ones(3)
+    assert place.down("on the host", own) is own
+    assert isinstance(place.fence(), Past)
+    first = place.down("a", torch.ones(3, device=GPU))
+    assert (first.device, place.fence()) == (CPU, 1)
+    assert place.down("a", torch.ones(3, device=GPU)) is first
+    assert place.down("b", torch.ones(3, device=GPU)) is not first
+    assert place.down("a", torch.ones(4, device=GPU)).shape == (4,)
+    assert place.fence() == 4
+    assert noted.calls == [("empty", True)] * 3
+
+
+@pytest.fixture
+def one() -> Iterator[Any]:
+    """A mesh of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("replicate",))
+    dist.destroy_process_group()
+
+
+def test_on_gpus_torchs_own_layer_takes_the_place_of_batch_norm(one: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    names, weight = list(model.state_dict()), model[1].weight
+    found = synchronise_batch_norm(model, SimpleNamespace(device=Device(GPU, NCCL), device_mesh=one))
+    assert type(found[1]) is nn.SyncBatchNorm
+    assert found[1].process_group is one.get_group()
+    assert list(found.state_dict()) == names
+    assert found[1].weight is weight
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with four GPUs, which computes nothing."""
+    made = SimpleNamespace(chosen=[], waited=[], name="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", made.chosen.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.waited.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: made.name)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
+    return made
+
+
+def test_a_rank_computes_on_its_own_gpu(machine: SimpleNamespace) -> None:
+    second = torch.device("cuda", 2)
+    assert find_device(1, 2, threads_given=False, devices=2) == Device(second, NCCL)
+    assert machine.chosen == [second]
+    assert find_device(4, 5, threads_given=False) == Device(GPU, GLOO), "the fifth rank shares the first GPU"
+    threads = torch.get_num_threads()
+    find_device(0, 64, threads_given=False)
+    assert torch.get_num_threads() == threads, "ranks on GPUs leave the threads of the host alone"
+
+
+def test_several_devices_of_a_rank_are_neighbours(machine: SimpleNamespace) -> None:
+    last = Device(torch.device("cuda", 3), NCCL)
+    assert [device.index for device in last.neighbours(3)] == [3, 0, 1]
+    assert Device(CPU, "gloo").neighbours(2) == [CPU, CPU]
+
+
+def test_figures_of_a_gpu_come_from_its_driver(machine: SimpleNamespace) -> None:
+    device = Device(GPU, NCCL)
+    device.synchronize()
+    assert machine.waited == [GPU]
+    assert device.memory() == ("memory/max_reserved(GiB)", 3.0)
+    peak = peak_flops(machine.name)
+    assert peak is not None
+    assert [device.peak_flops(one) for one in Precision] == [
+        {Precision.FP32: None, Precision.TF32: peak / 2}.get(one, peak) for one in Precision
+    ]
+    machine.name = "a GPU of tomorrow"
+    assert device.peak_flops(Precision.TF32) is None
+    Device(CPU, "gloo").synchronize()
+    assert machine.waited == [GPU]
+
+
+class FakeEvent:
+    """A moment of a GPU: the number of those before it, in milliseconds."""
+
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = FakeEvent.made = FakeEvent.made + 1
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        return float(later.at - self.at)
+
+
+def test_time_on_a_gpu_is_that_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    device = Device(GPU, NCCL)
+    assert device.seconds(device.mark(), device.mark()) == 1e-3
+
+
+def test_what_a_thread_computes_for_a_device_it_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: f"inside {device}")
+    assert current(GPU) == "inside cuda:0"
+    with current(CPU):
+        pass
