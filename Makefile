@@ -63,8 +63,8 @@ test-all: setup ## Everything, up to a real cluster that it starts itself: an ho
 	$(BIN)/python -m tests.run --all $(TESTS)
 
 .PHONY: test-oldest
-test-oldest: setup-oldest ## The gate's tests of the trainer with the oldest torch that pyproject.toml allows (TESTS=… for others)
-	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer)
+test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch that pyproject.toml allows (TESTS=… for others)
+	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer tests/unit/session)
 
 .PHONY: setup-oldest
 setup-oldest: $(OLDEST)/.stamp

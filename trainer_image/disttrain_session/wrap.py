@@ -10,6 +10,7 @@ from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.shardable import (
     called,
     make_contiguous,
+    naming_containers,
     require_one_format,
     whole_parameters,
     without_tied,
@@ -44,7 +45,7 @@ def wrap(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> nn.
 
 
 def _shard(model: nn.Module, world: World) -> None:
-    """Cut it in place. Raises InvalidConfiguration for a parameter that cannot be cut."""
+    """Cut it in place. Raises InvalidConfiguration for a parameter, or a container, that cannot be cut."""
     left = {parameter: name for name, parameter in model.named_parameters()}
     whole = whole_parameters(model)
     for parameter, name in left.items():
@@ -56,7 +57,8 @@ def _shard(model: nn.Module, world: World) -> None:
     units = [unit for unit in called(layers_of(model)) if unit is not model]
     for unit in (*without_tied(units, set()), model):
         require_one_format(unit, left)
-        fully_shard(unit, mesh=shard_mesh(world))
+        with naming_containers(unit):
+            fully_shard(unit, mesh=shard_mesh(world))
 
 
 def _exchange(optimizers: Sequence[Optimizer], new: dict[nn.Parameter, nn.Parameter]) -> None:

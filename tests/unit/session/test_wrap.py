@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from disttrain_session import wrap as wrap_module
 from disttrain_session.wrap import wrap
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
@@ -64,3 +65,25 @@ def test_layers_in_containers_are_cut_and_weights_laid_out(world: Any) -> None:
 def test_what_cannot_be_cut_is_named(world: Any, other: torch.Tensor, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         wrap(Held(other), [], world)
+
+
+class Chain(nn.ModuleList):
+    """A container that can be called, which torch 2.11 does not cut."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def test_a_container_that_torch_does_not_cut_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(unit: nn.Module, **_: object) -> None:
+        if isinstance(unit, Chain) or unit.in_features == 3:
+            raise ValueError("fully_shard does not support containers that do not implement forward: ...")
+
+    monkeypatch.setattr(wrap_module, "fully_shard", refusing)
+    with pytest.raises(InvalidConfiguration, match=r"cannot cut Chain, an nn\.ModuleList with a forward of its own"):
+        wrap(Chain([nn.Linear(4, 4)]), [], world)
+    # Of anything else it is no word about containers.
+    with pytest.raises(ValueError, match="fully_shard does not support containers"):
+        wrap(nn.Linear(3, 4), [], world)

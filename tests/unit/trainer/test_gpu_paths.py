@@ -18,14 +18,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.overrides import TorchFunctionMode
 
-from disttrain_api.training import Precision
+from disttrain_api.mesh import Mesh
+from disttrain_api.parallelism import Parallelism
+from disttrain_api.training import Precision, Training
 from disttrain_trainer.checkpoint.host_copy import HostCopier
+from disttrain_trainer.checks.model_memory import _in_host
 from disttrain_trainer.data.batches import moved
 from disttrain_trainer.metrics.flops import peak_flops
+from disttrain_trainer.parallel.sparse_gradients import what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parameter_server import staging
 from disttrain_trainer.parameter_server.staging import Past, Staging
 from disttrain_trainer.runtime.device import GLOO, NCCL, Device, current, find_device
+from tests.unit.trainer.worlds import small
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -132,6 +137,33 @@ def test_on_gpus_torchs_own_layer_takes_the_place_of_batch_norm(one: Any) -> Non
     assert found[1].process_group is one.get_group()
     assert list(found.state_dict()) == names
     assert found[1].weight is weight
+
+
+GIB = 2**30
+LEAST = SimpleNamespace(whole=GIB, of_ranks=lambda ranks: 4 * ranks * GIB)
+
+
+@pytest.mark.parametrize(("device", "offloaded", "gib"), [(GPU, False, 1), (GPU, True, 8), (CPU, False, 8)])
+def test_what_is_trained_on_gpus_takes_the_hosts_memory_while_it_is_built(
+    device: torch.device, offloaded: bool, gib: int
+) -> None:
+    training = Training.model_validate(small(offload={"parameters": offloaded}))
+    config: Any = SimpleNamespace(training=training)
+    world: Any = SimpleNamespace(device=Device(device, NCCL if device == GPU else "gloo"))
+    assert _in_host(LEAST, config, world, 2) == gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "taker"),
+    [(Device(GPU, NCCL), 2, "NCCL"), (Device(GPU, NCCL), 1, None), (Device(GPU, GLOO), 2, None)],
+)
+def test_replicas_on_gpus_of_their_own_sum_nothing_sparse(device: Device, replicas: int, taker: str | None) -> None:
+    parallelism = Parallelism()
+    training = Training.model_validate(small())
+    config: Any = SimpleNamespace(training=training, job=SimpleNamespace(parallelism=parallelism))
+    world: Any = SimpleNamespace(device=device, replicas=replicas, mesh=Mesh.of(parallelism, replicas))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    assert what_takes_none(config, world, optimizer) == taker
 
 
 @pytest.fixture

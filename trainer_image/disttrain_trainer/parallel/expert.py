@@ -17,6 +17,7 @@ from disttrain_api.parallelism import Parallelism
 from disttrain_trainer.moe.exchange import Exchange
 from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.parallel.shardable import naming_containers
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 
@@ -79,10 +80,15 @@ def shard_experts(
     mesh = spread_over["replicate", "expert_shard"] if world.mesh.replicate > 1 else spread_over["expert_shard"]
     for layer in expert_layers(module):
         experts = layer.experts
-        fully_shard(
-            experts, mesh=mesh, shard_placement_fn=lambda parameter: Shard(_cut(parameter, world.mesh.expert_shard)),
-            mp_policy=precision, offload_policy=offload, reshard_after_forward=reshard_after_forward,
-        )  # fmt: skip
+        with naming_containers(experts):
+            fully_shard(
+                experts,
+                mesh=mesh,
+                shard_placement_fn=lambda parameter: Shard(_cut(parameter, world.mesh.expert_shard)),
+                mp_policy=precision,
+                offload_policy=offload,
+                reshard_after_forward=reshard_after_forward,
+            )
         assert isinstance(experts, FSDPModule)
         # A rank's experts have had the tokens of its whole expert group: the mean is that over all replicas, which is
         # not the size of this mesh. FSDP2 sums here (of a mesh of one rank it would divide twice by another factor, and
