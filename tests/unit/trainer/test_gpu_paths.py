@@ -7,6 +7,7 @@ no memory and has no streams. That it works is for tests/gpu to show.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +26,12 @@ from disttrain_trainer.checkpoint.host_copy import HostCopier
 from disttrain_trainer.checks.model_memory import _in_host
 from disttrain_trainer.data.batches import moved
 from disttrain_trainer.metrics.flops import peak_flops
+from disttrain_trainer.parallel import data_parallel
 from disttrain_trainer.parallel.sparse_gradients import what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parameter_server import staging
 from disttrain_trainer.parameter_server.staging import Past, Staging
-from disttrain_trainer.runtime.device import GLOO, NCCL, Device, current, find_device
+from disttrain_trainer.runtime.device import GLOO, NCCL, CopyStream, Device, current, find_device
 from tests.unit.trainer.worlds import small
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -92,6 +94,36 @@ def test_on_a_cpu_none_is_pinned(noted: Noted) -> None:
     assert noted.calls == [("empty", False), ("copy_", False)]
 
 
+def test_a_copy_waits_for_what_computes_its_value_and_keeps_the_value_until_then(
+    noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noted.calls
+    stream = SimpleNamespace(
+        wait_stream=lambda other: calls.append(("wait_stream", other)), record_event=lambda: "all so far"
+    )
+
+    @contextmanager
+    def inside(chosen: object) -> Iterator[None]:
+        calls.append(("inside", chosen is stream))
+        yield
+        calls.append(("outside", True))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that which computes on {device}")
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(Tensor, "record_stream", lambda _, kept_by: calls.append(("record_stream", kept_by)))
+    copies = CopyStream(GPU)
+    copies.copy(torch.ones(2, device=GPU), torch.ones(2))
+    assert calls == [
+        ("wait_stream", "that which computes on cuda:0"),
+        ("inside", True),
+        ("copy_", True),
+        ("outside", True),
+        ("record_stream", stream),
+    ]
+    assert copies.fence() == "all so far"
+
+
 class FakeStream:
     """Copies at once; its fences are numbers of copies."""
 
@@ -137,6 +169,22 @@ def test_on_gpus_torchs_own_layer_takes_the_place_of_batch_norm(one: Any) -> Non
     assert found[1].process_group is one.get_group()
     assert list(found.state_dict()) == names
     assert found[1].weight is weight
+
+
+class Replica:
+    """Notes what DDP is given."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        self.options = options
+
+
+@pytest.mark.parametrize(("device", "ids"), [(Device(GPU, NCCL), [GPU]), (Device(CPU, "gloo"), [])])
+def test_a_replica_on_a_gpu_is_told_which(
+    one: Any, monkeypatch: pytest.MonkeyPatch, device: Device, ids: list[torch.device]
+) -> None:
+    monkeypatch.setattr(data_parallel, "DistributedDataParallel", Replica)
+    world: Any = SimpleNamespace(device=device, replicas=2, device_mesh=one)
+    assert data_parallel.replicate(nn.Linear(2, 2), world).options["device_ids"] == ids
 
 
 GIB = 2**30
