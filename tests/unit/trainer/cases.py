@@ -140,7 +140,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
             gradients = of_the_whole_model(own, config, folder, world)
             figures = {
                 "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
-                "fused": [bool(group["fused"]) for group in state.optimizer.param_groups],
+                "fused": [bool(group.get("fused")) for group in state.optimizer.param_groups],
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
             }
     if world.first:
