@@ -40,7 +40,7 @@ ENVIRONMENT = os.environ | {
 QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovider", "-q", "-rf"]
 PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", *QUIET]
 # As many worlds as a GPU with 16 cores beside it computes at once; a world's start is the host's work.
-BESIDE_EACH_OTHER = ["-n", "6", "--dist", "loadgroup"]
+BESIDE_EACH_OTHER = ["-n", "6", "--dist", "loadscope"]
 SECONDS = 480.0
 TESTS_PART = 0.6
 """Of the seconds, where the benchmark is to run, too; it has what is left."""

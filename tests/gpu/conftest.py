@@ -22,6 +22,8 @@ GPU_ONLY = "this is about a GPU, and DISTTRAIN_GPU_TESTS_DEVICE is cpu"
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 
+# Before pytest-xdist's, which looks for groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in ours:
@@ -41,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=GPU_ONLY))
     if _WORKER in (None, "gw0"):
         for item in ours:
-            _write({"test": _name(item.nodeid), "paths": _paths(item)})
+            if not _is_skipped(item):
+                _write({"test": _name(item.nodeid), "paths": _paths(item)})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -49,6 +52,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     outcome = {"test": _name(report.nodeid), "paths": _paths(report), "outcome": report.outcome}
     _write({**outcome, "seconds": round(report.duration, 1), "why": report.longreprtext if report.failed else ""})
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether that is certain before it runs."""
+    return any(mark.name == "skip" or mark.args[:1] == (True,) for mark in item.iter_markers() if "skip" in mark.name)
 
 
 def _name(nodeid: str) -> str:
