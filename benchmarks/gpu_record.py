@@ -3,10 +3,9 @@
     python benchmarks/gpu_record.py [--only tests|benchmark] [--quick] [--seconds 480] [--commit NAME] [--folder FOLDER]
                                     [--log FILE]
 
-Needs torch with CUDA, pydantic, pytest, scikit-learn, for parameter servers pyzmq; with pytest-xdist, worlds run beside
-each other. Ends with 2 without a GPU, with 1 where a test fails or does not end, or the benchmark does not; what is
-known is written down as soon as it is. tests/gpu/worlds.py says by which variable every layout runs, for which this
-needs more seconds.
+Needs torch with CUDA, pydantic, pytest, scikit-learn, for parameter servers pyzmq; no plugin of pytest's. Ends with 2
+without a GPU, with 1 where a test fails or does not end, or the benchmark does not; what is known is written down as
+soon as it is. tests/gpu/worlds.py says by which variable every layout runs, for which this needs more seconds.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -39,8 +37,6 @@ ENVIRONMENT = os.environ | {
 # Options of pyproject.toml are for plugins that a GPU's machine need not have.
 QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovider", "-q", "-rf"]
 PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", *QUIET]
-# As many worlds as a GPU with 16 cores beside it computes at once; a world's start is the host's work.
-BESIDE_EACH_OTHER = ["-n", "6", "--dist", "loadscope"]
 SECONDS = 480.0
 TESTS_PART = 0.6
 """Of the seconds, where the benchmark is to run, too; it has what is left."""
@@ -107,8 +103,7 @@ def record_tests(folder: Path, log: Path, run: Run, seconds: float) -> int:
         if new:
             write(folder, with_tests(before, outcomes(tests.values()), run))
 
-    beside = BESIDE_EACH_OTHER if find_spec("xdist") else []
-    command = [sys.executable, *PYTEST, *beside, str(REPOSITORY / "tests" / "gpu")]
+    command = [sys.executable, *PYTEST, str(REPOSITORY / "tests" / "gpu")]
     code = watched(command, ENVIRONMENT | {OUTCOMES: str(log.resolve())}, seconds, look)
     if code == ENDED_EARLY:
         print(f"gpu_record.py: tests were ended after {seconds:.0f} s", flush=True)

@@ -1,12 +1,11 @@
-"""One GPU. Each test says by `gpu_path` what it shows to run; `make gpu` writes that into docs/gpu.md.
-
-Tests of the same `gpu_world` need the same worlds; those of others can run beside them, by pytest-xdist's loadgroup.
-"""
+"""One GPU. Each test says by `gpu_path` what it shows to run; `make gpu` writes that into docs/gpu.md."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,20 @@ import pytest
 import torch
 
 from benchmarks.gpu_table import OUTCOMES, PATHS
-from tests.gpu.worlds import DEVICE
+from tests.gpu.worlds import AT_ONCE, DEVICE, FIRST, STARTS
 
+HERE = Path(__file__).parent
 WHY_NOT = "torch.cuda.is_available() is false: no GPU here, or a torch without CUDA"
 GPU_ONLY = "this is about a GPU, and DISTTRAIN_GPU_TESTS_DEVICE is cpu"
-# A process of pytest-xdist, which has one that reports for all.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+Key = tuple[str, str]
 
 
-# Before pytest-xdist's, which looks for groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.gpu)
-        # The first test of a world runs it for all; tests/gpu/worlds.py has the limits of worlds.
+        # It may wait for its worlds, which have limits of their own.
         item.add_marker(pytest.mark.timeout(420))
-        world = next((mark.args[0] for mark in item.iter_markers("gpu_world")), "")
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{world}".replace(" ", "-")))
         paths = [path for mark in item.iter_markers("gpu_path") for path in mark.args]
         if unknown := set(paths) - PATHS.keys():
             raise pytest.UsageError(f"{item.nodeid}: gpu_path {unknown} is none of benchmarks/gpu_table.py's PATHS")
@@ -41,14 +36,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=WHY_NOT))
         if DEVICE == "cpu" and item.get_closest_marker("gpu_only"):
             item.add_marker(pytest.mark.skip(reason=GPU_ONLY))
-    if _WORKER in (None, "gw0"):
-        for item in ours:
-            if not _is_skipped(item):
-                _write({"test": _name(item.nodeid), "paths": _paths(item)})
+    for item in ours:
+        if not _is_skipped(item):
+            _write({"test": _name(item.nodeid), "paths": _paths(item)})
+
+
+@pytest.fixture(scope="session")
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Key, Future[Any]]]:
+    """The worlds of all tests that will run."""
+    items = [item for item in request.session.items if item.get_closest_marker("gpu_world")]
+    wanted = [_key(item) for item in items if not _is_skipped(item)]
+    keys = sorted(dict.fromkeys(wanted), key=lambda key: key not in FIRST)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {key: pool.submit(STARTS[key], tmp_path_factory.mktemp("worlds")) for key in keys}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, begun: dict[Key, Future[Any]]) -> Any:
+    """What the worlds of the test's `gpu_world` have computed; fails as they did."""
+    return begun[_key(request.node)].result()
+
+
+def _key(item: pytest.Item) -> Key:
+    mark = item.get_closest_marker("gpu_world")
+    assert isinstance(item, pytest.Function)
+    assert mark is not None, f"{item.nodeid} has no gpu_world"
+    return item.module.__name__, mark.args[0]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if _WORKER is not None or (report.passed and report.when != "call"):
+    if Path(report.fspath).parent.name != HERE.name or (report.passed and report.when != "call"):
         return
     outcome = {"test": _name(report.nodeid), "paths": _paths(report), "outcome": report.outcome}
     _write({**outcome, "seconds": round(report.duration, 1), "why": report.longreprtext if report.failed else ""})
@@ -60,8 +78,8 @@ def _is_skipped(item: pytest.Item) -> bool:
 
 
 def _name(nodeid: str) -> str:
-    """Without the file, and without the group that pytest-xdist has added."""
-    return nodeid.partition("::")[2].rpartition("@")[0] or nodeid.partition("::")[2]
+    """Without the file."""
+    return nodeid.partition("::")[2]
 
 
 def _paths(of: pytest.Item | pytest.TestReport) -> list[str]:

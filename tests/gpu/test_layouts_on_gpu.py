@@ -7,7 +7,7 @@ copies to and from the host, and gloo's collectives of tensors on GPUs.
 import pytest
 import torch
 
-from tests.gpu.worlds import DEVICE, EVERYTHING, PATIENCE, beside_each_other, run_on_gpu
+from tests.gpu.worlds import DEVICE, EVERYTHING, PATIENCE, beside_each_other, run_on_gpu, worlds_of
 from tests.unit.trainer import test_moe as moe
 from tests.unit.trainer.layouts import ALL_LAYOUTS as LAYOUTS
 from tests.unit.trainer.layouts import TRAININGS
@@ -67,25 +67,24 @@ def case_of(name):
     return [{"training": {**TRAININGS[training], **changes}, "parallelism": parallelism}]
 
 
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    """Results of the layouts of a prefix, and of one process with the same trainings; run when first asked for."""
-    found = {}
+def start_of(prefix):
+    """The layouts of a prefix, beside one process with the same trainings."""
+    trainings = {LAYOUTS[name][1] for name in NAMES[prefix]}
+    alone = {training: [{"training": TRAININGS[training]}] for training in sorted(trainings)}
+    ranks = LAYOUTS[NAMES[prefix][0]][0]
+    layouts = {name: case_of(name) for name in NAMES[prefix]}
 
-    def run(prefix):
-        if prefix not in found:
-            trainings = {LAYOUTS[name][1] for name in NAMES[prefix]}
-            alone = {training: [{"training": TRAININGS[training]}] for training in sorted(trainings)}
-            ranks = LAYOUTS[NAMES[prefix][0]][0]
-            layouts = {name: case_of(name) for name in NAMES[prefix]}
-            folder = tmp_path_factory.mktemp(prefix)
-            found[prefix] = beside_each_other(
-                lambda: run_on_gpu(folder / "alone", 1, alone),
-                lambda: run_on_gpu(folder / "together", ranks, layouts),
-            )
-        return found[prefix]
+    def start(folder):
+        return beside_each_other(
+            lambda: run_on_gpu(folder / "alone", 1, alone),
+            lambda: run_on_gpu(folder / "together", ranks, layouts),
+        )
 
-    return run
+    return start
+
+
+for _prefix in PATHS:
+    worlds_of(_prefix)(start_of(_prefix))
 
 
 def tolerance_of(training):
@@ -105,24 +104,24 @@ def require_equal(expected, found, tolerance=TOLERANCE):
 
 def of_world(name, path, prefix):
     """A parameter of a test whose worlds are those of a prefix."""
-    return pytest.param(prefix, name, id=name, marks=[pytest.mark.gpu_path(path), pytest.mark.gpu_world(prefix)])
+    return pytest.param(name, id=name, marks=[pytest.mark.gpu_path(path), pytest.mark.gpu_world(prefix)])
 
 
 @pytest.mark.parametrize(
-    ("prefix", "layout"), [of_world(name, path, prefix) for prefix, path in PATHS.items() for name in NAMES[prefix]]
+    "layout", [of_world(name, path, prefix) for prefix, path in PATHS.items() for name in NAMES[prefix]]
 )
-def test_a_layout_equals_one_process(worlds, prefix, layout):
-    alone, together = worlds(prefix)
+def test_a_layout_equals_one_process(world, layout):
+    alone, together = world
     training = LAYOUTS[layout][1]
     require_equal(alone[training], together[layout], tolerance_of(training))
 
 
 @pytest.mark.gpu_only
 @pytest.mark.parametrize(
-    ("prefix", "layout"), [of_world("fsdp2, offloaded", "offload", "fsdp"), of_world("dp2, offloaded", "offload", "dp")]
+    "layout", [of_world("fsdp2, offloaded", "offload", "fsdp"), of_world("dp2, offloaded", "offload", "dp")]
 )
-def test_offloaded_parameters_lie_in_pinned_memory(worlds, prefix, layout):
-    alone, together = worlds(prefix)
+def test_offloaded_parameters_lie_in_pinned_memory(world, layout):
+    alone, together = world
     assert together[layout]["held"] == {"pinned"}
     assert alone[LAYOUTS[layout][1]]["held"] == {"cuda"}
 
@@ -136,8 +135,8 @@ EXPERTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory):
+@worlds_of("experts", first=True)
+def start_experts(folder):
     """Results of one process, and of two ranks."""
     trainings = sorted({moe.ALL_LAYOUTS[name][1] for name in EXPERTS})
     alone = {name: [{"training": moe.TRAININGS[name]}] for name in trainings}
@@ -148,7 +147,6 @@ def experts(tmp_path_factory):
     for name in FORMATS:
         _, training, parallelism = moe.OTHERS[name]
         cases[name] = [{"training": training, "parallelism": parallelism}]
-    folder = tmp_path_factory.mktemp("experts")
     return beside_each_other(
         lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", 2, cases)
     )
@@ -157,16 +155,16 @@ def experts(tmp_path_factory):
 @pytest.mark.gpu_path("expert parallelism")
 @pytest.mark.gpu_world("experts")
 @pytest.mark.parametrize("layout", EXPERTS)
-def test_experts_equal_one_process(experts, layout):
-    alone, together = experts
+def test_experts_equal_one_process(world, layout):
+    alone, together = world
     require_equal(alone[moe.ALL_LAYOUTS[layout][1]], together[layout])
 
 
 @pytest.mark.gpu_path("expert parallelism")
 @pytest.mark.gpu_world("experts")
 @pytest.mark.parametrize("name", FORMATS)
-def test_experts_in_other_formats_follow_fp32(experts, name):
-    _, together = experts
+def test_experts_in_other_formats_follow_fp32(world, name):
+    _, together = world
     for key in KEYS:
         expected, found = (
             [line[key] for line in together[case]["metrics"] if key in line] for case in (FORMATS[0], name)
@@ -182,28 +180,28 @@ COMPRESSED = list(LOSSY) if EVERYTHING else ["FP16", "Int8", "OneBit", "TopK wit
 SENT = list(SENDS_ALL) if EVERYTHING else ["Ring", "Tree", "TopK of everything", "PowerSGD, warming up"]
 
 
-@pytest.fixture(scope="module")
-def sums(tmp_path_factory):
+@worlds_of("sums")
+def start_sums(folder):
     cases = {"plain": [{"training": DOUBLE}], "plain, wide": [{"training": WIDE}]}
     cases |= {name: [{"training": DOUBLE, "parallelism": SENDS_ALL[name]}] for name in SENT}
     for name in COMPRESSED:
         run = {"training": WIDE, "parallelism": LOSSY[name]}
         cases |= {f"lossy {name}": [run], f"resumed {name}": [{**run, "stop_after": 3}, run]}
-    return run_on_gpu(tmp_path_factory.mktemp("sums"), 2, cases)
+    return run_on_gpu(folder, 2, cases)
 
 
 @pytest.mark.gpu_path("all-reduces and compression hooks")
 @pytest.mark.gpu_world("sums")
 @pytest.mark.parametrize("name", SENT)
-def test_where_everything_is_sent_it_is_plain_ddp(sums, name):
-    require_equal(sums["plain"], sums[name])
+def test_where_everything_is_sent_it_is_plain_ddp(world, name):
+    require_equal(world["plain"], world[name])
 
 
 @pytest.mark.gpu_path("all-reduces and compression hooks")
 @pytest.mark.gpu_world("sums")
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_compressed_gradients_differ_and_still_learn(sums, name):
-    plain, found = sums["plain, wide"], sums[f"lossy {name}"]
+def test_compressed_gradients_differ_and_still_learn(world, name):
+    plain, found = world["plain, wide"], world[f"lossy {name}"]
     assert found["errors"] == [None]
     assert any(not torch.equal(found["parameters"][key], value) for key, value in plain["parameters"].items())
     losses = [line["loss_metrics/global_avg_loss"] for line in found["metrics"] if "lr" in line]
@@ -213,20 +211,33 @@ def test_compressed_gradients_differ_and_still_learn(sums, name):
 @pytest.mark.gpu_path("all-reduces and compression hooks")
 @pytest.mark.gpu_world("sums")
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_what_is_kept_of_gradients_is_restored(sums, name):
-    through, resumed = sums[f"lossy {name}"], sums[f"resumed {name}"]
+def test_what_is_kept_of_gradients_is_restored(world, name):
+    through, resumed = world[f"lossy {name}"], world[f"resumed {name}"]
     assert resumed["errors"][1] is None
     for parameter, value in through["parameters"].items():
         torch.testing.assert_close(resumed["parameters"][parameter], value, rtol=1e-4, atol=1e-6)
 
 
+@worlds_of("moved")
+def start_moved(folder):
+    """By where it goes on: what is said where the job is stopped, and how it ends; and how it does without a stop."""
+    run = {"training": TRAININGS["gpt, AdamW"]}
+    found = {"": run_on_gpu(folder / "through", 1, {"through": [run]})["through"]}
+    for number, (first, second) in enumerate((("cpu", DEVICE), (DEVICE, "cpu"))):
+        at = folder / f"moved-{number}"
+        # Fresh: other worlds start beside this one, and a server of forks is not made for that.
+        stopped = run_cases(at, 1, {"moved": [{**run, "stop_after": 2}]}, PATIENCE, device=first, fresh=True)["moved"]
+        goes_on = run_cases(at, 1, {"moved": [run]}, PATIENCE, device=second, fresh=True)["moved"]
+        found["CPU" if second == "cpu" else "GPU"] = (stopped["errors"][0], goes_on)
+    return found
+
+
 @pytest.mark.gpu_path("checkpoints between CPU and GPU")
 @pytest.mark.gpu_world("moved")
-@pytest.mark.parametrize(("first", "second"), [("cpu", DEVICE), (DEVICE, "cpu")], ids=["to the GPU", "to the CPU"])
-def test_a_job_stopped_on_one_kind_of_device_goes_on_on_the_other(tmp_path, first, second):
-    run = {"training": TRAININGS["gpt, AdamW"]}
-    stopped = run_cases(tmp_path, 1, {"moved": [{**run, "stop_after": 2}]}, PATIENCE, device=first)["moved"]
-    assert "stopped after step 2, its checkpoint is written" in stopped["errors"][0]
-    moved = run_cases(tmp_path, 1, {"moved": [run]}, PATIENCE, device=second)["moved"]
-    through = run_on_gpu(tmp_path / "through", 1, {"through": [run]})["through"]
-    require_equal(through, moved, tolerance=1e-9)
+@pytest.mark.parametrize("to", ["GPU", "CPU"])
+def test_a_job_stopped_on_one_kind_of_device_goes_on_on_the_other(world, to):
+    if to not in world:
+        pytest.skip("there is one kind of device")
+    said, found = world[to]
+    assert "stopped after step 2, its checkpoint is written" in said
+    require_equal(world[""], found, tolerance=1e-9)

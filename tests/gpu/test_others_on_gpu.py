@@ -5,7 +5,7 @@ import torch
 
 from disttrain_trainer.checks.collectives.figures import from_json
 from disttrain_trainer.checks.collectives.plan import Operation
-from tests.gpu.worlds import DEVICE, EVERYTHING, beside_each_other, ended, run_on_gpu
+from tests.gpu.worlds import DEVICE, EVERYTHING, beside_each_other, ended, run_on_gpu, worlds_of
 from tests.unit.trainer import test_meta_device as meta
 from tests.unit.trainer import test_sync_batch_norm as norm
 from tests.unit.trainer.collectives_rank import PLAN
@@ -23,14 +23,13 @@ MODELS = ("dp2", "fsdp2, offloaded, recomputed", "tp2, vocabulary", "pp2", "expe
 BUILT = {name: layout for name, layout in two_ranks(meta.LAYOUTS).items() if EVERYTHING or name in MODELS}
 
 
-@pytest.fixture(scope="module")
-def normalised(tmp_path_factory):
+@worlds_of("norm")
+def start_normalised(folder):
     alone = {"plain": [{"training": norm.PLAIN}], "accumulated": [{"training": norm.ACCUMULATED}]}
     cases = {
         name: [{"training": training, "parallelism": parallelism}]
         for name, (_, training, parallelism) in NORMALISED.items()
     }
-    folder = tmp_path_factory.mktemp("norm")
     return beside_each_other(
         lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", 2, cases)
     )
@@ -39,19 +38,18 @@ def normalised(tmp_path_factory):
 @pytest.mark.gpu_path("batch normalisation over replicas")
 @pytest.mark.gpu_world("norm")
 @pytest.mark.parametrize("layout", NORMALISED)
-def test_replicas_normalise_as_one_process(normalised, layout):
-    alone, together = normalised
+def test_replicas_normalise_as_one_process(world, layout):
+    alone, together = world
     require_equal(alone["accumulated" if "accumulated" in layout else "plain"], together[layout])
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
+@worlds_of("meta")
+def start_built(folder):
     alone = {training: [{"training": meta.TRAININGS[training]}] for _, training, _, _ in BUILT.values()}
     cases = {
         name: [{"training": {**meta.TRAININGS[training], **changes}, "parallelism": parallelism}]
         for name, (_, training, parallelism, changes) in BUILT.items()
     }
-    folder = tmp_path_factory.mktemp("meta")
     return beside_each_other(
         lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", 2, cases)
     )
@@ -60,28 +58,38 @@ def built(tmp_path_factory):
 @pytest.mark.gpu_path("models built without memory")
 @pytest.mark.gpu_world("meta")
 @pytest.mark.parametrize("layout", BUILT)
-def test_a_model_built_without_memory_starts_alike_in_every_layout(built, layout):
-    alone, together = built
+def test_a_model_built_without_memory_starts_alike_in_every_layout(world, layout):
+    alone, together = world
     require_equal(alone[meta.LAYOUTS[layout][1]], together[layout])
+
+
+@worlds_of("collectives")
+def start_collectives(folder):
+    """How the ranks ended, and the rows that they have measured."""
+    results, module = folder / "results.json", "tests.unit.trainer.collectives_rank"
+    with launch(folder, None, 4, module=module, device=DEVICE, RESULTS=str(results)) as world:
+        ranks = ended(world)
+    return ranks, from_json(results.read_text()) if results.exists() else []
 
 
 @pytest.mark.gpu_path("checks of the network")
 @pytest.mark.gpu_world("collectives")
-def test_collectives_of_tensors_on_a_gpu_are_right(tmp_path):
-    results, module = tmp_path / "results.json", "tests.unit.trainer.collectives_rank"
-    with launch(tmp_path, None, 4, module=module, device=DEVICE, RESULTS=str(results)) as world:
-        ranks = ended(world)
+def test_collectives_of_tensors_on_a_gpu_are_right(world):
+    ranks, rows = world
     assert [rank.code for rank in ranks] == [0] * 4, "\n".join(rank.err for rank in ranks)
-    rows = from_json(results.read_text())
     assert len(rows) == len(PLAN.groups) * len(PLAN.sizes) * len(Operation)
     assert [row for row in rows if row.wrong] == []
 
 
+@worlds_of("preflight")
+def start_checked(folder):
+    return run_on_gpu(folder, 2, {"checked": [{"training": small(preflight=True)}]})
+
+
 @pytest.mark.gpu_path("checks of the network")
 @pytest.mark.gpu_world("preflight")
-def test_the_check_before_training_passes(tmp_path):
-    found = run_on_gpu(tmp_path, 2, {"checked": [{"training": small(preflight=True)}]})
-    assert found["checked"]["errors"] == [None]
+def test_the_check_before_training_passes(world):
+    assert world["checked"]["errors"] == [None]
 
 
 def require_equal(expected, found):

@@ -5,12 +5,13 @@ import math
 import os
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.gpu.worlds import beside_each_other, ended, run_on_gpu
+from tests.gpu.worlds import Results, beside_each_other, ended, run_on_gpu, worlds_of
 from tests.unit.trainer.worlds import Ended, job, launch, small, user
 
 pytestmark = pytest.mark.gpu_only
@@ -69,24 +70,29 @@ def communicators(folder) -> int:
     return sum("Init COMPLETE" in file.read_text() for file in folder.glob("nccl-*.log"))
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("digits"), DIGITS)
+@worlds_of("digits")
+def start_digits(folder):
+    return train(folder, DIGITS)
+
+
+@worlds_of("NCCL")
+def start_nccl(folder):
+    """What is trained, and how many communicators it took."""
+    # Gradients of sharded parameters have a norm that is summed over all ranks, be it one; offloaded ones are sharded.
+    return train(folder, DIGITS | {"offload": {"parameters": True}}, **nccl_log(folder)), communicators(folder)
 
 
 @pytest.mark.gpu_path("NCCL")
 @pytest.mark.gpu_world("NCCL")
-def test_one_rank_uses_nccl(tmp_path):
-    # Gradients of sharded parameters have a norm that is summed over all ranks, be it one; offloaded ones are sharded.
-    found = train(tmp_path, DIGITS | {"offload": {"parameters": True}}, **nccl_log(tmp_path))
+def test_one_rank_uses_nccl(world):
+    found, count = world
     assert found.rank.code == 0, found.rank.err
     assert found.rank.report.metrics["accuracy"] >= 0.9
-    assert communicators(tmp_path) == 1
+    assert count == 1
 
 
 @pytest.mark.gpu_path("NCCL between GPUs")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.gpu_world("NCCL between GPUs")
 def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
     config = job(DIGITS, parallelism={"dataParallelShardDegree": 2})
@@ -98,23 +104,29 @@ def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
     assert "ranks share a GPU" not in first.out
 
 
+@worlds_of("shared")
+def start_shared(folder):
+    """How the ranks ended, and how many communicators they took."""
+    with launch(folder, job(DIGITS), ranks=2, device="cuda", **nccl_log(folder)) as ranks:
+        return ended(ranks), communicators(folder)
+
+
 @pytest.mark.gpu_path("gloo on GPUs")
 @pytest.mark.gpu_world("shared")
-def test_two_ranks_on_one_gpu_say_that_they_share_it(tmp_path):
-    with launch(tmp_path, job(DIGITS), ranks=2, device="cuda", **nccl_log(tmp_path)) as world:
-        first, second = ended(world)
+def test_two_ranks_on_one_gpu_say_that_they_share_it(world):
+    (first, second), count = world
     assert [first.code, second.code] == [0, 0], first.err + second.err
     assert first.report.metrics["accuracy"] >= 0.9
     assert "ranks share a GPU" in first.out
-    assert communicators(tmp_path) == 0
+    assert count == 0
 
 
 @pytest.mark.gpu_path("training")
 @pytest.mark.gpu_world("digits")
-def test_digits_are_learned(digits):
-    assert digits.rank.code == 0, digits.rank.err
-    assert digits.rank.report.metrics["accuracy"] >= 0.9
-    assert digits.losses[-1] < digits.losses[0] / 2
+def test_digits_are_learned(world):
+    assert world.rank.code == 0, world.rank.err
+    assert world.rank.report.metrics["accuracy"] >= 0.9
+    assert world.losses[-1] < world.losses[0] / 2
 
 
 def formats() -> dict[str, dict[str, Any]]:
@@ -123,15 +135,20 @@ def formats() -> dict[str, dict[str, Any]]:
     return {precision: {"precision": precision} for precision in PRECISIONS} | compiled
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
+@worlds_of("texts", first=True)
+def start_texts(folder):
     """The gpt in each number format, and compiled."""
     changes = formats()
-    folders = {name: tmp_path_factory.mktemp("text") for name in changes}
-    trained = beside_each_other(
-        *(lambda name=name: train(folders[name], TEXT | changes[name]) for name in changes)  # type: ignore[misc]
-    )
-    return dict(zip(changes, trained, strict=True))
+    failed = {}
+
+    def start(name):
+        try:
+            return train(folder / name, TEXT | changes[name])
+        except pytest.fail.Exception as error:
+            failed[name] = str(error)
+
+    trained = beside_each_other(*(partial(start, name) for name in changes))
+    return Results(dict(zip(changes, trained, strict=True)), failed)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +163,8 @@ def texts(tmp_path_factory):
 )
 @pytest.mark.gpu_world("texts")
 class TestText:
-    def test_it_is_learned(self, texts, name):
-        found = texts[name]
+    def test_it_is_learned(self, world, name):
+        found = world[name]
         assert found.rank.code == 0, found.rank.err
         assert all(map(math.isfinite, found.losses))
         assert found.losses[-1] < 0.75 * found.losses[0]
@@ -163,10 +180,9 @@ UNITS = {"TF32": 2**-11, "FP16": 2**-11, "BF16": 2**-8, "BF16, compiled": 2**-8}
 over thousands of tokens is rounded by far less, unless something is lost; what twenty steps add to it is small, too."""
 
 
-@pytest.fixture(scope="module")
-def followed(tmp_path_factory):
-    cases = {name: [{"training": FOLLOWED | changes}] for name, changes in formats().items()}
-    return run_on_gpu(tmp_path_factory.mktemp("followed"), 1, cases)
+@worlds_of("followed")
+def start_followed(folder):
+    return run_on_gpu(folder, 1, {name: [{"training": FOLLOWED | changes}] for name, changes in formats().items()})
 
 
 @pytest.mark.parametrize(
@@ -179,13 +195,13 @@ def followed(tmp_path_factory):
     ],
 )
 @pytest.mark.gpu_world("followed")
-def test_it_follows_fp32(followed, name):
+def test_it_follows_fp32(world, name):
     for key, bound in (
         (LOSS, UNITS[name]),
         ("validation_metrics/global_avg_loss", UNITS[name]),
         ("grad_norm", 4 * UNITS[name]),
     ):
-        expected, found = ([line[key] for line in followed[of]["metrics"] if key in line] for of in ("FP32", name))
+        expected, found = ([line[key] for line in world[of]["metrics"] if key in line] for of in ("FP32", name))
         assert expected
         assert found == pytest.approx(expected, rel=bound)
 
@@ -198,37 +214,37 @@ def test_it_follows_fp32(followed, name):
     ],
 )
 @pytest.mark.gpu_world("texts")
-def test_a_format_is_not_fp32_under_another_name(texts, name):
-    assert texts[name].losses != texts["FP32"].losses
+def test_a_format_is_not_fp32_under_another_name(world, name):
+    assert world[name].losses != world["FP32"].losses
 
 
 @pytest.mark.gpu_path("compile")
 @pytest.mark.gpu_world("texts")
-def test_compiled_layers_are_kernels_of_their_own(texts):
-    made = [name for name in texts["BF16, compiled"].trace if name.startswith("triton_")]
+def test_compiled_layers_are_kernels_of_their_own(world):
+    made = [name for name in world["BF16, compiled"].trace if name.startswith("triton_")]
     assert made
-    assert not [name for name in texts["BF16"].trace if name.startswith("triton_")]
+    assert not [name for name in world["BF16"].trace if name.startswith("triton_")]
 
 
 @pytest.mark.gpu_path("compile")
 @pytest.mark.gpu_world("texts")
-def test_a_compiled_loss_writes_no_logarithms_of_its_logits(texts):
+def test_a_compiled_loss_writes_no_logarithms_of_its_logits(world):
     """So that a large vocabulary does not cost three times its logits."""
     # Kernels that were compiled carry the operators' names, too: "triton_red_fused__log_softmax_...".
-    assert "aten::_log_softmax" in texts["BF16"].trace
-    assert "aten::_log_softmax" not in texts["BF16, compiled"].trace
+    assert "aten::_log_softmax" in world["BF16"].trace
+    assert "aten::_log_softmax" not in world["BF16, compiled"].trace
 
 
 @pytest.mark.gpu_path("flash attention")
 @pytest.mark.parametrize("name", ["BF16", "FP16", "BF16, compiled"])
 @pytest.mark.gpu_world("texts")
-def test_the_trainer_attends_by_a_fused_kernel(texts, name):
+def test_the_trainer_attends_by_a_fused_kernel(world, name):
     fused = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
-    assert any(kernel in event for event in texts[name].trace for kernel in fused)
+    assert any(kernel in event for event in world[name].trace for kernel in fused)
 
 
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory):
+@worlds_of("scaled")
+def start_scaled(folder):
     training = small(
         model={"entrypoint": "tests.gpu.user_gpu:loud"},
         data=user("float_samples"),
@@ -239,13 +255,13 @@ def scaled(tmp_path_factory):
     )
     run = {"training": training}
     cases = {"through": [run], "resumed": [{**run, "stop_after": 20}, run]}
-    return run_on_gpu(tmp_path_factory.mktemp("scaled"), 1, cases)
+    return run_on_gpu(folder, 1, cases)
 
 
 @pytest.mark.gpu_path("FP16 with its scaler")
 @pytest.mark.gpu_world("scaled")
-def test_the_scale_falls_where_gradients_overflow(scaled):
-    through = scaled["through"]
+def test_the_scale_falls_where_gradients_overflow(world):
+    through = world["through"]
     assert through["errors"] == [None]
     # It starts at 2^16 and halves; gradients of about 1,000 times that do not fit FP16.
     assert 1 <= through["scale"] < 2**16
@@ -254,8 +270,8 @@ def test_the_scale_falls_where_gradients_overflow(scaled):
 
 @pytest.mark.gpu_path("FP16 with its scaler")
 @pytest.mark.gpu_world("scaled")
-def test_the_scale_is_restored_from_a_checkpoint(scaled):
-    through, resumed = scaled["through"], scaled["resumed"]
+def test_the_scale_is_restored_from_a_checkpoint(world):
+    through, resumed = world["through"], world["resumed"]
     assert "stopped after step 20" in resumed["errors"][0]
     assert resumed["errors"][1] is None
     # Begun anew it would overflow again, and leave steps out.
@@ -264,16 +280,23 @@ def test_the_scale_is_restored_from_a_checkpoint(scaled):
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-@pytest.mark.gpu_path("memory snapshot")
-@pytest.mark.gpu_world("snapshot")
-def test_a_full_gpu_leaves_a_snapshot(tmp_path):
+@worlds_of("snapshot")
+def start_greedy(folder):
+    """How the rank ended, and what it wrote."""
     training = small(
         model={"entrypoint": "tests.gpu.user_gpu:greedy"},
         data=user("float_samples"),
         profiling={"firstStep": 5, "steps": 1, "memorySnapshot": True},
     )
-    rank = train(tmp_path, training).rank
+    rank = train(folder, training).rank
+    file = folder / "storage" / "test" / "profile" / "rank-0-memory.pickle"
+    return rank, pickle.loads(file.read_bytes()) if file.exists() else {}
+
+
+@pytest.mark.gpu_path("memory snapshot")
+@pytest.mark.gpu_world("snapshot")
+def test_a_full_gpu_leaves_a_snapshot(world):
+    rank, snapshot = world
     assert rank.code == 1
     assert "OutOfMemoryError" in rank.report.error.message
-    snapshot = pickle.loads((tmp_path / "storage" / "test" / "profile" / "rank-0-memory.pickle").read_bytes())
     assert {"segments", "device_traces"} <= snapshot.keys()

@@ -1,5 +1,9 @@
 """Worlds of the tests of a GPU: what one case breaks costs that case alone, and a world that stands still says where.
 
+What a test looks at is computed by the worlds of its `gpu_world`, which its module starts by a function that is marked
+with `worlds_of`. Those of all tests begin with the first one, several at a time, and a test that asks for the fixture
+`world` waits for its own. pytest-xdist would share them out only by module.
+
 A world that dies, or that finishes no case for a while, has failed in the first case that it did not finish; those that
 it had finished count, and the others are run in a new world, of which there are few.
 
@@ -24,28 +28,50 @@ Found = dict[str, dict[str, Any]]
 DEVICE = os.environ.get("DISTTRAIN_GPU_TESTS_DEVICE", "cuda")
 EVERYTHING = os.environ.get("DISTTRAIN_GPU") == "all"
 # The first case has the start of CUDA besides; a case itself takes seconds.
+AT_ONCE = 6 if DEVICE == "cuda" else 1
+"""A GPU has room for many small worlds, whose start is the work of the host's cores."""
 PATIENCE = Patience(seconds=90.0, of_one=True, after_failure=15.0)
 NEW_WORLDS = 3
 """As many as begin after one has died; one that stood still, which takes longer, counts twice."""
 _SHOWN = 20_000
 
+Start = Callable[[Path], Any]
+"""Runs worlds in a folder and returns what they have computed."""
+STARTS: dict[tuple[str, str], Start] = {}
+"""By module and `gpu_world`."""
+FIRST: set[tuple[str, str]] = set()
+"""Those that take the longest."""
 
-class Results(Mapping[str, dict[str, Any]]):
+
+def worlds_of(name: str, *, first: bool = False) -> Callable[[Start], Start]:
+    """Make a function the start of the worlds `name` of its module; first: they begin before all others."""
+
+    def register(start: Start) -> Start:
+        key = (start.__module__, name)
+        STARTS[key] = start
+        if first:
+            FIRST.add(key)
+        return start
+
+    return register
+
+
+class Results(Mapping[str, Any]):
     """Results of cases by name; to ask for one that failed fails the test that asks."""
 
-    def __init__(self, found: Found, failed: Mapping[str, str]) -> None:
+    def __init__(self, found: Mapping[str, Any], failed: Mapping[str, str]) -> None:
         self._found, self._failed = found, failed
 
-    def __getitem__(self, name: str) -> dict[str, Any]:
+    def __getitem__(self, name: str) -> Any:
         if name in self._failed:
             pytest.fail(self._failed[name], pytrace=False)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._found, *self._failed])
+        return iter({**self._found, **self._failed})
 
     def __len__(self) -> int:
-        return len(self._found) + len(self._failed)
+        return len({*self._found, *self._failed})
 
 
 def run_each(
@@ -103,6 +129,6 @@ def ended(world: World) -> list[Ended]:
 
 
 def beside_each_other(*starts: Callable[[], T]) -> list[T]:
-    """What each of them returns; a GPU has room for many small worlds, a CPU has not."""
+    """What each of them returns."""
     with ThreadPoolExecutor(len(starts) if DEVICE == "cuda" else 1) as pool:
         return [future.result() for future in [pool.submit(start) for start in starts]]
