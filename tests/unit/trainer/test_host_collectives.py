@@ -7,7 +7,7 @@ import torch
 
 from disttrain_api.mesh import Mesh
 from disttrain_trainer.runtime import mesh
-from disttrain_trainer.runtime.device import GLOO, NCCL, Device
+from disttrain_trainer.runtime.device import GLOO, GPU_KERNELS, NCCL, Device
 from disttrain_trainer.runtime.host_collectives import IN_PLACE, INTO, OPERATIONS
 from tests.unit.trainer.layouts import ALL_LAYOUTS, TRAININGS
 from tests.unit.trainer.worlds import launch, require_same, run_cases
@@ -71,10 +71,12 @@ def test_these_layouts_do_use_them(together):
         assert {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"} <= set(called)
 
 
-@pytest.mark.parametrize(("kind", "backend", "expected"), [("cuda", GLOO, 1), ("cuda", NCCL, 0), ("cpu", "gloo", 0)])
+@pytest.mark.parametrize(
+    ("kind", "backend", "expected"), [("cuda", GLOO, [GPU_KERNELS]), ("cuda", NCCL, []), ("cpu", "gloo", [])]
+)
 def test_only_ranks_that_share_a_gpu_take_this_way(monkeypatch, kind, backend, expected):
     used = []
-    monkeypatch.setattr(mesh, "use_host_for_collectives", lambda: used.append(True))
+    monkeypatch.setattr(mesh, "use_host_for_collectives", used.append)
     monkeypatch.setattr(mesh, "init_device_mesh", lambda *arguments, **options: None)
     mesh.device_mesh_of(Mesh(replicate=2), Device(torch.device(kind), backend))
-    assert len(used) == expected
+    assert used == expected

@@ -29,6 +29,9 @@ GLOO = "cpu:gloo,cuda:gloo"
 Mark = float | torch.cuda.Event
 """A moment in the work of a device."""
 
+GPU_KERNELS = "CUDA"
+"""torch's dispatch key of tensors on GPUs."""
+
 GPU_RANDOM_STATE = "cuda"
 """Name of a GPU's random state in a checkpoint."""
 

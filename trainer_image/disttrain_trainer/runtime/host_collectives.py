@@ -42,7 +42,7 @@ _installed: dict[str, torch.library.Library] = {}
 """By dispatch key: torch forgets kernels whose library is gone."""
 
 
-def use_host_for_collectives(key: str = "CUDA", call: Callable[[str], _Call] | None = None) -> None:
+def use_host_for_collectives(key: str, call: Callable[[str], _Call] | None = None) -> None:
     """Have the functional collectives of tensors with this dispatch key go through the host's memory.
 
     Holds for the whole process, once. call: gives, by an operation's name, what does it on the CPU; by default torch's

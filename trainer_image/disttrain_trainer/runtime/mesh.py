@@ -18,7 +18,7 @@ from disttrain_api.mesh import AXES, Mesh
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.config import Config
-from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.device import GPU_KERNELS, Device
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, one_line
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.host_collectives import use_host_for_collectives
@@ -177,7 +177,7 @@ def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
     """torch's form of the mesh; a collective call of the whole world."""
     if device.shares_gpu:
         # Of what is cut over a mesh, torch puts the parts together by these.
-        use_host_for_collectives()
+        use_host_for_collectives(GPU_KERNELS)
     shape = {axis: getattr(mesh, axis) for axis in AXES if axis == "shard" or getattr(mesh, axis) > 1}
     return init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
