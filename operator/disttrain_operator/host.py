@@ -27,6 +27,19 @@ _DAY = 86_400.0
 _IDLE_SECONDS = 0.1
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """What a job was like before, for handlers that ask what has changed: there are none."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is."""
+
+
 class Engine(Protocol):
     """What is hosted."""
 
@@ -99,6 +112,7 @@ class Host:
         settings.watching.inactivity_timeout = _DAY
         settings.watching.reconnect_backoff = 0.0
         settings.queueing.idle_timeout = _IDLE_SECONDS
+        settings.persistence.diffbase_storage = _NoDiffs()
         try:
             await self._prepare()
         except asyncio.CancelledError:

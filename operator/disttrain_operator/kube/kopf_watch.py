@@ -32,6 +32,9 @@ from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamE
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE = 200
+"""Events that wait for kopf, and again such that it has been told of and has not come to: it makes a task and a queue
+for each job among them."""
 GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 """After which kopf lists again."""
 
@@ -55,6 +58,8 @@ class KopfWatch(Watch):
         """So many watches in a row brought nothing."""
         self._lines = deque[bytes]()
         self._news = asyncio.Event()
+        self._told = asyncio.Event()
+        """kopf was told of a further line."""
         self._wanted = asyncio.Event()
         """Somebody waits for a list that begins from now on."""
         self._begun = 0
@@ -67,6 +72,7 @@ class KopfWatch(Watch):
         take = self._at_hand.pop(uid, None)
         if take is not None:
             take()
+        self._news.set()
         self._of_list.discard(uid)
         if not self._of_list:
             self._all_taken.set()
@@ -96,9 +102,11 @@ class KopfWatch(Watch):
         try:
             while True:
                 self._news.clear()
-                while self._lines:
-                    yield self._lines.popleft() + b"\n"
-                if watching.done():
+                while self._lines and len(self._at_hand) - len(self._lines) < AT_ONCE:
+                    line = self._lines.popleft()
+                    self._told.set()
+                    yield line + b"\n"
+                if watching.done() and not self._lines:
                     break
                 await self._news.wait()
             if watching.result():
@@ -200,9 +208,16 @@ class KopfWatch(Watch):
             await asyncio.gather(watch, wanted, return_exceptions=True)
 
     def _took(self, kind: str, raw: Raw) -> None:
-        identity = _identity(raw)
+        identity, known = _identity(raw), self.cache.get(raw["metadata"]["uid"])
         self.cache.bookmark(version_of(raw), self.within)
-        self._tell(kind, identity, partial(self._apply, kind, raw))
+        # The answer to a write of ours may have said it before.
+        if kind == "DELETED" or known is None or version_of(known) < version_of(raw):
+            self._tell(kind, identity, partial(self._apply, kind, raw))
+
+    async def _wait_for_room(self) -> None:
+        while len(self._lines) >= AT_ONCE:
+            self._told.clear()
+            await self._told.wait()
 
     def _left_out(self, kind: str, found: Unreadable) -> None:
         self._tell(kind, _identity_of(found), partial(self._mark, kind, found))

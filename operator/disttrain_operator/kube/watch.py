@@ -102,6 +102,9 @@ class Watch:
         """An event of an object that could be read. Raises for one that is odd."""
         raise NotImplementedError
 
+    async def _wait_for_room(self) -> None:
+        """Returns when a further event can be taken."""
+
     def _left_out(self, kind: str, found: Unreadable) -> None:
         """An event of an object that could not."""
         raise NotImplementedError
@@ -150,6 +153,7 @@ class Watch:
                 self.failing_since = None
                 if not await self._large.put(line):
                     self._take(line)
+                await self._wait_for_room()
                 if self._missed and self._clock() - self._listed_at >= RELIST_SECONDS:
                     raise BrokenStreamError("an event did not say which object it is about")
 

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -20,11 +20,19 @@ from tests.unit.operator.test_informer import a_cache, contents, truth
 from tests.waiting import GENEROUS
 
 
+class Silent:
+    """A client whose server never answers."""
+
+    async def read(self, *_: object, **__: object) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Engine:
     """An engine that records each call in `life`. `go_on` holds what a call does: it fails, or it waits."""
 
-    def __init__(self, jobs: Sequence[KopfWatch] = ()) -> None:
-        self.jobs = jobs
+    def __init__(self) -> None:
+        self.jobs = [KopfWatch(cast(Client, Silent()), EVERYWHERE, a_cache())]
         self.life: list[str] = []
         self.go_on: dict[str, Callable[[], Any]] = {}
 
