@@ -24,6 +24,8 @@ ONLY_IN_COMPLETE = {
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_page_has_sizes|where_nothing_can_be_built)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
     r"trainer/test_(gradient_sums|resume|equality|collectives|fused)\.py.*[34] ranks": MORE_RANKS,
+    r"trainer/test_resume\.py.*\[1 rank": MORE_RANKS,
+    r"trainer/test_resume\.py.*(without momentum|-BF16|(buffers|data|state), static|late, [sp]|devices)": LONG,
     r"trainer/test_local_sgd\.py.*(\[[34]-|-[34]\])": MORE_RANKS,
     r"trainer/test_pipedream\.py.*([34] stages|two replicas|accumulated|drained for)": MORE_RANKS,
     r"trainer/test_(text|compression_learns|local_sgd_learning|pipedream_learning)\.py": LEARNS,

@@ -1,5 +1,7 @@
 """A run that was stopped and resumed equals, bit for bit, one that never was."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
 
 LONG = small(
-    steps=9,
+    steps=7,
     model=user("wide_mlp"),
     optimizer={"name": "AdamW", "learningRate": 0.003},
     lrSchedule={"name": "Cosine", "warmupSteps": 2},
@@ -27,22 +29,22 @@ TRAININGS = {
     "BF16": {**LONG, "precision": "BF16"},
     "FP16 with its scaler": {**LONG, "precision": "FP16"},
     "GPT with tied weights": small(
-        steps=9,
+        steps=7,
         model={"name": "gpt", "config": {"layers": 2, "heads": 2, "width": 16, "dropout": 0.1}},
         data={"name": "synthetic", "config": {"kind": "Tokens", "size": 60, "sequenceLength": 8}},
         optimizer={"name": "AdamW", "learningRate": 0.01},
         logging={"interval": 1},
     ),
     "noise of the data": small(
-        steps=9, data=of_layers("noisy_samples"), optimizer=SGD, logging={"interval": 1}, checkpoint={"interval": 100}
+        steps=7, data=of_layers("noisy_samples"), optimizer=SGD, logging={"interval": 1}, checkpoint={"interval": 100}
     ),
-    "buffers": small(steps=9, model=user("normed_mlp"), logging={"interval": 1}),
+    "buffers": small(steps=7, model=user("normed_mlp"), logging={"interval": 1}),
     EXTRA: small(
-        steps=9,
+        steps=7,
         model=of_layers("remembering", forms=["containers", "bytes in a tensor", "number", "tensor"]),
         logging={"interval": 1},
     ),
-    LATE: small(steps=9, model=of_layers("late_layers"), logging={"interval": 1}),
+    LATE: small(steps=7, model=of_layers("late_layers"), logging={"interval": 1}),
 }
 STATIC = {"dataParallel": {"staticGraph": True}}
 CUT = {
@@ -63,72 +65,79 @@ STATIC_TRAININGS = {
 GENERATORS = ("Python", "NumPy", "torch")
 
 
+def ids(value):
+    return f"{value} rank{'s' if value > 1 else ''}" if isinstance(value, int) else value
+
+
+# A static graph is about several replicas, a layout about two ranks.
+COMBINATIONS = [
+    (ranks, name)
+    for ranks in (1, 2, 3)
+    for name in (*TRAININGS, *(STATIC_TRAININGS if ranks > 1 else ()), *(CUT if ranks == 2 else ()))
+]
+
+
 @pytest.fixture(scope="module")
 def splits(tmp_path_factory):
     """Where ranks say what they hold out."""
     return tmp_path_factory.mktemp("splits")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
-def results(request, splits, tmp_path_factory):
-    cases = {}
-    static = STATIC_TRAININGS if request.param > 1 else {}
-    cut = {name: TRAININGS[name.split(",")[0]] for name in CUT} if request.param == 2 else {}
-    for name, training in {**TRAININGS, **static, **cut}.items():
-        run = {"training": training, "parallelism": STATIC if name in static else CUT.get(name, {})}
-        cases[f"{name}: through"] = [run]
-        cases[f"{name}: resumed"] = [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
-    at_once = {"training": LONG, "stop_after": 0}
-    cases["stopped at once"] = [at_once, {"training": LONG}]
-    for how in GENERATORS if request.param == 2 else ():
-        data = of_layers("drawn_split", folder=str(splits), how=how)
-        drawn = {"training": small(steps=3, seed=1, data=data, callbacks=[of_layers("Draws")])}
-        other = {"training": {**drawn["training"], "seed": 2, "steps": 4}}
-        cases[f"split, {how}"] = [{**drawn, "stop_after": 1}, drawn, other]
-    return run_cases(tmp_path_factory.mktemp("resume"), request.param, cases)
+@pytest.fixture(scope="module")
+def results(splits, tmp_path_factory, asked_for):
+    """Of a number of ranks."""
+
+    @cache
+    def run(ranks):
+        return run_cases(tmp_path_factory.mktemp("resume"), ranks, dict(cases(ranks)))
+
+    def cases(ranks):
+        yield "stopped at once", [{"training": LONG, "stop_after": 0}, {"training": LONG}]
+        yield "never stopped", [{"training": LONG}]
+        for name in sorted(asked_for("test_resume", "name", ranks=ranks)):
+            training = TRAININGS[name.split(",")[0]] if name in CUT else (TRAININGS | STATIC_TRAININGS)[name]
+            run = {"training": training, "parallelism": STATIC if name in STATIC_TRAININGS else CUT.get(name, {})}
+            yield f"{name}: through", [run]
+            yield f"{name}: resumed", [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
+        for how in asked_for("test_resume", "how") if ranks == 2 else ():
+            data = of_layers("drawn_split", folder=str(splits), how=how)
+            drawn = {"training": small(steps=3, seed=1, data=data, callbacks=[of_layers("Draws")])}
+            other = {"training": {**drawn["training"], "seed": 2, "steps": 4}}
+            yield f"split, {how}", [{**drawn, "stop_after": 1}, drawn, other]
+
+    return run
 
 
-def test_a_run_stopped_before_its_first_step_begins_anew(results):
+@pytest.mark.parametrize("ranks", [1, 2, 3], ids=ids)
+def test_a_run_stopped_before_its_first_step_begins_anew(results, ranks):
     stopped = "Stopped: SIGTERM: stopped before the first step was done; the next start is at step 0"
-    assert results["stopped at once"]["errors"] == [stopped, None]
-    expected = results["AdamW, dropout, several buckets: through"]["parameters"]
-    assert all(torch.equal(results["stopped at once"]["parameters"][name], value) for name, value in expected.items())
+    found, expected = (results(ranks)[name] for name in ("stopped at once", "never stopped"))
+    assert found["errors"] == [stopped, None]
+    assert all(torch.equal(found["parameters"][name], value) for name, value in expected["parameters"].items())
 
 
-@pytest.mark.parametrize("name", [*TRAININGS, *STATIC_TRAININGS, *CUT])
-class TestResumedEqualsUninterrupted:
-    @pytest.fixture(autouse=True)
-    def replicas(self, results, name):
-        if f"{name}: through" not in results:
-            pytest.skip("a static graph is about several replicas, a layout about two ranks")
-
-    def test_parameters(self, results, name):
-        expected, found = (results[f"{name}: {how}"]["parameters"] for how in ("through", "resumed"))
-        different = [parameter for parameter, value in expected.items() if not torch.equal(found[parameter], value)]
-        assert different == []
-
-    def test_losses(self, results, name):
-        expected, found = (
-            [line["loss_metrics/global_avg_loss"] for line in results[f"{name}: {how}"]["metrics"] if "lr" in line]
-            for how in ("through", "resumed")
-        )
-        assert len(expected) == 9
-        assert found == expected
-
-    def test_each_stop_left_a_checkpoint(self, results, name):
-        assert results[f"{name}: resumed"]["errors"] == [
-            "Stopped: SIGTERM: stopped after step 4, its checkpoint is written",
-            "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
-            None,
-        ]
+@pytest.mark.parametrize(("ranks", "name"), COMBINATIONS, ids=ids)
+def test_a_resumed_run_equals_one_that_never_stopped(results, ranks, name):
+    through, resumed = (results(ranks)[f"{name}: {how}"] for how in ("through", "resumed"))
+    assert resumed["errors"] == [
+        "Stopped: SIGTERM: stopped after step 4, its checkpoint is written",
+        "Stopped: SIGTERM: stopped after step 5, its checkpoint is written",
+        None,
+    ]
+    expected, found = through["parameters"], resumed["parameters"]
+    assert [parameter for parameter, value in expected.items() if not torch.equal(found[parameter], value)] == []
+    losses = [
+        [line["loss_metrics/global_avg_loss"] for line in result["metrics"] if "lr" in line]
+        for result in (through, resumed)
+    ]
+    assert len(losses[0]) == 7
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("how", GENERATORS)
 def test_a_split_that_is_drawn_is_the_seeds(results, splits, how):
     """The same on all ranks and in every attempt."""
-    if f"split, {how}" not in results:
-        pytest.skip("two ranks show it")
-    stopped, *rest = results[f"split, {how}"]["errors"]
+    stopped, *rest = results(2)[f"split, {how}"]["errors"]
     assert stopped.startswith("Stopped: ")
     assert rest == [None, None]
     one, other = ((splits / f"{how}-{rank}").read_text().splitlines() for rank in (0, 1))

@@ -1,0 +1,22 @@
+"""What ranks find imported when they are forked, and which cases a world need run."""
+
+import pytest
+
+from tests.unit.trainer import worlds
+
+# A forked rank is handed a function of this module by a process whose main module is pytest: to import both is most of
+# its start.
+worlds.PRELOADED += ["pytest", "tests.unit.trainer.worlds"]
+
+
+@pytest.fixture(scope="session")
+def asked_for(request):
+    """The values of a parameter with which the tests of a module run, beside given other ones: a world of cases need
+    not run those that no test of this run looks at."""
+
+    def values(module, name, **given):
+        specs = [getattr(item, "callspec", None) for item in request.session.items if item.path.stem == module]
+        found = [spec.params for spec in specs if spec and name in spec.params]
+        return {one[name] for one in found if given.items() <= one.items()}
+
+    return values
