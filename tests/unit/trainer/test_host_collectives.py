@@ -42,16 +42,21 @@ def test_ranks_bring_along_different_numbers(compared):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    cases = {training: [{"training": TRAININGS[training]}] for _, training, _, _ in map(ALL_LAYOUTS.get, NAMES)}
+def layouts(asked_for):
+    return {name: ALL_LAYOUTS[name] for name in NAMES if name in asked_for("test_host_collectives", "layout")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, layouts):
+    cases = {training: [{"training": TRAININGS[training]}] for _, training, _, _ in layouts.values()}
     return run_cases(tmp_path_factory.mktemp("alone"), 1, cases)
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, layouts):
     cases = {
         name: [{"training": {**TRAININGS[training], **changes}, "parallelism": parallelism}]
-        for name, (_, training, parallelism, changes) in ((name, ALL_LAYOUTS[name]) for name in NAMES)
+        for name, (_, training, parallelism, changes) in layouts.items()
     }
     folder = tmp_path_factory.mktemp("together")
     found = run_cases(folder, 2, cases, module=MODULE)
@@ -59,11 +64,11 @@ def together(tmp_path_factory):
     return found, called
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_layout_equals_one_process(alone, together, name):
-    found = together[0][name]
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_layout_equals_one_process(alone, together, layout):
+    found = together[0][layout]
     assert found["errors"] == [None]
-    require_same(found["parameters"], alone[ALL_LAYOUTS[name][1]]["parameters"])
+    require_same(found["parameters"], alone[ALL_LAYOUTS[layout][1]]["parameters"])
 
 
 def test_these_layouts_do_use_them(together):

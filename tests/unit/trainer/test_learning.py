@@ -14,7 +14,7 @@ def digits(tmp_path_factory):
     """A part of examples/ddp.yaml, which tests/local runs as it is, in processes as the agent starts them."""
     folder = tmp_path_factory.mktemp("digits")
     config = job(of_example("ddp", steps=STEPS))
-    with launch(folder / "run", config, ranks=2, storage=folder, fresh=True) as world:
+    with launch(folder / "run", config, ranks=2, storage=folder) as world:
         ranks = world.ended()
     return folder, ranks
 

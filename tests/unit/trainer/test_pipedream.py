@@ -102,12 +102,13 @@ def case_of(name):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Results of all cases of a number of ranks."""
+def world(tmp_path_factory, asked_for):
+    """Results of the cases of a number of ranks."""
+    names = asked_for("test_pipedream", "name")
 
     @cache
     def run(ranks):
-        cases = {name: case_of(name) for name, ((size, *_), *_) in HELD.items() if size == ranks}
+        cases = {name: case_of(name) for name, ((size, *_), *_) in HELD.items() if size == ranks and name in names}
         return run_cases(tmp_path_factory.mktemp(f"ranks-{ranks}"), ranks, cases)
 
     return run

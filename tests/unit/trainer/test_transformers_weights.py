@@ -51,7 +51,7 @@ def seeds(folder):
     """What one process has trained, and where its checkpoint is."""
     cases = {"whole": [{"training": llama()}], "adapted": [{"training": llama(lora=LORA)}]}
     found = run_cases(folder / "seeds", 1, cases)
-    return {name: (result["parameters"], folder / "seeds" / name / "test" / "step-4") for name, result in found.items()}
+    return {name: (result["parameters"], folder / "seeds" / name / "test" / "step-3") for name, result in found.items()}
 
 
 @pytest.fixture(scope="module")
