@@ -7,6 +7,13 @@ from tests.unit.trainer import worlds
 # A forked rank is handed a function of this module by a process whose main module is pytest: to import both is most of
 # its start.
 worlds.PRELOADED += ["pytest", "tests.unit.trainer.worlds"]
+TRANSFORMERS = "transformers.models.llama.modeling_llama"
+
+
+def pytest_collection_modifyitems(items):
+    if any(item.path.stem.startswith("test_transformers") for item in items):
+        # It takes each rank as long as all its cases.
+        worlds.PRELOADED.append(TRANSFORMERS)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ ALL_LAYOUTS = {
         )
     },
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
-    "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE | FULL),
+    "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE_2 | FULL),
     "tp2, sequence": (2, "gpt, AdamW of matrices", {TENSOR: 2, "sequenceParallel": True}, {}),
     "tp2, vocabulary": (2, "gpt, untied, smoothed", {TENSOR: 2, "vocabularyParallel": True}, {}),
     "tp2 of an mlp": (2, "mlp, SGD", {TENSOR: 2}, {}),
@@ -103,7 +103,7 @@ ALL_LAYOUTS = {
         4,
         "gpt, untied, smoothed",
         {SHARD: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True},
-        ACCUMULATE | FULL | OFFLOAD,
+        ACCUMULATE_2 | FULL | OFFLOAD,
     ),
     **{
         f"pp2, {schedule}": (2, "gpt, AdamW", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, changes)

@@ -50,9 +50,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path, world: Path) -> dict[str, dict[str, Any]]:
+def results(folder: Path, world: Path, asked_for: Any) -> dict[str, dict[str, Any]]:
     cases: dict[str, list[dict[str, Any]]] = {}
     for name, layout in LAYOUTS.items():
+        if name not in asked_for("test_ema", "name"):
+            continue
         model = MODELS.get(name, {})
         cases[name] = [{"training": averaged(folder / name, **model), "parallelism": layout}]
         cases[f"{name}, without"] = [{"training": small(**REGULAR, **model), "parallelism": layout}]

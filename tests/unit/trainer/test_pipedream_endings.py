@@ -13,7 +13,7 @@ from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, two_b
 from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small, user
 
 TOLERANCE = 1e-10
-STAGES, STEPS, MICRO, INTERVAL = 3, 20, 4, 8
+STAGES, STEPS, MICRO, INTERVAL = 3, 12, 4, 8
 RATE, MOMENTUM = 0.05, 0.9
 MODEL = user("double_mlp", depth=DEPTH)
 OPTIMIZER = {"name": "SGD", "learningRate": RATE, "momentum": MOMENTUM}

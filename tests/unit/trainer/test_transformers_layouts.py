@@ -70,14 +70,19 @@ LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name 
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    used = {training for _, training, *_ in LAYOUTS.values()}
+def layouts(asked_for):
+    return {name: LAYOUTS[name] for name in LAYOUTS if name in asked_for("test_transformers_layouts", "layout")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, layouts):
+    used = {training for _, training, *_ in layouts.values()}
     return run_cases(tmp_path_factory.mktemp("alone"), 1, {name: [{"training": TRAININGS[name]}] for name in used})
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    return run_layouts(tmp_path_factory, TRAININGS, LAYOUTS)
+def together(tmp_path_factory, layouts):
+    return run_layouts(tmp_path_factory, TRAININGS, layouts)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

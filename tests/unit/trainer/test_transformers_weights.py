@@ -138,13 +138,14 @@ class TestImport:
         return run_cases(folder / "alone", 1, cases)
 
     @pytest.fixture(scope="class")
-    def together(self, folder, exported):
+    def together(self, folder, exported, asked_for):
         layouts = {"fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}, "pp2": {PIPELINE: 2}}
         begins = {"files": beginning_from(exported), "adapted": beginning_from(exported, lora=LORA)}
         cases = {
             f"{name}, {begin}": [{"training": described, "parallelism": layout}]
             for name, layout in layouts.items()
             for begin, described in begins.items()
+            if begin in asked_for("test_transformers_weights", "begin", layout=name)
         }
         return run_cases(folder / "together", 2, cases)
 
