@@ -9,6 +9,7 @@ from disttrain_api.ownership import owner_reference
 from disttrain_api.report import CheckpointReport, PodReport, RankFailure, RankReport, encode_pod_report
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.plan.identity import pod_labels, pod_name
+from disttrain_operator.plan.ranks_probe import startup_probe
 
 UID = "3f9a1c02-0000-4000-8000-000000000001"
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -101,6 +102,14 @@ def with_state(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any]) -> 
 def running(pod: Mapping[str, Any]) -> dict[str, Any]:
     """The pod with its trainer running."""
     return with_state(pod, "Running", {"running": {"startedAt": "2026-01-01T12:00:00Z"}})
+
+
+def awaiting_address(pod: Mapping[str, Any], since: str = "2026-01-01T12:00:00Z") -> dict[str, Any]:
+    """The pod with its container running, whose agent waits for the address of worker 0."""
+    found = with_state(pod, "Running", {"running": {"startedAt": since}})
+    found["status"]["containerStatuses"][0] |= {"ready": False, "started": False}
+    found["spec"]["containers"] = [{"name": CONTAINER, "startupProbe": startup_probe()}]
+    return found
 
 
 def waiting(pod: Mapping[str, Any], reason: str, message: str = "") -> dict[str, Any]:

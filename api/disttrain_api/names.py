@@ -46,6 +46,8 @@ CONFIG_FILE = "job.json"
 TOKEN_FILE = "token"
 STORAGE_DIR = "/checkpoints"
 SCRATCH_DIR = "/scratch"
+REPORTS_FOLDER = "reports"
+"""Below the scratch folder; made by the agent when it starts its ranks, which a probe of the operator's waits for."""
 TERMINATION_LOG = "/dev/termination-log"
 
 
@@ -187,6 +189,7 @@ class Reason(StrEnum):
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"
     ALL_PODS_RUNNING = "AllPodsRunning"
     POD_INITIALIZING = "PodInitializing"
+    WAITING_FOR_ADDRESS = "WaitingForAddress"
     CRASH_LOOP = "CrashLoopBackOff"
     UNSCHEDULABLE = "Unschedulable"
     VOLUME_NOT_BOUND = "VolumeNotBound"

@@ -24,10 +24,12 @@ from disttrain_api.names import (
     Reason,
 )
 from disttrain_api.ownership import controlling_job
+from disttrain_operator.decide.addresses import awaits_address
 from disttrain_operator.decide.init_containers import has_run, is_sidecar, memory_limit, name_of, telling
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
+from disttrain_operator.plan.ranks_probe import PROBE_MARK
 
 MAX_KEPT = 64 * 1024
 """Bytes of one pod or Service."""
@@ -152,13 +154,19 @@ def _held(spec: Raw) -> Raw:
 def _told_of(raw: Raw) -> Raw:
     """What the spec says of the containers of which the status tells."""
     own, told, kept = next(_trainers((raw.get("status") or {}).get("containerStatuses")), {}), telling(raw), Raw()
-    if limit := _limit(own, memory_limit(raw, None)):
-        kept["containers"] = [{"name": CONTAINER, **limit}]
+    if own_words := _limit(own, memory_limit(raw, None)) | _probe(raw):
+        kept["containers"] = [{"name": CONTAINER, **own_words}]
     if told is not None:
         sidecar = {"restartPolicy": "Always"} if is_sidecar(raw, told) else {}
         limit = _limit(told, memory_limit(raw, name_of(told)))
         kept["initContainers"] = [{**_words(told, ("name",)), **sidecar, **limit}]
     return kept
+
+
+def _probe(raw: Raw) -> Raw:
+    """Our startup probe, while its pod waits for the address of worker 0."""
+    own = next(_trainers((raw.get("status") or {}).get("containerStatuses")), {})
+    return {} if awaits_address(raw, own) is None else {"startupProbe": {"exec": {"command": [PROBE_MARK]}}}
 
 
 def _limit(status: Mapping[str, Any], memory: str) -> Raw:
@@ -185,7 +193,7 @@ def _containers(status: Raw) -> list[Raw]:
     """What is told of the trainer's container; of a pod that has failed also whether another one has run."""
     entries: list[Raw] = status.get("containerStatuses") or []
     own = next(_trainers(entries), None)
-    kept = [] if own is None else [_container(own) | _last(own)]
+    kept = [] if own is None else [_container(own) | _last(own) | _not_started(own)]
     if status.get("phase") == "Failed" and (own is None or not has_run(own)) and any(map(has_run, entries)):
         kept.append({"state": {"terminated": {}}})
     return kept
@@ -201,6 +209,14 @@ def _condition(entry: Raw) -> Raw:
 
 def _container(entry: Mapping[str, Any]) -> Raw:
     return _words(entry, ("name", "image")) | {"state": _state(entry.get("state") or {})}
+
+
+def _not_started(entry: Mapping[str, Any]) -> Raw:
+    """Since when it runs, while its startup probe has not succeeded."""
+    running = (entry.get("state") or {}).get("running")
+    if running is None or entry.get("started") is not False:
+        return {}
+    return {"started": False, "state": {"running": _words(running, ("startedAt",), _MAX_TIME)}}
 
 
 def _init_container(entry: Mapping[str, Any]) -> Raw:

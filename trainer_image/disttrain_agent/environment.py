@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disttrain_api.agent_token import agent_token
 from disttrain_api.errors import DisttrainError
-from disttrain_api.names import DEFAULT_GRACE_SECONDS, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
+from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
 
 
 class PodError(DisttrainError):
@@ -79,7 +79,7 @@ class PodEnvironment:
 
 def report_dir(scratch: Path) -> Path:
     """Where the ranks of a pod with this scratch folder keep their reports."""
-    return scratch / "reports"
+    return scratch / REPORTS_FOLDER
 
 
 def stacks_file(folder: Path, rank: int) -> Path:

@@ -25,8 +25,18 @@ class Reports:
         self._stepped: dict[int, float] = {}
         self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
 
+    def forget(self) -> None:
+        """Remove what a former life has left where the scratch folder outlives a pod: no rank of this one has begun."""
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+
     def prepare(self) -> None:
-        """Make the folder; what a former life has left in it says nothing about this one. Raises OSError."""
+        """Make the folder, by which the operator's probe knows that ranks are being started. Raises OSError.
+
+        What a former life has left in it says nothing about this one.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         meeting_file(self._folder).unlink(missing_ok=True)
         for rank in self._ranks:

@@ -74,6 +74,7 @@ class Supervisor:
         """Exit code of the pod."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
+        self._reports.forget()
         if not await self._address_known():
             return self._not_started()
         try:

@@ -38,6 +38,7 @@ FAILED: dict[str, str] = {
     "Stopped": "Find out who stops pods: they obeyed a SIGTERM",
     "Fenced": "Nothing: a newer attempt owns the checkpoints",
     "RestartsExhausted": "Mend the cause and submit it again: with `storage` it goes on from the last checkpoint",
+    "WaitingForAddress": "Mend the cluster's DNS, or the network between it and the pods that are named",
     "StartDeadlineExceeded": "Mend what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
     "ProgressDeadlineExceeded": "Look at where the rank waits (the calls are above, the innermost first): in a"
     " collective call for a peer that left it out, or for data; where a step may take that long, raise"
@@ -49,6 +50,8 @@ FAILED: dict[str, str] = {
 }
 
 PENDING: dict[str, str] = {
+    "WaitingForAddress": "`kubectl get endpointslices -n {namespace}` shows whether worker 0 has an address in the job's"
+    " Service; `kubectl get pods -n kube-system` whether the cluster's DNS runs",
     "Unschedulable": "`kubectl get nodes` and `disttrain doctor` show what the cluster has",
     "WaitingForRoom": "Wait for room, or ask for fewer or smaller pods; `disttrain doctor` shows what the nodes have",
     "RoomLost": "Nothing: the gang tries again",

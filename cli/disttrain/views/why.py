@@ -128,7 +128,7 @@ def _deadline(case: Case, reason: str) -> Iterator[str]:
 
 def _starting(case: Case) -> Why:
     job, pods = case.job, case.current_pods
-    waiting = [pod for pod in pods if not pod.program_started]
+    waiting = [pod for pod in pods if not pod.program_started or pod.awaits_address is not None]
     begun = case.since(case.attempt.start_time) if case.attempt is not None else "?"
     sentence = f"{job.name} is starting since {begun}: {len(pods) - len(waiting)} of {pods_of(job)} run."
     if not waiting:
@@ -140,9 +140,12 @@ def _starting(case: Case) -> Why:
     more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     if first.waiting is not None:
         said = f" {plain(first.waiting.reason)}: {plain(first.waiting.message)}.{said}"
-    sentence = f"{sentence} Pod {first.name}{more} is {where} and its container does not run yet.{said}"
+    what = "its container does not run yet" if first.awaits_address is None else "looks for the address of worker 0"
+    sentence = f"{sentence} Pod {first.name}{more} is {where} and {what}.{said}"
     todo = "The first pod on a node waits until the node has pulled the image, which is minutes for one of gigabytes"
-    if first.waiting is not None and first.waiting.reason == Reason.POD_INITIALIZING:
+    if first.awaits_address is not None:
+        todo = "Most clusters have a new name in their DNS within seconds"
+    elif first.waiting is not None and first.waiting.reason == Reason.POD_INITIALIZING:
         todo = "Its init containers run first; `kubectl logs` with `-c` and the name of one shows how far it is"
     commands = (f"kubectl describe pod {first.name} -n {job.namespace}", f"disttrain logs -f {job.name}")
     return Why(" ".join([sentence, *_deadline(case, "")]), (todo,), commands)
@@ -223,7 +226,7 @@ def _restarting(case: Case) -> Why:
             f"Attempt {status.attempt} does not run yet ({plain(running.reason)}): {plain(running.message)}."
         )
     else:
-        started = sum(pod.program_started for pod in case.current_pods)
+        started = sum(pod.program_started and pod.awaits_address is None for pod in case.current_pods)
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")
     if verdict is not None and verdict.class_ == FailureClass.NOT_STARTED:
         sentences += _deadline(case, running.reason if running is not None else "")

@@ -5,6 +5,7 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
+from disttrain_operator.decide.addresses import told_at
 from disttrain_operator.decide.clock import earliest, timestamp
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.gang import Gang
@@ -43,11 +44,13 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event,
     old = remove_old(gang, now)
     replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
     actions = (*old.actions, *replaced.actions, *create_missing(gang))
-    reason, message = why_not_running(gang)
+    reason, message = why_not_running(gang, now)
     if not events and reason not in USUAL_REASONS:
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
-    again = earliest(None if gang.queued else deadline, old.look_again_at, replaced.look_again_at)
+    told = told_at(gang)
+    told = told if told is not None and told > now else None
+    again = earliest(None if gang.queued else deadline, told, old.look_again_at, replaced.look_again_at)
     return Move(state, reason, message, gang.ledger, actions, events, again)
 
 

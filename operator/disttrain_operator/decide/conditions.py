@@ -153,7 +153,7 @@ def _count(observed: Observed, role: Role, attempt: int, succeeded: int) -> Repl
     return ReplicaStatus(
         role=role,
         active=sum(pod.program_alive for pod in pods),
-        ready=sum(pod.program_alive and pod.program_started for pod in pods),
+        ready=sum(pod.program_alive and pod.program_started and pod.awaits_address is None for pod in pods),
         succeeded=succeeded,
         failed=sum(pod.program_failed for pod in pods),
     )

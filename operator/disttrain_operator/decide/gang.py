@@ -138,6 +138,17 @@ class Gang:
         """Existing pods whose trainer container does not run yet."""
         return tuple(pod for pod in self.pods if not pod.program_started)
 
+    @cached_property
+    def awaiting_address(self) -> tuple[PodFacts, ...]:
+        """Existing pods whose container runs, and whose agent has not started its ranks."""
+        return tuple(pod for pod in self.pods if pod.awaits_address is not None)
+
     @property
     def all_started(self) -> bool:
+        """Whether the containers of all members run or have run: nothing of the cluster keeps one from starting."""
         return not self.missing and not self.unstarted
+
+    @property
+    def all_run(self) -> bool:
+        """Whether all of them have started, and their agents the ranks."""
+        return self.all_started and not self.awaiting_address

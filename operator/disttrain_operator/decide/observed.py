@@ -105,6 +105,8 @@ class PodFacts:
     """When it got its node."""
     program_started: bool = False
     """Its trainer container runs or has ended."""
+    awaits_address: datetime | None = None
+    """Since when its trainer container runs without ranks: its agent waits for the address of worker 0."""
     cut_off: bool = False
     """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
     pod_ended: bool = False

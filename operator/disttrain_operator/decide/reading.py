@@ -10,6 +10,7 @@ from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import CONTAINER, GANG_GATE, QUEUE_NAME_LABEL, Annotation, Label, Reason, Role
 from disttrain_api.report import decode_pod_report
 from disttrain_api.times import EARLIEST, LATEST, parse_time
+from disttrain_operator.decide.addresses import awaits_address
 from disttrain_operator.decide.init_containers import (
     MAX_LAST_WORDS,
     failed,
@@ -72,6 +73,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         node=(raw.get("spec") or {}).get("nodeName"),
         scheduled_at=_scheduled_at(status),
         program_started=exit_ is not None or runs,
+        awaits_address=awaits_address(raw, container) if exit_ is None else None,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         cut_off=exit_ is None and runs and _unready(status),
         deletion=deletion,

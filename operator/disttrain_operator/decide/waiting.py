@@ -1,9 +1,12 @@
 """Why a gang does not run yet: one reason, one sentence, and what to do."""
 
+from datetime import datetime
+
 from disttrain_api.bounds import continued
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.addresses import told_at, why_without_address
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
 from disttrain_operator.decide.pod_events import PULLING
@@ -43,11 +46,14 @@ USUAL_REASONS = frozenset({Reason.WAITING_FOR_OLD_PODS, Reason.WAITING_FOR_PODS,
 NO_WARNING = frozenset({Reason.QUEUED, Reason.VOLUME_NOT_BOUND})
 
 
-def why_not_running(gang: Gang) -> tuple[str, str]:
+def why_not_running(gang: Gang, now: datetime) -> tuple[str, str]:
     """(reason, sentence) of a gang that does not run yet. The sentences hold no count that changes while pods come and
     go: each change of the status is a request."""
     if any(pod.pod_alive for pod in gang.old):
         return Reason.WAITING_FOR_OLD_PODS, f"waiting for pods older than attempt {gang.attempt} to end"
+    told = told_at(gang)
+    if told is not None and now >= told and (without := why_without_address(gang)) is not None:
+        return without
     failed = next((pod for pod in gang.failed if pod.exit is not None), None)
     ended = f"; pod {failed.name} has failed before all had started" if failed is not None else ""
     return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run{ended}")

@@ -26,6 +26,7 @@ from disttrain_operator.plan.identity import (
     port,
     secret_name,
 )
+from disttrain_operator.plan.ranks_probe import startup_probe
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.topology import TopologyPlan
@@ -211,6 +212,9 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
         trainer.setdefault("imagePullPolicy", site.defaults.image_pull_policy)
     if spec.training is not None:
         trainer["command"] = _COMMANDS[role]
+    if spec.training is not None and role is Role.WORKER:
+        # A probe of the template's own says what its author means by started.
+        trainer.setdefault("startupProbe", startup_probe())
     trainer.setdefault("terminationMessagePath", TERMINATION_LOG)
     # A program that writes no termination message leaves the end of its log there.
     trainer.setdefault("terminationMessagePolicy", _LAST_LOG_LINES)

@@ -13,9 +13,12 @@ import pytest
 
 from disttrain_agent.supervise import Timing
 from disttrain_api.names import Env, ExitCode
+from disttrain_operator.plan.ranks_probe import startup_probe
+from tests.waiting import GENEROUS
 
 from .conftest import AGENT, Pod, read_json
 
+PROBE: list[str] = startup_probe()["exec"]["command"]
 Pods = Callable[..., Pod]
 
 OBEDIENT = """
@@ -335,6 +338,29 @@ def test_sigterm_while_waiting_for_the_master_ends_the_wait(pods: Pods) -> None:
     pod.signal(signal.SIGTERM)
     assert pod.wait() == ExitCode.STOPPED
     assert not pod.seen("started")
+
+
+def test_the_kubelets_probe_succeeds_once_ranks_have_been_started(pods: Pods) -> None:
+    pod = pods(1, **{Env.MASTER_ADDR: "no-such-host.invalid"})
+    left = pod.folder / "scratch" / "reports"
+    left.mkdir(parents=True)
+    (left / "rank-1.json").write_text("of a former life, where the folder outlives its pod")
+    pod.start("")
+    pod.until(lambda: "waiting for the address of no-such-host.invalid" in pod.log, "the wait is said")
+    probe = subprocess.Popen(PROBE, env=pod.environment, stderr=subprocess.PIPE)
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == ExitCode.STOPPED
+    assert probe.poll() is None
+    pod.changes[Env.MASTER_ADDR] = "127.0.0.1"
+    pod.start("ready(); time.sleep(1000)").until_ready()
+    assert probe.wait(GENEROUS) == 0
+
+
+def test_the_kubelets_probe_says_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.SCRATCH, str(tmp_path))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(SystemExit, match="the agent waits for the address of worker 0"):
+        exec(PROBE[PROBE.index("-c") + 1], {})
 
 
 def test_the_agent_never_imports_torch(tmp_path: Path) -> None:

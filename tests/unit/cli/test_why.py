@@ -18,6 +18,7 @@ from tests.builders import (
     a_raw_job,
     a_raw_pod,
     an_init_status,
+    awaiting_address,
     ended,
     initializing,
     running,
@@ -100,6 +101,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("operator fails", held("OperatorError", "KeyError"), {}, ["KeyError"], ["Report it"]),
     ("old pods", held("WaitingForOldPods"), {}, ["two attempts never run side by side"], ["Nothing"]),
     ("starting", held("WaitingForPods"), {}, ["starting since 5m: 0 of 2 pods run"], []),
+    ("address", held("WaitingForAddress", "pods a, b wait"), {}, ["pods a, b wait"], ["endpointslices -n default"]),
     ("pulling", held("Pulling"), {}, ["starting since 5m: 0 of 2 pods run"], []),
     ("mount", held("FailedMount", "no such map; check"), {}, ["since 5m (FailedMount): no such map; check"], []),
     ("restart", restarting("WaitingForPods", ""), {}, ["attempt 1 ended, because rank 3 ran out"], ["memory limit"]),
@@ -223,6 +225,15 @@ def test_a_pod_that_starts_is_named_with_its_newest_event() -> None:
     assert f"Pod {name} (and 1 more) is on no node yet" in found.paragraph
     assert "The newest event on it: Pulling: Pulling image x." in found.paragraph
     assert "If it does not run within 25m it fails" not in found.paragraph, "the manifest does not say so"
+
+
+def test_a_pod_that_looks_for_worker_0_is_not_one_that_runs() -> None:
+    pods = [awaiting_address(a_raw_pod(a_job())), running(a_raw_pod(a_job(), index=1))]
+    found: Why = why(RemoteJob(a_raw_job(status=held(Reason.WAITING_FOR_PODS))), pods, [], LATER)
+    assert "1 of 2 pods run" in found.paragraph
+    assert (
+        f"Pod {pods[0]['metadata']['name']} is on node node1 and looks for the address of worker 0" in found.paragraph
+    )
 
 
 def test_by_when_it_must_run_is_said_where_the_stored_job_says_it() -> None:

@@ -19,7 +19,17 @@ from disttrain_operator.kept_pod import keep_pod, keep_service, read_pod
 from disttrain_operator.kube.sizes import TooMuch
 from disttrain_operator.plan.release import release_patch
 from disttrain_operator.snapshot import World
-from tests.builders import UID, a_job, a_raw_job, a_raw_pod, an_init_status, ended, initializing, running
+from tests.builders import (
+    UID,
+    a_job,
+    a_raw_job,
+    a_raw_pod,
+    an_init_status,
+    awaiting_address,
+    ended,
+    initializing,
+    running,
+)
 from tests.unit.decide.test_other_versions import odd_statuses, statuses
 
 Raw = dict[str, Any]
@@ -157,6 +167,21 @@ def test_a_kept_pod_has_the_facts_of_the_pod() -> None:
         kept = keep_pod(raw)
         assert pod_facts(read_pod(kept)) == pod_facts(raw)
         assert keep_pod(kept) is kept
+
+
+def test_a_kept_pod_waits_for_the_address_of_worker_0_as_the_pod_does() -> None:
+    raw = awaiting_address(a_raw_pod(a_job()))
+    raw["spec"]["containers"][0] |= {"name": "trainer", **LIMIT, "env": [{"name": "A", "value": "b" * 5_000}]}
+    kept = keep_pod(raw)
+    facts = pod_facts(read_pod(kept))
+    assert facts == pod_facts(raw)
+    assert facts is not None
+    assert facts.awaits_address is not None
+    assert size_of(kept) < 4 * 1024
+    raw["spec"]["containers"][0]["startupProbe"] = {"exec": {"command": ["x" * 5_000]}}
+    facts = pod_facts(read_pod(keep_pod(raw)))
+    assert facts is not None
+    assert facts.awaits_address is None
 
 
 ENDED: Raw = {"exitCode": 3, "reason": "OOMKilled", "finishedAt": "2026-01-01T12:00:00Z"}

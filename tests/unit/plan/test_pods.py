@@ -20,10 +20,17 @@ from disttrain_operator.plan.desired import (
     service,
 )
 from disttrain_operator.plan.identity import pod_name
+from disttrain_operator.plan.ranks_probe import asks_for_ranks
 from disttrain_operator.plan.site import OperatorPods, PlannedJob
 from tests.builders import UID, a_claim_template, a_job, merge
 
 SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
+
+
+OWN_PROGRAM: dict[str, Any] = {
+    "training": None,
+    "workers": {"template": {"spec": {"containers": [{"name": "trainer", "image": "mine:1", "command": ["x"]}]}}},
+}
 
 
 def environment(manifest: dict[str, Any]) -> dict[str, str]:
@@ -144,6 +151,28 @@ def test_a_job_that_trains_runs_the_agent_of_the_default_image() -> None:
     container = pod(a_job(), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
     assert container["command"] == ["python3", "-P", "-m", "disttrain_agent"]
+
+
+def test_the_kubelet_is_asked_to_find_out_when_an_agent_has_started_its_ranks() -> None:
+    job = a_job(parameterServers={"replicas": 1}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
+    worker, server = (pod(job, role, 0, 1, SITE)["spec"]["containers"][0] for role in (Role.WORKER, Role.PS))
+    assert asks_for_ranks(worker)
+    assert "startupProbe" not in server, "a server has no agent"
+    probe = worker["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] > 3600, "the agent gives up, and no kubelet ends it"
+    assert not asks_for_ranks(pod(a_job(**OWN_PROGRAM), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0])
+
+
+def test_a_startup_probe_of_the_template_stays_as_it_is() -> None:
+    own = {"exec": {"command": ["cat", "/tmp/started"]}}
+    template = {"spec": {"containers": [{"name": "trainer", "startupProbe": own, "livenessProbe": own}]}}
+    trainer = pod(a_job(workers={"template": template}), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
+    assert (trainer["startupProbe"], trainer["livenessProbe"]) == (own, own)
+    assert not asks_for_ranks(trainer)
+
+
+def test_the_address_of_worker_0_needs_no_ranks_to_be_published() -> None:
+    assert service(a_job(), SITE)["spec"]["publishNotReadyAddresses"], "else all would wait for each other"
 
 
 def test_pod_defaults_are_those_of_the_restricted_standard() -> None:

@@ -60,7 +60,7 @@ def replace_pods(situation: Situation) -> Move | None:
     times = [_begins_at(job, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
     due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
     later = [time for time in (*times, removal.look_again_at) if time is not None and now < time]
-    unstarted = [pod for pod in gang.unstarted if _begins_at(job, pod.name) is not None]
+    unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
     why = why_waiting(gang)

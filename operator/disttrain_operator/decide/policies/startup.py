@@ -5,6 +5,7 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus, Verdict
+from disttrain_operator.decide.addresses import why_without_address
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
 from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.conditions import condition
@@ -45,12 +46,12 @@ def starting_deadline(situation: Situation) -> Move | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
     gang = _admitted(situation)
     deadline = starting_deadline_at(situation.job, gang.ledger)
-    if ran(situation.status) or gang.all_started or gang.queued or situation.now < deadline:
+    if ran(situation.status) or gang.all_run or gang.queued or situation.now < deadline:
         return None
-    now = why_waiting(gang)
+    now = why_waiting(gang) or why_without_address(gang)
     # What takes its usual course now says less than what has kept the same start before.
     why = now if now is not None and now[0] not in USUAL_REASONS else _why_before(situation.status) or now
-    return _too_late(situation, why or (Reason.START_DEADLINE_EXCEEDED, _unexplained(gang)))
+    return _too_late(situation, why or (Reason.START_DEADLINE_EXCEEDED, _unexplained(gang, situation.now)))
 
 
 def startup(situation: Situation) -> Move | None:
@@ -58,11 +59,10 @@ def startup(situation: Situation) -> Move | None:
     if ran(situation.status):
         return None
     gang = _admitted(situation)
-    if gang.all_started:
+    if gang.all_run:
         message = f"all {len(gang.members)} pods run"
         event = Event(Reason.ALL_PODS_RUNNING, message)
-        ledger = gang.ledger if gang.released_at is None else mark_admitted(gang.ledger, gang.released_at)
-        ledger = mark_running(ledger, situation.now)
+        ledger = mark_running(gang.ledger, situation.now)
         return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
     return bring_up(gang, situation.now, starting_deadline_at(situation.job, gang.ledger))
 
@@ -98,17 +98,20 @@ def _deadline_in_pause(situation: Situation) -> datetime | None:
 
 
 def _admitted(situation: Situation) -> Gang:
-    """The gang with its admission in the ledger, if a queue has let it go just now."""
+    """The gang with its admission in the ledger, if a queue or the gate has let it go and that is not noted yet."""
     gang = situation.gang
-    if not gang.let_go or gang.ledger.attempts[-1].admitted_time is not None:
+    if gang.ledger.attempts[-1].admitted_time is not None:
         return gang
-    return replace(gang, ledger=mark_admitted(gang.ledger, situation.now))
+    released_at = gang.released_at if gang.all_started else None
+    if released_at is None and not gang.let_go:
+        return gang
+    return replace(gang, ledger=mark_admitted(gang.ledger, released_at or situation.now))
 
 
-def _unexplained(gang: Gang) -> str:
+def _unexplained(gang: Gang, now: datetime) -> str:
     """What can be said of pods that nobody gives a reason for. They go with the job; their Events stay a while."""
     if not gang.unstarted:
-        return why_not_running(gang)[1]
+        return why_not_running(gang, now)[1]
     pod = gang.unstarted[0]
     if not pod.node:
         return f"no scheduler has taken pod {pod.name} or said why not; does the one that its template names run?"
