@@ -50,8 +50,8 @@ FAILED: dict[str, str] = {
 }
 
 PENDING: dict[str, str] = {
-    "WaitingForAddress": "`kubectl get endpointslices -n {namespace}` shows whether worker 0 has an address in the job's"
-    " Service; `kubectl get pods -n kube-system` whether the cluster's DNS runs",
+    "WaitingForAddress": "`kubectl get endpointslices -n {namespace}` shows whether worker 0 has an address in the"
+    " job's Service; `kubectl get pods -n kube-system` whether the cluster's DNS runs",
     "Unschedulable": "`kubectl get nodes` and `disttrain doctor` show what the cluster has",
     "WaitingForRoom": "Wait for room, or ask for fewer or smaller pods; `disttrain doctor` shows what the nodes have",
     "RoomLost": "Nothing: the gang tries again",

@@ -26,9 +26,9 @@ from disttrain.views.case import (
     todo_of,
 )
 from disttrain_api.names import MANAGED_BY_US, Reason
-from disttrain_api.status import ConditionType, FailureClass, Verdict
+from disttrain_api.status import ConditionType, Verdict
 from disttrain_api.times import parse_time
-from disttrain_operator.decide.ledger import start_must_end_at
+from disttrain_operator.decide.ledger import start_must_end_at, why_never_started
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 
@@ -228,7 +228,7 @@ def _restarting(case: Case) -> Why:
     else:
         started = sum(pod.program_started and pod.awaits_address is None for pod in case.current_pods)
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")
-    if verdict is not None and verdict.class_ == FailureClass.NOT_STARTED:
+    if verdict is not None and why_never_started(status) == verdict:
         sentences += _deadline(case, running.reason if running is not None else "")
     sentences.append(goes_on_from(case))
     return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))

@@ -11,6 +11,8 @@ from disttrain_operator.decide.clock import after, timestamp
 KEPT_ATTEMPTS = 10
 KEPT_REPLACEMENTS = 50
 MAX_BACKOFF_SECONDS = 3600
+# Restarts of these are not counted: without a deadline over all of them a start might have no end.
+_BEFORE_THE_START = (FailureClass.NOT_STARTED, FailureClass.DISRUPTION, FailureClass.NODE_LOST)
 
 
 def begin_attempt(status: JobStatus, policy: RunPolicy, now: datetime) -> JobStatus:
@@ -34,29 +36,34 @@ def _with_last_attempts(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"attempts": kept if first in kept else [first, *kept[1:]]})
 
 
+def never_started(attempt: Attempt) -> bool:
+    """Whether it ended before all of its pods ran, by nothing that a program of its own did."""
+    class_ = attempt.verdict.class_ if attempt.verdict is not None else None
+    return class_ in _BEFORE_THE_START and attempt.running_time is None
+
+
 def _of_one_start(status: JobStatus) -> list[Attempt]:
-    """The last attempt, and those right before it that ended since members did not start. Resuming is another start."""
+    """The last attempt, and those right before it that never started. Resuming is another start."""
     found, since = status.attempts[-1:], after(status.start_time or "", 0)
     for attempt in reversed(status.attempts[:-1]):
-        class_ = attempt.verdict.class_ if attempt.verdict is not None else None
-        if class_ != FailureClass.NOT_STARTED or after(attempt.start_time, 0) < since:
+        if not never_started(attempt) or after(attempt.start_time, 0) < since:
             break
         found.insert(0, attempt)
     return found
 
 
 def why_never_started(status: JobStatus) -> Verdict | None:
-    """The verdict over the last attempt that ended, if members of it did not start and the same start goes on."""
+    """The verdict over the last attempt that ended, if it never started and the same start goes on."""
     ended = last_ended(status)
     if ended is None or status.start_time is None or ended not in _of_one_start(status):
         return None
-    return ended.verdict if ended.verdict is not None and ended.verdict.class_ == FailureClass.NOT_STARTED else None
+    return ended.verdict if never_started(ended) else None
 
 
 def start_must_end_at(status: JobStatus, seconds: float) -> datetime:
     """When all pods must run that were to start within so many seconds; a queue holds none of them back now.
 
-    Attempts that ended since members did not start count as one start, without the time for which a queue held them.
+    Attempts that never started count as one start with the next, without the time for which a queue held them.
     """
     first, *others = _of_one_start(status)
     deadline, before = after(first.admitted_time or first.start_time, seconds), first

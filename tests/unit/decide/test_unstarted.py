@@ -8,7 +8,7 @@ from disttrain_api.names import ExitCode, Role
 from disttrain_api.report import FailureSignature, RankFailure
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.observed import CreateProblem, PodEvent
-from tests.builders import a_report, running, waiting, with_state
+from tests.builders import NOW, a_report, running, waiting, with_state
 from tests.unit.decide.test_failures import COMMAND, OWN, verdict
 from tests.unit.decide.world import World, a_world
 
@@ -112,6 +112,51 @@ def test_more_attempts_than_a_status_keeps_are_still_one_start() -> None:
     unplaced(world, 2).pass_time(159).settle()
     assert world.condition("Failed")[0] == "False"
     assert world.pass_time(1).settle().condition("Failed")[:2] == ("True", "Unschedulable")
+
+
+def reject(world: World) -> World:
+    """The node of worker 0 does not take it."""
+    pod = world.pod(0)
+    status = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough resource"}
+    world.put({**pod, "spec": {**pod["spec"], "nodeName": "node1"}, "status": status})
+    return world.settle().pass_time(3).settle()
+
+
+def test_attempts_that_a_disruption_ends_before_they_ran_are_one_start_with_one_deadline() -> None:
+    world = begun(restartBackoffSeconds=0, startingDeadlineSeconds=700)
+    began = world.now
+    while world.condition("Finished")[0] == "False":
+        again(reject(world.pass_time(100)))
+    assert 700 <= (world.now - began).total_seconds() <= 820
+    status, reason, message = world.condition("Failed")
+    assert (status, reason) == ("True", "Rejected")
+    assert message.startswith("not all pods ran within startingDeadlineSeconds (700): ")
+
+
+def test_a_lost_node_and_a_pod_without_a_node_are_one_start() -> None:
+    world = again(reject(begun(startingDeadlineSeconds=300).pass_time(100)))
+    world = again(give_up(unplaced(world, 2).pass_time(50), 0, 1))
+    left = 300 - (world.now - NOW).total_seconds()
+    world.pass_time(left - 1).settle()
+    assert world.condition("Failed")[0] == "False"
+    assert world.pass_time(1).settle().condition("Failed")[:2] == ("True", "Unschedulable")
+
+
+def test_a_disruption_of_a_gang_that_ran_begins_another_start() -> None:
+    world = begun(restartBackoffSeconds=0, startingDeadlineSeconds=100).run_all().pass_time(5000)
+    again(reject(world)).pass_time(90).settle()
+    assert world.condition("Failed")[0] == "False"
+
+
+def test_time_behind_a_queue_counts_for_no_start_whoever_was_taken_away() -> None:
+    policy = {"gangScheduler": "Kueue", "queueName": "research"}
+    policies = {"schedulingPolicy": policy, "startingDeadlineSeconds": 100, "restartBackoffSeconds": 0}
+    world = a_world(**OWN, runPolicy=policies)
+    for _ in range(4):
+        reject(queue(world).pass_time(20)).confirm_deletions()
+    queue(world).pass_time(19).settle()
+    assert (world.job.status.attempt, world.condition("Failed")[0]) == (5, "False")
+    assert world.pass_time(1).settle().condition("Failed")[0] == "True"
 
 
 def test_a_gang_that_has_run_begins_another_start() -> None:

@@ -1,10 +1,9 @@
 """A member failed or vanished, or all hang: the gang is made again from the last checkpoint, or the job fails."""
 
-from dataclasses import replace
-
 from disttrain_api.bounds import continued
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction
+from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
 from disttrain_operator.decide.budget import used_up
@@ -31,6 +30,9 @@ from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.unstarted import gave_up, kept_back, verdict_of_start
 from disttrain_operator.decide.verdict import verdict_of
 
+# These hold pods back before they have a node.
+_HOLD = (GangScheduler.KUEUE, GangScheduler.GATE)
+
 
 def restart_policy(situation: Situation) -> Move | None:
     """Restart or fail the job when a member of its gang failed or vanished and that concerns all, or all hang."""
@@ -45,7 +47,7 @@ def restart_policy(situation: Situation) -> Move | None:
     if gave_up_first is not None:
         why = kept_back(situation.gang)
         # The others are about to start: nothing is lost by waiting for them.
-        return None if why is None else _begin_anew(situation, verdict_of_start(why, *gave_up_first, policy))
+        return None if why is None else _restart_or_fail(situation, verdict_of_start(why, *gave_up_first, policy))
     if found is None:
         hang = hang_of(situation.gang)
         return None if hang is None else _restart_or_fail(situation, hang)
@@ -66,13 +68,14 @@ def _gave_up(situation: Situation) -> tuple[Cause, Ruling] | None:
     return None if found[1].rule is not None and failures.of_the_gang is not None else found
 
 
-def _begin_anew(situation: Situation, verdict: Verdict) -> Move:
-    """The next attempt, of the same start: since when a queue or the gate no longer held this one is noted for the
-    deadline."""
+def _held_until(situation: Situation) -> JobStatus:
+    """The status with when a queue or the gate ceased to hold the attempt, which one deadline of the whole start needs:
+    of one that ends before it was let go that is now."""
     gang, status = situation.gang, situation.status
-    if status.attempts[-1].admitted_time is None and (gang.released_at is not None or gang.let_go):
-        status = mark_admitted(status, gang.released_at or situation.now)
-    return _restart_or_fail(replace(situation, job=replace(situation.job, status=status)), verdict)
+    held = gang.spec.run_policy.scheduling_policy.gang_scheduler in _HOLD
+    if not held or ran(status) or status.attempts[-1].admitted_time is not None:
+        return status
+    return mark_admitted(status, gang.released_at or situation.now)
 
 
 def _state(status: JobStatus) -> State:
@@ -91,7 +94,7 @@ def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
         if may_be_renewed:
             return _hear_last_reports(situation, verdict)
         return finish(status, now, State.FAILED, exhausted)
-    ledger = count_restart(end_attempt(status, now, verdict), counted=counted)
+    ledger = count_restart(end_attempt(_held_until(situation), now, verdict), counted=counted)
     begins_at = next_attempt_at(ledger, policy)
     begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"
     sentence = continued(verdict.message, f"attempt {ledger.attempt + 1} {begins}")
