@@ -110,12 +110,25 @@ def test_pods_may_become_others_while_their_job_is_suspended(jobs: Jobs, role: s
     assert causes(jobs.patch(name, {"spec": {role: {"replicas": 7}}})) == [refused]
 
 
-def test_servers_neither_come_nor_go_while_a_job_is_suspended(jobs: Jobs) -> None:
-    """The Service, which was made once, selects pods by whether there are some."""
+def test_servers_come_and_go_while_a_job_is_suspended(jobs: Jobs) -> None:
+    servers = {"image": "an/image:1"}
     name = jobs.a_job(training=None, workers={"image": "an/image:1"}, suspend=True)
     jobs.patch(name, {"status": {"attempt": 1, "phase": "Suspended"}}, "/status")
-    refused = jobs.patch(name, {"spec": {"parameterServers": {"image": "an/image:1"}}})
+    assert jobs.patch(name, {"spec": {"parameterServers": servers}})["spec"]["parameterServers"]["replicas"] == 1
+    assert "parameterServers" not in jobs.patch(name, {"spec": {"parameterServers": None}})["spec"]
+    jobs.patch(name, {"spec": {"suspend": False}})
+    refused = jobs.patch(name, {"spec": {"parameterServers": servers}})
     assert [message.partition(" ")[0] for _, message in causes(refused)] == ["`spec.parameterServers`"]
+
+
+def test_a_training_gets_no_servers_while_it_is_suspended_since_its_mode_stays(jobs: Jobs) -> None:
+    name = jobs.a_job(suspend=True)
+    jobs.patch(name, {"status": {"attempt": 1, "phase": "Suspended"}}, "/status")
+    refused = jobs.patch(name, {"spec": {"parameterServers": {}}})
+    assert any("ParameterServer" in message for _, message in causes(refused))
+    mode = {"dataParallel": {"mode": "ParameterServer"}}
+    both = jobs.patch(name, {"spec": {"parameterServers": {}, "parallelism": mode}})
+    assert [message.partition(" ")[0] for _, message in causes(both)] == ["`spec.parallelism`"]
 
 
 def test_a_frozen_part_does_not_change_beside_a_status(jobs: Jobs, begun: str) -> None:

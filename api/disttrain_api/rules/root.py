@@ -106,11 +106,12 @@ def _is_always_there(path: str) -> bool:
 def _unchanged(path: str, *, idle: bool) -> str:
     # Optional values (`.?`) would read better; the API server takes them for endless when it estimates a rule's cost.
     here, before = f"self.{path}", f"oldSelf.{path}"
-    same = f"{here} == {before}" + (f" || ({_IS_IDLE})" if idle else "")
-    if _is_always_there(path):
-        return f"({same})"
-    # Whether it is there at all is never free: the job's Service is made once, and selects pods by that.
-    return f"(has({here}) == has({before}) && (!has({here}) || {same}))"
+    same = f"{here} == {before}"
+    if not _is_always_there(path):
+        same = f"has({here}) == has({before}) && (!has({here}) || {same})"
+    # Servers may come and go, too: the job's Service, which is made once, selects the same pods of programs of one's
+    # own with them and without. With `training` the mode decides whether there are some, and that stays.
+    return f"({same} || ({_IS_IDLE}))" if idle else f"({same})"
 
 
 _FOLDER = "`training.checkpoint.folder`"

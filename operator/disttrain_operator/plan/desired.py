@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_api.names import CONFIG_FILE, TOKEN_FILE, Label, Role
+from disttrain_api.names import AGENT_PORT, CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.storage import RetentionPolicy
 from disttrain_operator.plan.environment import scratch_environment, takes_variables
 from disttrain_operator.plan.identity import (
     Manifest,
-    agent_port,
     child_metadata,
     child_name,
     claim_name,
     environment_secret_name,
+    host_agent_port,
     job_labels,
     port,
     secret_name,
@@ -215,8 +215,9 @@ def _from_operator(job: PlannedJob, site: Site) -> list[Manifest]:
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.operator.namespace}},
         "podSelector": {"matchLabels": dict(site.operator.labels)},
     }
-    opened = {"port": agent_port(job.uid, spec.workers.template), "protocol": "TCP"}
-    return [{"from": [operator], "ports": [opened]}]
+    # It is made once, and while a job is Suspended its pods may move to the network of their nodes, or from it.
+    ports = (AGENT_PORT, host_agent_port(job.uid))
+    return [{"from": [operator], "ports": [{"port": number, "protocol": "TCP"} for number in ports]}]
 
 
 def _spec(job: PlannedJob) -> JobSpec:

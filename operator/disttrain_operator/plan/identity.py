@@ -69,7 +69,12 @@ def port(role: Role, uid: str, template: Mapping[str, Any]) -> int:
 
 def agent_port(uid: str, template: Mapping[str, Any]) -> int:
     """Return the port on which the agent of a pod with this template answers."""
-    return HOST_AGENT_PORTS[_pair(uid)] if on_host_network(template) else AGENT_PORT
+    return host_agent_port(uid) if on_host_network(template) else AGENT_PORT
+
+
+def host_agent_port(uid: str) -> int:
+    """Return the port on which a job's agents answer on the network of their nodes."""
+    return HOST_AGENT_PORTS[_pair(uid)]
 
 
 def _pair(uid: str) -> int:

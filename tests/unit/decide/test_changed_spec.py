@@ -3,9 +3,11 @@
 import pytest
 
 from disttrain_api.names import Role
-from disttrain_operator.plan.desired import Site, pod
-from tests.builders import a_report
+from disttrain_operator.plan.desired import Site, pod, service
+from tests.builders import a_report, running
 from tests.unit.decide.world import World, a_running_world
+
+SITE = Site(trainer_image="an/image:1", token="a-token")
 
 
 def suspended(**spec: object) -> World:
@@ -23,9 +25,22 @@ def test_a_job_that_was_suspended_goes_on_with_the_pods_that_it_asks_for_by_then
     assert sorted(world.pods) == [f"digits-3f9a1-worker-{index}-a2" for index in range(replicas)]
     assert world.condition("Running")[0] == "True"
     assert world.job.status.ready == f"{replicas}/{replicas}"
-    made = pod(world.job, Role.WORKER, 0, 2, Site(trainer_image="an/image:1", token="a-token"))
+    made = pod(world.job, Role.WORKER, 0, 2, SITE)
     assert made["spec"]["nodeSelector"] == {"pool": "b"}
     assert made["metadata"]["labels"]["team"] == "b"
+
+
+def test_servers_may_join_a_job_of_programs_of_ones_own_while_it_is_suspended() -> None:
+    servers = {"replicas": 2, "image": "an/image:1"}
+    own = {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}
+    world = suspended(**own)
+    before = service(world.job, SITE)
+    world.edit(suspend=False, parameterServers=servers).settle()
+    assert len(world.pods) == 4
+    for index in range(2):
+        world.put(running(world.pod(index, Role.PS)))
+    assert world.run_all().condition("Running")[:2] == ("True", "AllPodsRunning")
+    assert service(world.job, SITE) == before, "the Service that was made once selects them"
 
 
 def failed_once_more(world: World) -> World:
