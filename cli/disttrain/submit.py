@@ -5,7 +5,7 @@ import signal
 
 from disttrain.client import Client, RemoteJob
 from disttrain.output import show, tell
-from disttrain.terminal import plain, plain_lines
+from disttrain.terminal import plain, plain_lines, steps
 from disttrain.validate import accepted
 from disttrain_api.names import PERMANENT, SHORT_NAME
 from disttrain_api.status import ConditionType
@@ -44,7 +44,7 @@ def _line(job: RemoteJob) -> str:
     if status.ready:
         parts.append(f"ready {status.ready}")
     if status.progress is not None:
-        parts.append(f"step {status.progress.step}/{status.progress.total_steps}")
+        parts.append(f"step {steps(status.progress.step, status.progress.total_steps)}")
         if status.progress.loss is not None:
             parts.append(f"loss {status.progress.loss:.4g}")
         parts += [f"{metric.name} {metric.value:.4g}" for metric in status.progress.metrics]

@@ -114,6 +114,11 @@ def age(since: datetime | None, now: datetime) -> str:
     return "-" if since is None else duration((now - since).total_seconds())
 
 
+def steps(step: int, total: int) -> str:
+    """Return "3/9"; of a job that goes on from a checkpoint with more steps than it has itself, that it is past them."""
+    return f"{step}/{total}" if step <= total else f"{step} (past {total})"
+
+
 def duration(seconds: float) -> str:
     """Return seconds in the two largest units that count: 42s, 12m, 5h12m, 3d4h."""
     left = max(int(seconds), 0)

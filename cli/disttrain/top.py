@@ -9,7 +9,7 @@ from disttrain.client import Client
 from disttrain.cluster.api import NoAnswer
 from disttrain.cluster.remote import RemoteJob
 from disttrain.output import Outlet, show
-from disttrain.terminal import console, duration, is_terminal, rendered, table
+from disttrain.terminal import console, duration, is_terminal, rendered, steps, table
 from disttrain_api.times import parse_time
 
 _BAR = 20
@@ -69,7 +69,7 @@ def row(job: RemoteJob, now: datetime, *, namespaces: bool) -> Iterator[str]:
     yield job.name
     yield job.phase
     yield bar(known.step, known.total_steps) if known is not None else ""
-    yield f"{known.step}/{known.total_steps}" if known is not None else "-"
+    yield steps(known.step, known.total_steps) if known is not None else "-"
     yield f"{known.loss:.4g}" if known is not None and known.loss is not None else "-"
     rate = known.samples_per_second if known is not None else None
     yield f"{rate:,.0f}" if rate is not None else "-"
@@ -92,8 +92,8 @@ def left(job: RemoteJob, now: datetime) -> str:
         return "-"
     began, heard = parse_time(attempts[-1].running_time), parse_time(known.update_time)
     before = next((a.checkpoint_step for a in reversed(attempts[:-1]) if a.checkpoint_step is not None), 0)
-    steps = known.step - (before or 0)
-    if began is None or heard is None or heard <= began or steps <= 0:
+    done = known.step - (before or 0)
+    if began is None or heard is None or heard <= began or done <= 0:
         return "-"
-    seconds = (heard - began).total_seconds() / steps * (known.total_steps - known.step) - (now - heard).total_seconds()
+    seconds = (heard - began).total_seconds() / done * (known.total_steps - known.step) - (now - heard).total_seconds()
     return duration(seconds) if seconds > 0 else "-"

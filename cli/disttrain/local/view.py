@@ -8,7 +8,7 @@ from typing import Self, TextIO
 
 from disttrain.local.progress import LiveProgress
 from disttrain.output import person
-from disttrain.terminal import console
+from disttrain.terminal import console, steps
 from disttrain_api.escape import escaped
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.decision import Event
@@ -24,7 +24,7 @@ def open_view(name: str) -> "PlainView | TerminalView":
 
 def figures(progress: LiveProgress) -> str:
     """ "step 120/400  loss 0.1234  5120 samples/s"; without the steps on a terminal, where a bar shows them."""
-    parts = [f"step {progress.step}/{progress.total_steps}", *_figures(progress)]
+    parts = [f"step {steps(progress.step, progress.total_steps)}", *_figures(progress)]
     return "  ".join(parts)
 
 
@@ -115,7 +115,7 @@ class TerminalView:
             self._task,
             completed=progress.step,
             total=progress.total_steps,
-            steps=f"{progress.step}/{progress.total_steps}",
+            steps=steps(progress.step, progress.total_steps),
             figures="  ".join(_figures(progress)),
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
 from disttrain.logs.pick import Pick, picked
-from disttrain.terminal import age, duration, plain
+from disttrain.terminal import age, duration, plain, steps
 from disttrain.views.case import facts_of
 from disttrain.views.goodput import in_words
 from disttrain.views.listing import percent
@@ -40,7 +40,7 @@ def heading(job: RemoteJob, now: datetime) -> list[tuple[str, str]]:
         rows.append(("Trains", f"{_named(model)} on {_named(data)}, {training.get('steps')} steps"))
     if status.progress is not None:
         known = status.progress
-        parts = [f"step {known.step}/{known.total_steps}{percent(known.step, known.total_steps)}"]
+        parts = [f"step {steps(known.step, known.total_steps)}{percent(known.step, known.total_steps)}"]
         parts += [f"loss {known.loss:.4g}"] if known.loss is not None else []
         parts += [f"{known.samples_per_second:,.0f} samples/s"] if known.samples_per_second is not None else []
         parts += [f"{metric.name} {metric.value:.4g}" for metric in known.metrics]

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
-from disttrain.terminal import age
+from disttrain.terminal import age, steps
 from disttrain_api.times import parse_time
 
 Raw = Mapping[str, Any]
@@ -28,7 +28,7 @@ def row(job: RemoteJob, now: datetime, *, namespaces: bool, wide: bool) -> list[
         job.phase,
         status.mesh,
         status.ready,
-        None if known is None else f"{known.step}/{known.total_steps}{percent(known.step, known.total_steps)}",
+        None if known is None else f"{steps(known.step, known.total_steps)}{percent(known.step, known.total_steps)}",
         None if known is None or known.loss is None else f"{known.loss:.4g}",
         status.restarts,
         age(job.created, now),

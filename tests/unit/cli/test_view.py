@@ -33,6 +33,12 @@ def test_progress_is_said_every_few_seconds_and_at_the_last_step() -> None:
     )
 
 
+def test_a_checkpoint_with_more_steps_than_the_job_is_no_fraction_of_them() -> None:
+    view, _, stream = a_view()
+    view.progress(LiveProgress(9, 3, 0.5, None))
+    assert stream.getvalue() == "00:00 digits: step 9 (past 3)  loss 0.5\n"
+
+
 def test_a_phase_is_said_once_and_warnings_are_said() -> None:
     view, clock, stream = a_view()
     running = JobStatus(phase=Phase.RUNNING, attempt=1)
