@@ -13,6 +13,7 @@ import torch.distributed as dist
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
 from disttrain_trainer.checkpoint.step_manifest import StepManifest
 from disttrain_trainer.checkpoint.step_writer import StepWriter
+from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.config import read_config
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.json_collectives import MAX_BYTES
@@ -39,6 +40,12 @@ def send_bytes(data: bytes, size: int | None = None) -> None:
         dist.all_gather([torch.empty_like(own) for _ in range(ranks)], own)
 
 
+def gather_little(world: World) -> None:
+    """What a rank does that has room for a thousand bytes of all ranks together."""
+    json_collectives.MAX_BYTES_OF_ALL = 1000
+    world.gather(1, int)
+
+
 def send_plan(data: bytes) -> None:
     """What a rank sends where rank 0 gathers the plans of a checkpoint."""
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -62,6 +69,7 @@ ATTACKS: dict[str, tuple[Callable[[World], object], Callable[[], object]]] = {
     "another type": (lambda world: world.gather(1, int), lambda: send_bytes(b'{"a": [1, 2]}')),
     "a deep value": (lambda world: world.gather([], list), lambda: send_bytes(b"[" * 100_000)),
     "a length": (lambda world: world.gather(1, int), lambda: send_bytes(b"1", 2**40)),
+    "a large share": (gather_little, lambda: send_bytes(b"1".ljust(600))),
     "a negative length": (lambda world: world.gather(1, int), lambda: send_bytes(b"1", -1)),
     "a plan": (lambda world: save(), lambda: send_plan(pickle.dumps((None, Evil())))),
 }

@@ -177,6 +177,10 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
         ("another type", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'int'>"),
         ("a deep value", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'list'>"),
         ("a length", f"PeerLost: rank 1 does not speak as one of this job: it sent a value of {2**40} bytes"),
+        (
+            "a large share",
+            "PeerLost: rank 1 does not speak as one of this job: it sent a value of 600 bytes, which",
+        ),
         ("a negative length", "PeerLost: rank 1 does not speak as one of this job: it sent a value of -1 bytes"),
         ("a plan", "PeerLost: rank 1 does not speak as one of this job: it sent no tuple"),
     ],

@@ -28,6 +28,9 @@ T = TypeVar("T")
 MAX_BYTES = 64 * 2**20
 """Longest value as JSON. The plan of a checkpoint with 100,000 tensors has about 30 MiB."""
 
+MAX_BYTES_OF_ALL = 512 * 2**20
+"""What an all-gather may take on each rank: the longest value once for every rank, for they arrive padded to it."""
+
 
 def _dtype_named(name: object) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else name
@@ -70,9 +73,16 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def all_gather(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the value of every rank of the group, in order of rank, on every rank."""
+    """Return the value of every rank of the group, in order of rank, on every rank.
+
+    Raises PeerLost, on every rank, where they would take more than MAX_BYTES_OF_ALL.
+    """
     own = _tensor(encode(value, kind))
     sizes = _sizes_of_all(own, group)
+    if len(sizes) * max(sizes) > MAX_BYTES_OF_ALL:
+        longest = sizes.index(max(sizes))
+        too_much = f"{max(sizes)} bytes, which for each of {len(sizes)} ranks are more than {MAX_BYTES_OF_ALL} together"
+        raise PeerLost(_stranger(longest, f"a value of {too_much}"))
     received = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
     dist.all_gather(received, _padded(own, max(sizes)), group)
     return [_value(found, size, kind, rank) for rank, (found, size) in enumerate(zip(received, sizes, strict=True))]
