@@ -3,6 +3,11 @@
 The other namespace has a quota of no pods: each of its jobs is refused what it asks for and tries again now and then.
 The reference is the same job, measured in the same run before there was any other. Beside it, as a measure of how busy
 the machine is with other things meanwhile: the same number of pods POSTed directly, before and then.
+
+While those jobs are made the API server and its machine are busy with that alone. So jobs are made twice, sixteen POSTs
+at a time without a pause: first ones that are left to somebody else (`managedBy`), which the operator does nothing
+for; then those that it is refused the pods of. What another tenant's job and bare pods take in the first flood is the
+floor: what the cluster itself costs under that load. The ratio to it is what the operator's work for the crowd adds.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -12,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,8 @@ PODS = 8
 PATIENCE_SECONDS = 3600.0
 # A job that may not have its pods waits for them for a day.
 DEADLINE_SECONDS = 86_400
+AT_A_TIME = 16
+SECONDS_OF_FLOOD_FIRST = 3
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Size:
 
 
 FULL = Size(refused=10_000, repeats=15, quiet_seconds=60)
-QUICK = Size(refused=200, repeats=5, quiet_seconds=10)
+QUICK = Size(refused=200, repeats=3, quiet_seconds=10)
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
@@ -53,15 +60,35 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         there.measured("first", PODS, 1)
         alone, direct_alone = there.measured("alone", PODS, size.repeats)
         yield harness.row(f"job of {PODS} pods: POST to running, alone", "s", alone)
-        memory, cpu = operator.memory_mib(), operator.cpu_seconds()
+        bare_alone = [
+            there.run(there.direct_to_running(f"bare-alone-{number}", PODS)) for number in range(size.repeats)
+        ]
+        yield harness.row(f"{PODS} bare pods: POST to running, alone", "s", bare_alone)
         there.run(close(there))
-        seconds, meanwhile = there.result(crowd(there, size.refused))
-        yield harness.Row(f"{size.refused} jobs: POST to all refused", seconds, "s")
-        yield harness.Row("operator's CPU for it", operator.cpu_seconds() - cpu, "s")
-        yield harness.Row("memory for 1,000 of them", 1000 * (operator.memory_mib() - memory) / size.refused, "MiB")
-        yield harness.row("POST to running while they are made", "s", meanwhile, alone)
+        spent = there.cluster_cpu_seconds()
+        floor = there.result(flood(there, "others", Size(1, size.repeats, 0), managed_by="example.com/nobody"))
+        yield harness.Row("jobs of nobody's made, per second", floor.per_second, "1/s")
+        cheap = 1000 * (there.cluster_cpu_seconds() - spent) / floor.made
+        yield harness.Row("the cluster's CPU for one", cheap, "ms")
+        yield harness.row("bare pods while those are made", "s", floor.bare, bare_alone)
+        yield harness.row("job while those are made: the floor", "s", floor.jobs, alone)
+        there.run(empty(there))
+        memory, cpu, asked = operator.memory_mib(), operator.cpu_seconds(), operator.requests()
+        began, spent = time.perf_counter(), there.cluster_cpu_seconds()
+        busy = there.result(flood(there, "refused", size))
+        yield harness.Row("jobs that are refused made, per second", busy.per_second, "1/s")
+        yield harness.row("bare pods while those are made", "s", busy.bare, floor.bare)
+        yield harness.row("job while those are made, to the floor", "s", busy.jobs, floor.jobs)
+        yield harness.row("job while those are made, to alone", "s", busy.jobs, alone)
+        there.run(all_refused(there, busy.made))
+        yield harness.Row(f"{busy.made} jobs: POST to all refused", time.perf_counter() - began, "s")
+        dear = 1000 * (there.cluster_cpu_seconds() - spent) / busy.made
+        yield harness.Row("the cluster's CPU for one", dear, "ms", cheap)
+        yield harness.Row("operator's CPU for one", 1000 * (operator.cpu_seconds() - cpu) / busy.made, "ms")
+        yield harness.Row("requests for one", (operator.requests() - asked) / busy.made, "")
+        yield harness.Row("memory for 1,000 of them", 1000 * (operator.memory_mib() - memory) / busy.made, "MiB")
         beside, direct_beside = there.measured("beside", PODS, size.repeats)
-        yield harness.row(f"POST to running beside {size.refused} refused", "s", beside, alone)
+        yield harness.row(f"POST to running beside {busy.made} refused", "s", beside, alone)
         yield harness.row(f"{PODS} pods POSTed directly then", "s", direct_beside, direct_alone)
         yield from waiting(there, size)
 
@@ -85,33 +112,55 @@ async def _is_closed(there: World) -> bool:
     return False
 
 
-async def crowd(there: World, number: int) -> tuple[float, list[float]]:
-    """Seconds from the first POST until all are refused; and what the other tenant's job took meanwhile."""
+@dataclass
+class Flood:
+    """What was made of jobs, and what others took meanwhile."""
+
+    made: int = 0
+    per_second: float = 0.0
+    jobs: list[float] = field(default_factory=list)
+    """Seconds of another tenant's job, from its POST until it runs."""
+    bare: list[float] = field(default_factory=list)
+    """Seconds of as many bare pods."""
+
+
+async def flood(there: World, name: str, size: Size, *, managed_by: str | None = None) -> Flood:
+    """Make jobs without a pause: as many as wanted, and until the others were measured as often as wanted."""
+    result, over = Flood(), asyncio.Event()
+
+    async def make() -> None:
+        while not over.is_set() or result.made < size.refused:
+            raw = manifest(f"{name}-{result.made}", 1, managed_by=managed_by, startingDeadlineSeconds=DEADLINE_SECONDS)
+            raw["metadata"]["namespace"] = CROWD
+            result.made += 1
+            await there.client.create(job_collection(CROWD), raw)
+
     began = time.perf_counter()
-    making = asyncio.create_task(_make(there, number))
-    meanwhile: list[float] = []
-    while not making.done():
-        meanwhile.append(await there.post_to_running(f"meanwhile-{len(meanwhile)}", PODS))
-        await asyncio.wait({making}, timeout=15)
-    await making
-    deadline = began + PATIENCE_SECONDS
+    async with asyncio.TaskGroup() as making:
+        for _ in range(AT_A_TIME):
+            making.create_task(make())
+        await asyncio.sleep(SECONDS_OF_FLOOD_FIRST)
+        for number in range(size.repeats):
+            result.jobs.append(await there.post_to_running(f"{name}-meanwhile-{number}", PODS))
+            result.bare.append(await there.direct_to_running(f"{name}-bare-{number}", PODS))
+        over.set()
+    result.per_second = result.made / (time.perf_counter() - began)
+    return result
+
+
+async def empty(there: World) -> None:
+    """The crowd's jobs are gone."""
+    await there.client.request("DELETE", job_collection(CROWD))
+    await asyncio.sleep(2)
+
+
+async def all_refused(there: World, number: int) -> None:
+    """Returns when so many jobs say that they are refused."""
+    deadline = time.perf_counter() + PATIENCE_SECONDS
     while (refused := await _refused(there)) < number:
         if time.perf_counter() > deadline:
             raise StuckError(f"{refused} of {number} jobs are refused: {there.operator.state()}")
         await asyncio.sleep(2)
-    return time.perf_counter() - began, meanwhile
-
-
-async def _make(there: World, number: int) -> None:
-    slots = asyncio.Semaphore(16)
-
-    async def make(which: int) -> None:
-        raw = manifest(f"refused-{which}", 1, startingDeadlineSeconds=DEADLINE_SECONDS)
-        raw["metadata"]["namespace"] = CROWD
-        async with slots:
-            await there.client.create(job_collection(CROWD), raw)
-
-    await asyncio.gather(*(make(which) for which in range(number)))
 
 
 async def _refused(there: World) -> int:

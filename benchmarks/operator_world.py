@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,8 @@ UNKNOWN_UID = "00000000-0000-4000-8000-000000000000"
 """Of a job whose children are built before it is there."""
 IMAGE = "registry.example/train:1"
 Result = TypeVar("Result")
-_ADDED = b'{"type":"ADDED"'
+_ADDED = (b'{"type":"ADDED"',)
+_MODIFIED = (b'{"type":"MODIFIED"',)
 
 
 class StuckError(Exception):
@@ -94,6 +95,11 @@ class World:
         """Whatever the work ends in."""
         return self._runner.run(work)
 
+    def cluster_cpu_seconds(self) -> float:
+        """What API server, etcd and controllers have spent so far, in user and system mode."""
+        running = (daemon.running() for daemon in self.control_plane.daemons())
+        return sum(cpu_seconds(process.pid) for process in running if process is not None)
+
     async def floor(self, jobs: Sequence[tuple[str, int]]) -> float:
         """Seconds until the pods of these (name, replicas) are there when nobody else is needed."""
         owner = await self.client.get(f"{core_collection('configmaps', NAMESPACE)}/{OWNER}")
@@ -103,6 +109,18 @@ class World:
             began = time.perf_counter()
             await asyncio.gather(*(self.client.create(pods, body) for body in bodies))
             return await watching - began
+
+    async def direct_to_running(self, name: str, pods: int) -> float:
+        """Seconds from the POST of as many pods as a job has until all run, with nobody between. Then they are gone."""
+        owner = await self.client.get(f"{core_collection('configmaps', NAMESPACE)}/{OWNER}")
+        bodies = pod_bodies(name, pods, owner["metadata"]["uid"])
+        path = core_collection("pods", NAMESPACE)
+        async with self.all_seen(pods, running) as watching:
+            began = time.perf_counter()
+            await asyncio.gather(*(self.client.create(path, body) for body in bodies))
+            seconds = await watching - began
+        await self.clear()
+        return seconds
 
     async def ours(self, jobs: Sequence[tuple[str, int]]) -> float:
         """Seconds from the POST of these jobs until their pods are there."""
@@ -167,10 +185,16 @@ class World:
             for job in page.objects:
                 yield job
 
-    @asynccontextmanager
-    async def all_created(self, count: int, seconds: float = 300) -> AsyncIterator[asyncio.Task[float]]:
+    def all_created(self, count: int) -> AbstractAsyncContextManager[asyncio.Task[float]]:
         """Within the block: the moment when a watcher has been told of `count` pods."""
-        watcher = PodCounter(self.client)
+        return self.all_seen(count, exists)
+
+    @asynccontextmanager
+    async def all_seen(
+        self, count: int, counts: Callable[[dict[str, Any]], bool], seconds: float = 300
+    ) -> AsyncIterator[asyncio.Task[float]]:
+        """Within the block: the moment when a watcher has been told of `count` pods that count."""
+        watcher = PodCounter(self.client, counts)
         watching = asyncio.create_task(watcher.until(count))
         try:
             async with asyncio.timeout(seconds):
@@ -187,11 +211,21 @@ class World:
             raise StuckError(f"{problem}: {self.operator.state()}")
 
 
-class PodCounter:
-    """Counts the namespace's pods as they come: each once, also when it is gone again."""
+def exists(pod: dict[str, Any]) -> bool:
+    """Any pod."""
+    return True
 
-    def __init__(self, client: Client) -> None:
-        self._client, self._path = client, core_collection("pods", NAMESPACE)
+
+def running(pod: dict[str, Any]) -> bool:
+    """A pod that runs."""
+    return bool((pod.get("status") or {}).get("phase") == "Running")
+
+
+class PodCounter:
+    """Counts the namespace's pods that `counts` is true of: each once, also when it is gone again."""
+
+    def __init__(self, client: Client, counts: Callable[[dict[str, Any]], bool] = exists) -> None:
+        self._client, self._path, self._counts = client, core_collection("pods", NAMESPACE), counts
         self._uids: set[str] = set()
         self.watches = asyncio.Event()
 
@@ -204,7 +238,7 @@ class PodCounter:
         while True:
             # An API server ends watches whose client is slow, which on a busy machine happens: go on from a list.
             async for page in list_pages(self._client, self._path, {}):
-                self._uids.update(pod["metadata"]["uid"] for pod in page.objects)
+                self._note(page.objects)
                 version = page.version
             query = {"watch": "true", "resourceVersion": str(version)}
             async with self._client.stream(self._path, query, silence=120) as chunks:
@@ -212,10 +246,13 @@ class PodCounter:
                 rest = b""
                 while self.seen < count and (chunk := await anext(chunks, b"")):
                     *lines, rest = (rest + chunk).split(b"\n")
-                    added = (orjson.loads(line) for line in lines if line.startswith(_ADDED))
-                    self._uids.update(event["object"]["metadata"]["uid"] for event in added)
+                    known = _ADDED if self._counts is exists else _ADDED + _MODIFIED
+                    self._note(orjson.loads(line)["object"] for line in lines if line.startswith(known))
                 if self.seen >= count:
                     return time.perf_counter()
+
+    def _note(self, pods: Iterable[dict[str, Any]]) -> None:
+        self._uids.update(pod["metadata"]["uid"] for pod in pods if self._counts(pod))
 
 
 class OperatorUnderTest:
@@ -256,8 +293,7 @@ class OperatorUnderTest:
 
     def cpu_seconds(self) -> float:
         """Spent so far, in user and system mode."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
     def memory_mib(self, key: str = "VmRSS") -> float:
         """Resident memory now; with VmHWM the most there ever was."""
@@ -272,6 +308,12 @@ class OperatorUnderTest:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has spent so far, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -49,7 +49,6 @@ from disttrain_operator.wakeups import Wakeups, wake
 logger = logging.getLogger("disttrain_operator")
 
 SELECTOR = f"{Label.MANAGED_BY}={Label.MANAGER}"
-SHARES = 4
 
 
 class Operator:
@@ -68,8 +67,10 @@ class Operator:
             operator=_own_pods(settings.release),
         )
         self._world = World()
-        # One namespace never has all workers, whatever its jobs wait for.
-        self._queue = WorkQueue[Key](group_of=lambda key: key.namespace, limit=max(1, settings.workers // SHARES))
+        self._queue = WorkQueue[Key](
+            group_of=lambda key: key.namespace,
+            limit=lambda namespace: self._reconciler.refused.share(namespace, settings.workers),
+        )
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
         informer = partial(Informer, client, silence=settings.watch_silence_seconds)
         self.jobs = [

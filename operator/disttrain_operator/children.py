@@ -98,6 +98,19 @@ async def create_child(client: Client, job: Job, manifest: Raw) -> Made | Create
     return _problem(kind, name, Reason.CREATE_FAILED, refusal)
 
 
+async def refused_by_quota(client: Client, job: Job, manifest: Raw) -> CreateProblem | None:
+    """Ask for the pod without having it made. None: it might be let in, or nobody can say it this way."""
+    collection = child_collection(manifest["apiVersion"], _PLURALS[manifest["kind"]], job.namespace)
+    try:
+        await client.request("POST", collection, query={"dryRun": "All"}, body=manifest)
+    except Forbidden as error:
+        if error.is_quota:
+            return _problem(manifest["kind"], manifest["metadata"]["name"], Reason.QUOTA_EXCEEDED, error)
+    except (ApiError, Undecodable, ServerTrouble):
+        pass  # a webhook that takes no such question, for example: what it is will be said to the pod itself
+    return None
+
+
 async def _taken(
     client: Client, job: Job, manifest: Raw, collection: str, error: ApiError
 ) -> Made | CreateProblem | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from disttrain_api.names import Reason, Role
-from disttrain_operator.children import create_child
+from disttrain_operator.children import create_child, refused_by_quota
 from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kept_pod import read_pod
@@ -72,6 +72,19 @@ class Executor:
         if round_.supported is not None:
             self.world.supported[job.uid] = round_.supported
         return not round_.problems and len(others) == len(actions)
+
+    async def refused_ahead(self, job: Job, actions: Sequence[Action]) -> bool:
+        """Whether a quota would refuse the first pod that these want: it is asked, and nothing is made."""
+        wanted = next((action for action in actions if isinstance(action, CreatePod)), None)
+        if wanted is None:
+            return False
+        plan = GangPlan(job, wanted.attempt, self._site_of(job), wanted.avoid)
+        manifest = plan.pod(wanted.role, wanted.index, gated=wanted.gated)
+        problem = await refused_by_quota(self.client, job, manifest)
+        if problem is None:
+            return False
+        self.world.problems[job.uid] = {**self.world.problems.get(job.uid, {}), (problem.kind, problem.name): problem}
+        return True
 
     def forget_all(self) -> None:
         """Others have acted meanwhile."""

@@ -36,11 +36,11 @@ class WorkQueue(Generic[Key]):
         self,
         *,
         group_of: Callable[[Key], str] = lambda key: "",
-        limit: int | None = None,
+        limit: Callable[[str], int] | None = None,
         first_delay: float = FIRST_DELAY,
         max_delay: float = MAX_DELAY,
     ) -> None:
-        """`limit`: how many keys of one group workers hold at a time."""
+        """`limit`: how many keys of a group workers hold at a time, one at least."""
         self._group_of, self._first_delay, self._max_delay = group_of, first_delay, max_delay
         self._ready: Turns[Key] = Turns(limit)
         self._queued: set[Key] = set()

@@ -6,6 +6,9 @@ carries the resourceVersion that the decision was made from. A stale write is an
 executed, and the job is read and looked at again. A job whose newest version cannot be read is left as it is, with its
 pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request.
 One of which the API server takes no status, for its size or its values, is left alone longer and longer, and told once.
+
+Where many jobs of a namespace wait for its quota, one that comes is asked about first, by a pod that is not made: if it
+would be refused, that is in the first status, and neither Service nor Secret is made for it.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -70,6 +74,15 @@ class Told(Protocol):
 
     def wrote_status(self, old: JobStatus, new: JobStatus) -> None: ...
     def made_pods(self, uid: str, attempt: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was decided about a job, and when."""
+
+    job: Job
+    decision: Decision
+    now: datetime
 
 
 class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
@@ -130,20 +143,14 @@ class Reconciler:
         reading = await self._read_ahead(key)
         if not self._active():
             return
-        began = time.perf_counter() - reading
-        seen = self._world.snapshot(key.uid)
-        if seen is None:
-            self._executor.forget(key.uid)
-            self._queue.drop(key)
-            self.refused.forget(key)
-            self._told_refused.pop(key.uid, None)
+        look = self._look(key, reading)
+        refused_now = look is not None and await self._refused_ahead(key, look)
+        if refused_now:
+            # Much may have happened meanwhile, and the refusal is known by now.
+            look = self._look(key, 0.0)
+        if look is None or not self._active():
             return
-        job, observed = seen
-        if job.unread is not None:
-            logger.warning("%s: left alone: %s", key, job.unread)
-        now = self._now()
-        decision = self._decide(job, observed, now)
-        self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
+        job, decision, now = look.job, look.decision, look.now
 
         version = None
         if decision.status is not None and not same_meaning(decision.status, job.status):
@@ -164,6 +171,8 @@ class Reconciler:
             self._queue.forget(key)
             self.refused.served(key)
             self._tell_of_pods(job, decision)
+        elif refused_now:
+            self._queue.retry(key, at_least=others_first)
         elif others_first:
             self._queue.add(key, others_first)
         else:
@@ -171,6 +180,34 @@ class Reconciler:
         if decision.look_again_at is not None:
             delay = (decision.look_again_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+
+    def _look(self, key: Key, seconds: float) -> "_Look | None":
+        """Decide from what is known now; None where the job is gone. `seconds` were spent for it before."""
+        began = time.perf_counter() - seconds
+        seen = self._world.snapshot(key.uid)
+        if seen is None:
+            self._executor.forget(key.uid)
+            self._queue.drop(key)
+            self.refused.forget(key)
+            self._told_refused.pop(key.uid, None)
+            return None
+        job, observed = seen
+        if job.unread is not None:
+            logger.warning("%s: left alone: %s", key, job.unread)
+        now = self._now()
+        decision = self._decide(job, observed, now)
+        self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
+        return _Look(job, decision, now)
+
+    async def _refused_ahead(self, key: Key, look: "_Look") -> bool:
+        """Whether the job would be refused its pods now, in a namespace in which many wait. Then it waits with them."""
+        job = look.job
+        if not self.refused.crowded(key.namespace) or self.refused.seconds_left(key, job.generation):
+            return False
+        if not await self._executor.refused_ahead(job, look.decision.actions):
+            return False
+        self.refused.again(key, job.generation)
+        return True
 
     async def _read_ahead(self, key: Key) -> float:
         """Read a long spec in a thread, one of all at a time: the loop goes on. Returns the seconds that it took."""

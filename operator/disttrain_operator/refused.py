@@ -4,6 +4,9 @@ Where a quota is full there may be thousands. Each tries again after its own bac
 the longer they wait, so that all of them together ask for little, whatever else has a job looked at meanwhile. A pod
 that goes wakes the few whose last try is the longest ago; each of them that then has all it wants wakes the next few.
 So what is asked follows from what became free, not from how many wait, and everybody's turn comes.
+
+A namespace in which more than a few wait is crowded: whoever comes there is asked about before anything is done for it
+(reconcile.py), by few workers.
 """
 
 import time
@@ -15,8 +18,14 @@ from disttrain_operator.snapshot import Key
 
 WOKEN_AT_ONCE = 2
 SECONDS_BETWEEN_TRIES = 0.1
+FEW = 8
+"""Jobs that wait in a namespace that is not crowded."""
 # A job is looked at this often whatever happens (reconcile.py).
 MAX_SECONDS = 300.0
+
+SHARES = 4
+WORKERS_IN_A_CROWD = 2
+"""Each has a request or two under way, which the API server does ahead of those of others that come later."""
 
 
 @dataclass
@@ -41,6 +50,15 @@ class Refused:
     def __len__(self) -> int:
         """How many jobs wait."""
         return sum(len(line) for line in self._lines.values())
+
+    def crowded(self, namespace: str) -> bool:
+        """Whether more than a few jobs wait there."""
+        return len(self._lines.get(namespace, ())) > FEW
+
+    def share(self, namespace: str, workers: int) -> int:
+        """How many of the workers a namespace may have at a time: never all, and few where it is crowded."""
+        usual = max(1, workers // SHARES)
+        return min(usual, WORKERS_IN_A_CROWD) if self.crowded(namespace) else usual
 
     def again(self, key: Key, generation: int) -> float:
         """The job was refused something. Returns how many seconds it lets pass at least before it tries again."""

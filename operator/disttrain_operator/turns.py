@@ -5,7 +5,7 @@ short time.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -13,9 +13,12 @@ Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """With a `limit`, at most so many things of one group are out at a time: from `pop` until `back`."""
+    """With a `limit`, at most so many things of one group are out at a time: from `pop` until `back`.
 
-    def __init__(self, limit: int | None = None) -> None:
+    What it says of a group may change; a group that has more out by then gives no more than one until it has less.
+    """
+
+    def __init__(self, limit: Callable[[str], int] | None = None) -> None:
         self._limit = limit
         self._lines: OrderedDict[str, deque[Item]] = OrderedDict()
         """By group, the next to be served first. None is empty."""
@@ -64,7 +67,7 @@ class Turns(Generic[Item]):
             del self._out[group]
         line = self._paused.pop(group, None)
         if line is not None:
-            self._lines[group] = line
+            (self._paused if self._is_full(group) else self._lines)[group] = line
 
     def _is_full(self, group: str) -> bool:
-        return self._limit is not None and self._out[group] >= self._limit
+        return self._limit is not None and self._out[group] >= self._limit(group)

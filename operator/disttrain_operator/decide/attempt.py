@@ -15,10 +15,10 @@ from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, why_not_running
 
 
-def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event) -> Move:
+def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
     """The next attempt begins now; pods of older ones are on their way out."""
     ledger = begin_attempt(ledger, spec_of(job).run_policy, now)
-    events = (event, *_suspicions(ledger))
+    events = (*(() if event is None else (event,)), *_suspicions(ledger))
     return bring_up(Gang(spec_of(job), ledger, observed), now, starting_deadline_at(job, ledger), events)
 
 

@@ -115,7 +115,7 @@ class FakeApi:
             self._changed.notify_all()
 
     def asked(self, method: str, part: str = "") -> list[str]:
-        """Paths of the requests with this method and this in their path."""
+        """Paths of the requests with this method and this in their path. ASK: a POST of which nothing is kept."""
         return [path for verb, path in self.requests if verb == method and part in path]
 
     # Answers.
@@ -123,8 +123,8 @@ class FakeApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path, method = request.path, request.method
         body = json.loads(await request.read() or b"null")
-        watching = request.query.get("watch") == "true"
-        self.requests.append(("WATCH" if watching else method, path))
+        watching, asking = request.query.get("watch") == "true", request.query.get("dryRun") == "All"
+        self.requests.append(("WATCH" if watching else "ASK" if asking else method, path))
         for refuse in list(self.refusals):
             refused = refuse(method, path, body)
             if refused is not None:
@@ -135,7 +135,7 @@ class FakeApi:
             case "GET":
                 return self._get(request, path)
             case "POST":
-                return await self._post(path, body)
+                return await self._post(path, body, keep=not asking)
             case "PUT":
                 return await self._put(path, body)
             case _:
@@ -170,13 +170,13 @@ class FakeApi:
         parts = key.split("/")
         return key.startswith(root + "/") and parts[-2] == plural
 
-    async def _post(self, path: str, body: Raw) -> web.Response:
+    async def _post(self, path: str, body: Raw, *, keep: bool) -> web.Response:
         target = f"{path}/{body['metadata']['name']}"
         if target in self.objects:
             return refusal(409, "AlreadyExists", f"{target} already exists")
         raw = copy.deepcopy(body)
         raw["metadata"]["uid"] = str(uuid.uuid4())
-        return _answer_with(await self._store(target, raw), status=201)
+        return _answer_with(await self._store(target, raw) if keep else raw, status=201)
 
     async def _put(self, path: str, body: Raw) -> web.Response:
         target = path.removesuffix("/status")

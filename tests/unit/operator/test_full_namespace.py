@@ -1,11 +1,17 @@
 """Jobs whose pods a quota refuses: what they ask for, and when they get in."""
 
+from collections import Counter
+
+import pytest
+from aiohttp import web
+
 from disttrain_operator.kube.client import Client
 from disttrain_operator.queue import WorkQueue
-from disttrain_operator.refused import WOKEN_AT_ONCE
+from disttrain_operator.reconcile import Reconciler
+from disttrain_operator.refused import FEW, WOKEN_AT_ONCE
 from disttrain_operator.snapshot import Key
-from tests.unit.operator.fake_api import FakeApi, refusal
-from tests.unit.operator.test_reconcile import JOBS, Shell, a_shell, refuse
+from tests.unit.operator.fake_api import FakeApi, Raw, refusal
+from tests.unit.operator.test_reconcile import CHILDREN, JOBS, Shell, a_shell, refuse
 
 
 async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, client: Client) -> None:
@@ -25,7 +31,8 @@ async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, 
     shell.reconciler.refused.freed("default")
     assert list(shell.queue) == keys[:WOKEN_AT_ONCE]
     await work_off(shell)
-    assert len(api.asked("POST", "/pods")) == WOKEN_AT_ONCE
+    assert len(api.asked("ASK", "/pods")) == WOKEN_AT_ONCE
+    assert api.asked("POST", "/pods") == []
     api.refusals.clear()
     shell.reconciler.refused.freed("default")
     assert list(shell.queue) == keys[WOKEN_AT_ONCE : 2 * WOKEN_AT_ONCE], "in turn"
@@ -43,17 +50,114 @@ async def test_a_job_of_a_full_namespace_that_is_looked_at_does_not_ask_before_i
         shell.reconciler.refused.again(Key("default", f"other-{number}", f"uid-{number}"), 1)
     api.refusals.append(refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
     await shell.reconcile()
-    assert len(api.asked("POST", "/pods")) == 1
+    assert len(api.asked("ASK", "/pods")) == 1
     for _ in range(3):
         await shell.reconcile()
     assert shell.running()["reason"] == "QuotaExceeded"
-    assert len(api.asked("POST", "/pods")) == 1
+    assert len(api.asked("ASK", "/pods")) == 1
+    assert api.asked("POST", "/pods") == []
     assert list(shell.queue) == [], "it comes again by itself"
     api.refusals.clear()
     for _ in range(101):
         shell.reconciler.refused.freed("default")
     await shell.reconcile()
     assert len(shell.pods()) == 1
+
+
+async def a_crowded_shell(api: FakeApi, client: Client, others: int = 100) -> Shell:
+    """In a namespace that lets no pod in."""
+    shell = await a_shell(api, client, workers=3, queue=WorkQueue[Key](first_delay=3600, max_delay=3600))
+    make_crowded(shell.reconciler, others)
+    api.refusals.append(refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
+    return shell
+
+
+def make_crowded(reconciler: Reconciler, others: int) -> None:
+    for number in range(others):
+        reconciler.refused.again(Key("default", f"other-{number}", f"uid-{number}"), 1)
+
+
+async def test_a_job_that_comes_to_a_crowded_namespace_costs_a_question_a_status_and_an_event(
+    api: FakeApi, client: Client
+) -> None:
+    """Thousands may be made: each Service would be several objects of the cluster's own, too."""
+    shell = await a_crowded_shell(api, client)
+    for _ in range(3):
+        await shell.reconcile()
+    assert shell.writes() == ["ASK /pods", "PUT /digits/status", "POST /events"]
+    assert shell.running()["reason"] == "QuotaExceeded"
+    assert shell.job()["status"]["phase"] == "Pending"
+    (said,) = (raw for path, raw in api.objects.items() if "/events/" in path)
+    assert said["reason"] == "QuotaExceeded"
+    assert list(shell.queue) == [], "it comes again by itself"
+
+
+async def test_a_job_that_a_crowded_namespace_has_room_for_gets_all_it_wants(api: FakeApi, client: Client) -> None:
+    shell = await a_crowded_shell(api, client)
+    await shell.reconcile()
+    api.refusals.clear()
+    for _ in range(102):
+        shell.reconciler.refused.freed("default")
+    api.requests.clear()
+    await shell.reconcile()
+    assert Counter(shell.writes())["ASK /pods"] == 1
+    assert len(shell.pods()) == 3
+    assert len(api.asked("POST", f"{CHILDREN}/services")) == len(api.asked("POST", f"{CHILDREN}/secrets")) == 1
+
+
+async def test_where_few_wait_nothing_is_asked_ahead(api: FakeApi, client: Client) -> None:
+    shell = await a_crowded_shell(api, client, others=FEW)
+    await shell.reconcile()
+    assert api.asked("ASK") == []
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 500])
+async def test_where_nobody_can_say_it_ahead_the_job_is_begun(api: FakeApi, client: Client, code: int) -> None:
+    """Webhooks may take no question, and what else is wrong with a pod is said of the pod."""
+    shell = await a_crowded_shell(api, client)
+    api.refusals.clear()
+
+    def refuse_questions(method: str, path: str, body: Raw | None) -> web.Response | None:
+        asks = api.requests[-1][0] == "ASK"
+        return refusal(code, "Forbidden", "does not support dry run") if asks else None
+
+    api.refusals.append(refuse_questions)
+    await shell.reconcile()
+    assert api.asked("ASK")
+    assert len(shell.pods()) == 3
+
+
+async def test_a_replica_that_takes_over_writes_no_status_of_a_job_that_waits_as_before(
+    api: FakeApi, client: Client
+) -> None:
+    shell = await a_crowded_shell(api, client)
+    await shell.reconcile()
+    shell.world.problems.clear()
+    shell.reconciler.refused.forget_all()
+    make_crowded(shell.reconciler, 100)
+    api.requests.clear()
+    await shell.reconcile()
+    assert shell.writes() == ["ASK /pods"]
+
+
+async def test_a_job_that_changes_while_it_is_asked_about_is_decided_upon_as_it_is_then(
+    api: FakeApi, client: Client
+) -> None:
+    shell = await a_crowded_shell(api, client)
+    job = shell.job()
+
+    def suspend(method: str, path: str, body: Raw | None) -> web.Response | None:
+        if api.requests[-1][0] == "ASK":
+            job["spec"]["suspend"] = True
+            api.version += 1
+            job["metadata"] |= {"resourceVersion": str(api.version), "generation": 2}
+            shell.world.jobs.observe(job)
+        return None
+
+    api.refusals.insert(0, suspend)
+    await shell.reconcile()
+    assert shell.job()["status"]["phase"] == "Suspended"
+    assert api.asked("POST", "/pods") == []
 
 
 async def work_off(shell: Shell) -> None:

@@ -23,7 +23,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = ClockedLoop()
-        self.queue = WorkQueue[Key](group_of=lambda key: key[0], limit=LIMIT)
+        self.queue = WorkQueue[Key](group_of=lambda key: key[0], limit=lambda group: LIMIT)
         self.taken: list[Key] = []
         self.owed: set[Key] = set()
         """Keys that were added and have not been handed out since."""
@@ -136,7 +136,7 @@ async def test_a_namespace_with_little_to_do_does_not_wait_for_one_with_much() -
 
 
 async def test_one_namespace_never_has_all_workers() -> None:
-    queue = WorkQueue[Key](group_of=lambda key: key[0], limit=2)
+    queue = WorkQueue[Key](group_of=lambda key: key[0], limit=lambda group: 2)
     for number in range(5):
         queue.add(("crowded", number))
     taken = [await queue.get(), await queue.get()]
@@ -149,6 +149,25 @@ async def test_one_namespace_never_has_all_workers() -> None:
     await asyncio.sleep(0)
     queue.done(taken[0])
     assert await worker == ("crowded", 2)
+
+
+async def test_a_namespace_whose_share_shrinks_gets_no_more_until_it_has_less() -> None:
+    share = 3
+    queue = WorkQueue[Key](group_of=lambda key: key[0], limit=lambda group: share)
+    for number in range(9):
+        queue.add(("crowded", number))
+    taken = [await queue.get() for _ in range(3)]
+    share = 1
+    for key in taken[:2]:
+        queue.done(key)
+        assert not queue.ready
+    queue.done(taken[2])
+    assert await queue.get() == ("crowded", 3)
+    assert not queue.ready
+    share = 3
+    queue.done(("crowded", 3))
+    assert [await queue.get() for _ in range(3)] == [("crowded", 4), ("crowded", 5), ("crowded", 6)]
+    assert not queue.ready
 
 
 async def test_what_was_due_and_is_not_any_more_is_not_kept() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disttrain_operator.refused import MAX_SECONDS, WOKEN_AT_ONCE, Refused
+from disttrain_operator.refused import FEW, MAX_SECONDS, WOKEN_AT_ONCE, WORKERS_IN_A_CROWD, Refused
 from disttrain_operator.snapshot import Key
 
 
@@ -140,3 +140,17 @@ def test_what_is_served_or_gone_is_not_kept() -> None:
     assert len(refused) == 0
     refused.freed("full")
     assert woken == [a_key(2)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 64])
+def test_a_crowded_namespace_has_few_workers_until_few_wait_there(workers: int) -> None:
+    refused = Refused(lambda key: None)
+    usual = refused.share("full", workers)
+    for number in range(FEW):
+        refused.again(a_key(number), 1)
+    assert refused.share("full", workers) == usual
+    refused.again(a_key(FEW), 1)
+    assert refused.share("full", workers) == min(usual, WORKERS_IN_A_CROWD)
+    assert refused.share("other", workers) == usual
+    refused.served(a_key(0))
+    assert refused.share("full", workers) == usual

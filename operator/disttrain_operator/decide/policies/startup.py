@@ -39,7 +39,9 @@ def begin(situation: Situation) -> Move | None:
     suspended = condition(status, ConditionType.SUSPENDED)
     resumes = suspended is not None and suspended.reason in (Reason.SUSPENDED, Reason.SUSPENDING)
     word = Reason.RESUMED if resumes else Reason.CREATING_PODS
-    return start_attempt(job, observed, status, now, Event(word, f"attempt {status.attempt + 1} begins"))
+    # Where it is known already that its pods are refused, that is the news.
+    event = None if observed.problems else Event(word, f"attempt {status.attempt + 1} begins")
+    return start_attempt(job, observed, status, now, event)
 
 
 def starting_deadline(situation: Situation) -> Move | None:
