@@ -5,6 +5,7 @@ foreign one that terminates is waited for; a foreign one that stays is a conflic
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from disttrain_api.names import Label, Reason
@@ -56,13 +57,18 @@ class Made:
     raw: Raw | None
 
 
-async def create_child(client: Client, job: Job, manifest: Raw) -> Made | CreateProblem:
-    """Create the child, or find it. Raises Unavailable where nobody answers, Throttled where nobody has the time."""
+async def create_child(
+    client: Client, job: Job, manifest: Raw, trim: Callable[[Raw], Raw] | None = None
+) -> Made | CreateProblem:
+    """Create the child, or find it. Raises Unavailable where nobody answers, Throttled where nobody has the time.
+
+    `trim`: what the caller keeps of it; of one that was made and is large it gets no more.
+    """
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     collection = child_collection(manifest["apiVersion"], _PLURALS[kind], job.namespace)
     for remaining in reversed(range(_TRIES)):
         try:
-            return Made(await client.create(collection, manifest))
+            return Made(await client.create(collection, manifest, trim=trim))
         except Conflict as error:
             refusal = error
             if error.already_exists:

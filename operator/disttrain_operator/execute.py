@@ -215,7 +215,7 @@ class _Round:
             self._refused.add(action.role)
 
     async def _create(self, manifest: Raw, cache: Cache | None = None) -> CreateProblem | None:
-        outcome = await create_child(self._client, self._job, manifest)
+        outcome = await create_child(self._client, self._job, manifest, None if cache is None else cache.trimmed)
         if isinstance(outcome, CreateProblem):
             self.problems[outcome.kind, outcome.name] = outcome
             return outcome
@@ -232,10 +232,12 @@ class _Round:
     async def _delete_pod(self, action: DeletePod) -> None:
         path = f"{core_collection('pods', self._job.namespace)}/{action.name}"
         try:
-            answer = await self._client.delete(path, uid=action.uid, grace_seconds=action.grace_seconds)
+            answer = await self._client.delete(
+                path, uid=action.uid, grace_seconds=action.grace_seconds, trim=self._world.pods.trimmed
+            )
         except (NotFound, Conflict):
             return  # it is gone, or the name is another's by now
-        if answer.get("kind") == "Pod":
+        if answer.get("kind") != "Status":
             self._world.pods.observe(answer)
 
     async def _release_pod(self, action: ReleasePod) -> None:
@@ -244,7 +246,8 @@ class _Round:
             return
         path = f"{core_collection('pods', self._job.namespace)}/{action.name}"
         try:
-            answer = await self._client.patch(path, release_patch(read_pod(pod), action.node, action.at))
+            patch = release_patch(read_pod(pod), action.node, action.at)
+            answer = await self._client.patch(path, patch, trim=self._world.pods.trimmed)
         except (NotFound, Conflict):
             return  # it is gone, or the name is another's by now
         except (Forbidden, Invalid) as error:

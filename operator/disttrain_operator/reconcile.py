@@ -282,7 +282,7 @@ class Reconciler:
     async def _put_status(self, job: Job, status: JobStatus) -> str | None:
         path = f"{job_collection(job.namespace)}/{job.name}/status"
         try:
-            raw = await self._client.replace(path, status_body(job, status))
+            raw = await self._client.replace(path, status_body(job, status), trim=self._world.jobs.trimmed)
         except (Conflict, NotFound, Undecodable) as error:
             logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
             return None
@@ -300,7 +300,8 @@ class Reconciler:
 
     async def _read_again(self, key: Key) -> None:
         try:
-            raw = await self._client.get(f"{job_collection(key.namespace)}/{key.name}")
+            path = f"{job_collection(key.namespace)}/{key.name}"
+            raw = await self._client.get(path, trim=self._world.jobs.trimmed)
         except NotFound as error:
             # Without a reason it is the kind that is missing: the server is starting, or the CRD is being replaced.
             known = self._world.jobs.get(key.uid)

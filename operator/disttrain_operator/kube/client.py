@@ -11,7 +11,8 @@ Watches are not counted: they last for minutes.
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
 
 Every answer is read up to a bound of bytes. One that is larger, or cannot be decoded, is Undecodable, and not asked for
-again: it would be the same. Collections are read by kube/lists.py.
+again: it would be the same. One of much text is decoded in a thread, and there, too, is taken from it what its reader
+keeps. Collections are read by kube/lists.py.
 
 A request that times out has met a connection that is dead, or a server that is slow. What comes after it uses new
 connections: of the kept ones others may be just as dead, and each would cost another time-out.
@@ -41,11 +42,15 @@ from disttrain_operator.kube.errors import (
     Undecodable,
     error_of,
 )
+from disttrain_operator.kube.one_at_a_time import in_thread
+from disttrain_operator.kube.sizes import LARGE_BYTES, MAX_PARSED_BYTES, parsed_size
 from disttrain_operator.kube.slots import Slots, namespace_of
 
 Raw = dict[str, Any]
 Query = Mapping[str, str]
 Answer = TypeVar("Answer")
+
+Trim = Callable[[Raw], Raw]
 
 JSON = "application/json"
 REQUEST_SECONDS = 30.0
@@ -53,6 +58,7 @@ REQUEST_SECONDS = 30.0
 MAX_BODY_BYTES = 16 * 2**20
 # Of a refusal, which may repeat what it refuses.
 MAX_ERROR_BYTES = 2**20
+TOO_MANY_PARTS = f"it has so many parts that it takes more than {MAX_PARSED_BYTES // 2**20} MiB to read"
 MERGE_PATCH = "application/merge-patch+json"
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -120,41 +126,53 @@ class Client:
                 if session is not self._session:
                     await session.close()
 
-    async def get(self, path: str, query: Query | None = None) -> Raw:
+    async def get(self, path: str, query: Query | None = None, *, trim: Trim | None = None) -> Raw:
         """An object or a list."""
-        return await self.request("GET", path, query=query)
+        return await self.request("GET", path, query=query, trim=trim)
 
-    async def create(self, path: str, body: Raw | bytes) -> Raw:
+    async def create(self, path: str, body: Raw | bytes, *, trim: Trim | None = None) -> Raw:
         """POST an object into a collection. A repeated POST whose first answer was lost raises Conflict."""
-        return await self.request("POST", path, body=body)
+        return await self.request("POST", path, body=body, trim=trim)
 
-    async def replace(self, path: str, body: Raw | bytes) -> Raw:
+    async def replace(self, path: str, body: Raw | bytes, *, trim: Trim | None = None) -> Raw:
         """PUT. With metadata.resourceVersion in the body a stale writer is told Conflict."""
-        return await self.request("PUT", path, body=body)
+        return await self.request("PUT", path, body=body, trim=trim)
 
-    async def patch(self, path: str, body: Raw) -> Raw:
+    async def patch(self, path: str, body: Raw, *, trim: Trim | None = None) -> Raw:
         """A merge patch. With metadata.uid in the body, Conflict where the name belongs to another by now."""
-        return await self.request("PATCH", path, body=body)
+        return await self.request("PATCH", path, body=body, trim=trim)
 
-    async def delete(self, path: str, *, uid: str, grace_seconds: int | None = None) -> Raw:
+    async def delete(self, path: str, *, uid: str, grace_seconds: int | None = None, trim: Trim | None = None) -> Raw:
         """Delete the object with this uid; Conflict where the name belongs to another by now."""
         options: Raw = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        return await self.request("DELETE", path, body=options)
+        return await self.request("DELETE", path, body=options, trim=trim)
 
     async def read(self, path: str, query: Query, most: int, *, accept: str = JSON) -> bytes:
         """Return the answer to a GET as it stands; raises TooLarge where it has more than `most` bytes."""
         return await self._repeated(lambda: self._once("GET", path, query, None, most, accept))
 
     async def request(
-        self, method: str, path: str, *, query: Query | None = None, body: Raw | bytes | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Raw | bytes | None = None,
+        trim: Trim | None = None,
     ) -> Raw:
-        """One request, repeated over lost connections, 5xx and 429. Raises ApiError, Unavailable or Undecodable."""
+        """One request, repeated over lost connections, 5xx and 429. Raises ApiError, Unavailable or Undecodable.
+
+        `trim`: what the caller keeps of the answer. Of an answer of much text it gets no more than that.
+        """
         data = body if isinstance(body, bytes | None) else orjson.dumps(body)
 
         async def parsed() -> Raw:
-            return _parsed(await self._once(method, path, query, data), method, path)
+            answer = await self._once(method, path, query, data)
+            if len(answer) <= LARGE_BYTES:
+                return _parsed(answer, method, path)
+            return await in_thread(lambda: _read_large(answer, method, path, trim))
 
         return await self._repeated(parsed)
 
@@ -281,6 +299,17 @@ def _parsed(answer: bytes, method: str, path: str) -> Raw:
         raise Unavailable(f"{method} {path}: the answer is no JSON") from error
     if not isinstance(parsed, dict):
         raise Unavailable(f"{method} {path}: the answer is no object")
+    return parsed
+
+
+def _read_large(answer: bytes, method: str, path: str, trim: Trim | None) -> Raw:
+    if parsed_size(answer) > MAX_PARSED_BYTES:
+        raise Undecodable(f"{method} {path}: the answer cannot be decoded: {TOO_MANY_PARTS}")
+    parsed = _parsed(answer, method, path)
+    if trim is not None:
+        # Whatever is wrong with it is said by whoever takes it in.
+        with suppress(Exception):
+            return trim(parsed)
     return parsed
 
 

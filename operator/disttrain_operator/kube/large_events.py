@@ -18,17 +18,16 @@ from typing import Any
 
 import orjson
 
+from disttrain_operator.kube.client import TOO_MANY_PARTS
 from disttrain_operator.kube.identity import event_identity
-from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, MAX_PARSED_BYTES, TOO_LARGE, TOO_MANY_PARTS
+from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, TOO_LARGE
 from disttrain_operator.kube.one_at_a_time import in_thread
-from disttrain_operator.kube.sizes import parsed_size
+from disttrain_operator.kube.sizes import LARGE_BYTES, MAX_PARSED_BYTES, parsed_size
 from disttrain_operator.kube.tolerant import Unreadable, why_not
 from disttrain_operator.turns import Turns
 
 Raw = dict[str, Any]
 
-LARGE_BYTES = 64 * 1024
-"""About a millisecond of work."""
 MAX_WAITING_BYTES = 16 * 2**20
 """Of text, and of one watch."""
 TOO_FAST = "objects of its namespace change faster than they can be read"

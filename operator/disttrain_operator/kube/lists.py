@@ -15,19 +15,16 @@ from typing import Any
 
 import orjson
 
-from disttrain_operator.kube.client import Client, Query, Raw
+from disttrain_operator.kube.client import TOO_MANY_PARTS, Client, Query, Raw
 from disttrain_operator.kube.errors import TooLarge, Unavailable
 from disttrain_operator.kube.one_at_a_time import in_thread, place_for_a_page
-from disttrain_operator.kube.sizes import parsed_size
+from disttrain_operator.kube.sizes import MAX_PARSED_BYTES, parsed_size
 from disttrain_operator.kube.tolerant import Malformed, Unreadable, read_identity, refused, walk, why_not
 
 MAX_PAGE_BYTES = 4 * 2**20
-# Parsed, a text of nothing but brackets is about thirty times as large.
-MAX_PARSED_BYTES = 64 * 2**20
 # An API server stores at most 1.5 MiB of an object unless it is set up otherwise; as text it can be somewhat longer.
 MAX_OBJECT_BYTES = 4 * 2**20
 TOO_LARGE = f"it is larger than {MAX_OBJECT_BYTES // 2**20} MiB"
-TOO_MANY_PARTS = f"it has so many parts that it takes more than {MAX_PARSED_BYTES // 2**20} MiB to read"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _SMALLER, _LARGER, _PAGES_BEFORE_LARGER = 8, 2, 8
 

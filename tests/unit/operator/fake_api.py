@@ -134,8 +134,11 @@ class FakeApi:
         match method:
             case "GET":
                 return self._get(request, path)
+            case "POST" if asking:
+                taken = f"{path}/{body['metadata']['name']}" in self.objects
+                return refusal(409, "AlreadyExists") if taken else _answer_with(body, status=201)
             case "POST":
-                return await self._post(path, body, keep=not asking)
+                return await self._post(path, body)
             case "PUT":
                 return await self._put(path, body)
             case _:
@@ -170,13 +173,13 @@ class FakeApi:
         parts = key.split("/")
         return key.startswith(root + "/") and parts[-2] == plural
 
-    async def _post(self, path: str, body: Raw, *, keep: bool) -> web.Response:
+    async def _post(self, path: str, body: Raw) -> web.Response:
         target = f"{path}/{body['metadata']['name']}"
         if target in self.objects:
             return refusal(409, "AlreadyExists", f"{target} already exists")
         raw = copy.deepcopy(body)
         raw["metadata"]["uid"] = str(uuid.uuid4())
-        return _answer_with(await self._store(target, raw) if keep else raw, status=201)
+        return _answer_with(await self._store(target, raw), status=201)
 
     async def _put(self, path: str, body: Raw) -> web.Response:
         target = path.removesuffix("/status")

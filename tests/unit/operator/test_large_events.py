@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.identity import event_identity
-from disttrain_operator.kube.large_events import LARGE_BYTES, LargeEvents
+from disttrain_operator.kube.large_events import LargeEvents
+from disttrain_operator.kube.sizes import LARGE_BYTES
 from disttrain_operator.kube.tolerant import Unreadable, refused
 from disttrain_operator.kube.watch import Watch
 from tests.unit.operator.conftest import eventually

@@ -11,9 +11,9 @@ import pytest
 from disttrain_operator.kube import lists
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import TooLarge
-from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, MAX_PAGE_BYTES, MAX_PARSED_BYTES, Page, list_pages
+from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, MAX_PAGE_BYTES, Page, list_pages
 from disttrain_operator.kube.one_at_a_time import in_thread
-from disttrain_operator.kube.sizes import parsed_size, size_of
+from disttrain_operator.kube.sizes import MAX_PARSED_BYTES, parsed_size, size_of
 
 Raw = dict[str, Any]
 SHAPES: dict[str, bytes] = {
