@@ -176,10 +176,10 @@ every one of two ranks.
 ## GPT-2 124M on one GPU
 
 `benchmarks/gpu_gpt2.py`: the built-in gpt of 12 layers, 12 heads, 768 wide, sequences of 1,024 random tokens,
-vocabulary 50,304, tied weights, no biases, `precision: BF16`, `compile: true`, `maxGradientNorm: 1`, AdamW. Reference: a
-plain loop with a model of its own, compiled as a whole (`benchmarks/gpu_plain_loop.py`). Utilisation counts
-6 N + 12 L H Q T operations per token (Chowdhery et al. 2022, appendix B) against 989 TFLOP/s on H100 and H200. Goal: no
-slower than the plain loop; 505,000 tokens/s on an H100.
+vocabulary 50,304, tied weights, no biases, `precision: BF16`, `compile: true`, `maxGradientNorm: 1`, AdamW. Reference:
+a plain loop with a model of its own, compiled as a whole (`benchmarks/gpu_plain_loop.py`). Utilisation counts
+6 N + 12 L H Q T operations per token (Chowdhery et al. 2022, appendix B) against 989 TFLOP/s on H100 and H200. Goal:
+no slower than the plain loop; 505,000 tokens/s on an H100.
 
 {benchmark}
 """

@@ -79,7 +79,7 @@ class GptConfig(ApiModel):
     tie_weights: bool = True
     """Whether the output layer is the token embedding, as in GPT-2."""
     bias: bool = True
-    """Whether linear and normalisation layers have biases, as in GPT-2. Without them a step is a few percent faster."""
+    """Whether linear and normalisation layers have biases, as in GPT-2; many later models have none."""
     experts: Annotated[int, Field(ge=2, le=10_000)] | None = None
     """Feed-forward networks of each block, of which a router picks some for each token. Absent: one, without router."""
     experts_per_token: Annotated[int, Field(ge=1, le=10_000)] | None = None

@@ -310,7 +310,8 @@ class Training(ApiModel):
     offload: Offload = Offload()
     """What lies in the host's memory."""
     compile: bool = False
-    """Compile each layer with torch.compile, except its experts; needs a C++ compiler, on GPUs a C compiler."""
+    """Compile each layer with torch.compile, except its experts; on one device the model and its loss as one. Needs a
+    C++ compiler, on GPUs a C compiler."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initialisation, data order, dropout, and what the data's function draws."""
     checkpoint: Checkpoint | None = None

@@ -115,7 +115,7 @@ def age(since: datetime | None, now: datetime) -> str:
 
 
 def steps(step: int, total: int) -> str:
-    """Return "3/9"; of a job that goes on from a checkpoint with more steps than it has itself, that it is past them."""
+    """Return "3/9"; of a job whose checkpoint has more steps than it has itself, that it is past them."""
     return f"{step}/{total}" if step <= total else f"{step} (past {total})"
 
 

@@ -214,9 +214,9 @@ def parallelise(module: nn.Module, config: Config, world: World, average: Averag
 def compiles_whole(config: Config) -> bool:
     """Whether a step's model and loss are compiled as one, and not layer by layer.
 
-    What a layer writes for the next one, and the logits for the loss, then need not be kept: less memory, and on a GPU
-    a step that is a few percent faster. Not where something happens between layers: recomputation, offloading, ranks
-    that send gradients or fetch parameters meanwhile, several devices.
+    What a layer writes for the next one, and the logits for the loss, then need not be kept. Not where something
+    happens between layers: recomputation, offloading, ranks that send gradients or fetch parameters meanwhile, several
+    devices.
     """
     training, parallelism = config.training, config.job.parallelism
     between = (
