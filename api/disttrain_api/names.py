@@ -221,6 +221,8 @@ class Reason(StrEnum):
     NOT_RESTARTING = "NotRestarting"
     RANK_FAILED = "RankFailed"
     INIT_CONTAINER_FAILED = "InitContainerFailed"
+    CONTAINER_FAILED = "ContainerFailed"
+    CONTAINER_MISNAMED = "ContainerMisnamed"
     POD_FAILED = "PodFailed"
     POD_LOST = "PodLost"
     PEER_LOST = "PeerLost"

@@ -25,7 +25,7 @@ from disttrain_api.names import (
 )
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.addresses import awaits_address
-from disttrain_operator.decide.init_containers import has_run, is_sidecar, memory_limit, name_of, telling
+from disttrain_operator.decide.init_containers import failed_entry, has_run, is_sidecar, memory_limit, name_of, telling
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
@@ -190,10 +190,16 @@ def _status(raw: Raw) -> Raw:
 
 
 def _containers(status: Raw) -> list[Raw]:
-    """What is told of the trainer's container; of a pod that has failed also whether another one has run."""
+    """What is told of the trainer's container, and of another one that has failed beside it.
+
+    Of a pod that has failed also whether another one has run.
+    """
     entries: list[Raw] = status.get("containerStatuses") or []
     own = next(_trainers(entries), None)
     kept = [] if own is None else [_container(own) | _last(own) | _not_started(own)]
+    beside = failed_entry(status)
+    if beside is not None and own is not None and (own.get("state") or {}).get("running") is not None:
+        kept.append(_container(beside))
     if status.get("phase") == "Failed" and (own is None or not has_run(own)) and any(map(has_run, entries)):
         kept.append({"state": {"terminated": {}}})
     return kept

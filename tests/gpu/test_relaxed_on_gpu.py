@@ -68,7 +68,7 @@ REPLICAS = ["local SGD", "DiLoCo"]
 
 @worlds_of("local SGD")
 def start_replicas(folder):
-    runs = dict(local_sgd.cases(2))
+    runs = dict(local_sgd.cases(2, ()))
     return run_on_gpu(folder, 2, {name: runs[name] for name in REPLICAS})
 
 

@@ -24,7 +24,7 @@ from disttrain.local.left_out import left_out
 from disttrain.local.pods import Pods
 from disttrain.local.ports import free_ports
 from disttrain.local.progress import LiveProgress, live
-from disttrain_api.names import Env, Role
+from disttrain_api.names import Env, Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
@@ -130,7 +130,8 @@ class LocalRun:
         else:
             # The end is left to the summary, which says more.
             for event in decision.events:
-                self.view.event(event)
+                if event.reason != Reason.CONTAINER_MISNAMED:  # said when the manifest was read
+                    self.view.event(event)
         over = any(_holds(self.job.status, end) for end in (ConditionType.FINISHED, ConditionType.SUSPENDED))
         if over and not self._pods.alive and not decision.actions and not written:
             return True

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from disttrain_api.names import Reason
+from disttrain_api.rules.misnamed import advice
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.addresses import told_at
@@ -18,7 +19,8 @@ from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, why_not
 def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
     """The next attempt begins now; pods of older ones are on their way out."""
     ledger = begin_attempt(ledger, spec_of(job).run_policy, now)
-    events = (*(() if event is None else (event,)), *_suspicions(ledger))
+    said = () if event is None else (event,)
+    events = (*said, *_suspicions(ledger), *_misnamed(job, event, ledger))
     return bring_up(Gang(spec_of(job), ledger, observed), now, starting_deadline_at(job, ledger), events)
 
 
@@ -60,6 +62,13 @@ def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
         return ()
     sentence = f"attempt {ledger.attempt} avoids {', '.join(nodes)}: several attempts failed first there"
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
+
+
+def _misnamed(job: Job, event: Event | None, ledger: JobStatus) -> tuple[Event, ...]:
+    """Containers that were probably meant to train and have another name: once for a spec, not at each restart."""
+    if ledger.attempt > 1 and (event is None or event.reason != Reason.RESUMED):
+        return ()
+    return tuple(Event(Reason.CONTAINER_MISNAMED, sentence, warning=True) for sentence in advice(spec_of(job)))
 
 
 def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime:

@@ -116,6 +116,18 @@ def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
     return Waiting(Reason.POD_INITIALIZING, words + probed, image)
 
 
+def failed_entry(status: Raw) -> Raw | None:
+    """Return the status of the first further container, of those beside the program, that has failed."""
+    entries: list[Raw] = (status.get("containerStatuses") or [])[:_MAX_CONTAINERS]
+    return next((entry for entry in entries if entry.get("name") != CONTAINER and _exit_code(entry)), None)
+
+
+def failed_beside(status: Raw) -> str:
+    """Return which further container of the pod of this status has failed, and how; "" where none has."""
+    entry = failed_entry(status)
+    return "" if entry is None else _ended(f"container {name_of(entry)}", entry["state"]["terminated"], entry, more=1)
+
+
 def _ended(who: str, ended: Raw, entry: Raw, *, more: int) -> str:
     """How it ended last, and how often it has: `more` times than it was started again."""
     code, times = ended.get("exitCode") or 0, max(entry.get("restartCount") or 0, 0) + more

@@ -107,6 +107,8 @@ class PodFacts:
     """Its trainer container runs or has ended."""
     awaits_address: datetime | None = None
     """Since when its trainer container runs without ranks: its agent waits for the address of worker 0."""
+    failed_beside: str = ""
+    """Which further container has failed while its program runs, and how: a part of a sentence."""
     cut_off: bool = False
     """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
     pod_ended: bool = False

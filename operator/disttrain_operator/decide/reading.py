@@ -14,6 +14,7 @@ from disttrain_operator.decide.addresses import awaits_address
 from disttrain_operator.decide.init_containers import (
     MAX_LAST_WORDS,
     failed,
+    failed_beside,
     held_back,
     is_sidecar,
     memory_limit,
@@ -75,6 +76,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         program_started=exit_ is not None or runs,
         awaits_address=awaits_address(raw, container) if exit_ is None else None,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
+        failed_beside=failed_beside(status) if exit_ is None and runs else "",
         cut_off=exit_ is None and runs and _unready(status),
         deletion=deletion,
         gone=gone,

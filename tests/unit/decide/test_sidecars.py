@@ -46,6 +46,47 @@ def test_a_finished_job_holds_nothing_whichever_containers_would_go_on(
     assert not world.confirm_deletions().settle().pods
 
 
+def fail_beside(world: World, *indices: int, code: int = 3, message: str = "no route to the log store") -> World:
+    """The further containers of these pods fail, and the programs go on."""
+    for index in indices:
+        pod = deepcopy(world.pod(index))
+        failed = {"exitCode": code, "reason": "Error", "message": message}
+        pod["status"]["containerStatuses"].append({"name": "shipper", "state": {"terminated": failed}})
+        world.put(pod)
+    return world.settle()
+
+
+def test_a_further_container_that_fails_is_named_and_fails_nothing() -> None:
+    world = fail_beside(a_running_world(), 1)
+    sentence = (
+        "all 2 pods run; beside the program of pod digits-3f9a1-worker-1-a1 container shipper failed (exit code 3): "
+        "no route to the log store"
+    )
+    assert world.condition("Running") == ("True", "ContainerFailed", sentence)
+    told = [event for event in world.events if event.reason == "ContainerFailed"]
+    assert [(event.warning, event.message) for event in told] == [(True, world.condition("Running")[2])]
+    assert (world.job.status.attempt, world.job.status.phase, world.job.status.ready) == (1, "Running", "2/2")
+    fail_beside(world, 0)
+    assert " (and others) container shipper failed" in world.condition("Running")[2]
+    world.end(0, 0).end(1, 0).settle()
+    assert world.condition("Complete")[0] == "True"
+
+
+def test_a_further_container_that_ends_well_is_no_news() -> None:
+    assert fail_beside(a_running_world(), 0, 1, code=0).condition("Running")[1] == "AllPodsRunning"
+
+
+def test_a_container_that_was_probably_meant_to_train_is_named_in_an_event_once() -> None:
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "mine:1"}]}}
+    world = a_running_world(workers={"template": template}, runPolicy={"restartBackoffSeconds": 0})
+    (event,) = (event for event in world.events if event.reason == "ContainerMisnamed")
+    assert event.warning
+    assert "the container `pytorch` runs beside the container `trainer`" in event.message
+    world.end(0, 137).settle().confirm_deletions().settle()
+    assert world.job.status.attempt == 2
+    assert [event.reason for event in world.events].count("ContainerMisnamed") == 1
+
+
 def test_a_finished_job_keeps_its_pods_where_it_was_asked_to() -> None:
     world = a_running_world(runPolicy={"cleanPodPolicy": "None"})
     end_beside_sidecars(world, 0, 0).settle()
@@ -115,7 +156,7 @@ def sidecar_failed(pod: dict[str, Any], phase: str) -> dict[str, Any]:
 def test_a_sidecar_that_fails_ends_no_program() -> None:
     world = a_running_world()
     world.put(sidecar_failed(running(world.pod(0)), "Running"))
-    assert world.settle().condition("Running")[:2] == ("True", "AllPodsRunning")
+    assert world.settle().condition("Running")[:2] == ("True", "ContainerFailed")
     world.put(sidecar_failed(ended(world.pod(0), 0), "Failed"))
     world.end(1, 0).settle()
     assert world.condition("Complete")[0] == "True"

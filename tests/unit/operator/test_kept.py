@@ -184,6 +184,20 @@ def test_a_kept_pod_waits_for_the_address_of_worker_0_as_the_pod_does() -> None:
     assert facts.awaits_address is None
 
 
+def test_a_kept_pod_tells_which_further_container_has_failed() -> None:
+    raw = running(a_raw_pod(a_job()))
+    ill = {"terminated": {"exitCode": 2, "reason": "Error", "message": "x" * 9_000 + "\nno route"}}
+    raw["status"]["containerStatuses"][:0] = [
+        {"name": "proxy", "state": {"running": {}}},
+        {"name": "log", "state": ill},
+    ]
+    kept = keep_pod(raw)
+    facts = pod_facts(read_pod(kept))
+    assert facts == pod_facts(raw)
+    assert facts is not None
+    assert facts.failed_beside == "container log failed (exit code 2): no route"
+
+
 ENDED: Raw = {"exitCode": 3, "reason": "OOMKilled", "finishedAt": "2026-01-01T12:00:00Z"}
 INITIALIZING: dict[str, tuple[list[Raw], str]] = {
     "runs": ([an_init_status("a", {"terminated": {"exitCode": 0}}), an_init_status("b", {"running": {}})], "Pending"),

@@ -70,12 +70,21 @@ def startup(situation: Situation) -> Move | None:
 
 
 def running(situation: Situation) -> Move | None:
-    """Nothing to do: the gang runs. What it needs may have been taken away meanwhile, and refused since."""
+    """Nothing to do: the gang runs. What it needs may have been taken away meanwhile, and refused since; and a further
+    container may have failed, which fails nothing."""
     if situation.observed.problems and (lacks := why_waiting(situation.gang)) is not None:
         event = Event(*lacks, warning=True)
         return Move(State.RUNNING, *lacks, situation.status, events=(event,))
     message = f"all {len(situation.gang.members)} pods run"
-    return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
+    failed = [pod for pod in situation.gang.pods if pod.failed_beside]
+    if not failed:
+        return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
+    # Uids are random: however many fail one after the other, the one that is named seldom changes.
+    first = min(failed, key=lambda pod: pod.uid)
+    others = " (and others)" if len(failed) > 1 else ""
+    message = f"{message}; beside the program of pod {first.name}{others} {first.failed_beside}"
+    event = Event(Reason.CONTAINER_FAILED, message, warning=True)
+    return Move(State.RUNNING, Reason.CONTAINER_FAILED, message, situation.status, events=(event,))
 
 
 def _too_late(situation: Situation, why: tuple[str, str]) -> Move:
