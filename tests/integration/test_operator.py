@@ -145,6 +145,23 @@ def test_containers_before_and_beside_the_program_are_a_part_of_the_story(team: 
     eventually(lambda: not team.pods())
 
 
+def test_a_job_runs_once_its_agents_have_started_their_ranks(team: Team) -> None:
+    team.create(workers={"replicas": 2, "template": None}, training=TRAINING)
+    pods = team.wait_for_pods(2)
+    assert all("startupProbe" in pod["spec"]["containers"][0] for pod in pods), "the API server takes it"
+    for pod in pods:
+        waits = told("trainer", running=True) | {"ready": False, "started": False}
+        team.set_status(pod, {"phase": "Running", "containerStatuses": [waits]})
+    why = team.wait_for("Running", status="False", reason="WaitingForAddress")
+    assert why["message"].startswith(f"pods {pods[0]['metadata']['name']}, {pods[1]['metadata']['name']} have waited")
+    assert team.status()["ready"] == "0/2"
+    for pod in pods:
+        runs = told("trainer", running=True) | {"started": True}
+        team.set_status(pod, {"phase": "Running", "containerStatuses": [runs]})
+    team.wait_for("Running")
+    assert team.status()["ready"] == "2/2"
+
+
 def told(name: str, *, code: int = 0, running: bool = False) -> Raw:
     """What a kubelet says of a container that runs, or has ended with this code."""
     time = "2026-01-01T12:00:00Z"
