@@ -70,12 +70,12 @@ class KopfWatch(Watch):
     def take(self, uid: str) -> bool:
         """kopf's handler was called for this object. Returns whether there was something to take in."""
         take = self._at_hand.pop(uid, None)
-        if take is not None:
-            take()
         self._news.set()
         self._of_list.discard(uid)
         if not self._of_list:
             self._all_taken.set()
+        if take is not None:
+            take()
         return take is not None
 
     async def catch_up(self) -> None:
