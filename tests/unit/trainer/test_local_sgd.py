@@ -128,7 +128,7 @@ MODES = {"AllReduce": {}, "LocalSGD": of_local_sgd(period=8), "warm": of_local_s
 SAVED = {"local SGD": of_local_sgd(period=4), "BMUF": of_bmuf(period=4)}
 
 
-def cases(ranks, resumed):
+def cases(ranks, resumed=tuple(RESUMED)):
     """Two ranks show what is sent, saved and resumed, four pods."""
     for name in simulated(ranks):
         parallelism, optimizer, settings, _ = SIMULATED[name]
