@@ -167,6 +167,20 @@ def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) 
     assert kubectl.status("nodata")["restarts"] == 0
 
 
+def test_agents_that_wait_for_an_address_are_not_a_job_that_runs(kubectl: Kubectl) -> None:
+    nowhere = {"spec": {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}}
+    kubectl.apply(long_job("lost", workers={"template": nowhere}))
+    kubectl.until(
+        lambda: kubectl.condition("lost", "Running")["reason"] == "WaitingForAddress",
+        "say what it waits for",
+        job="lost",
+    )
+    running = kubectl.condition("lost", "Running")
+    assert running["status"] == "False"
+    assert "worker 0" in running["message"], running["message"]
+    assert {pod["status"]["phase"] for pod in kubectl.pods("lost")} == {"Running"}
+
+
 def test_an_image_that_does_not_exist_ends_with_its_reason(kubectl: Kubectl) -> None:
     container = {"name": "trainer", "image": "localhost/no/such:image"}
     workers = {"template": {"spec": {"containers": [container]}}}
