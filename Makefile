@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 # pyproject.toml's lower bound.
 OLDEST_TORCH = $(shell sed -n 's/^trainer = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
-# A Python that has torch with CUDA, pydantic, pytest and scikit-learn, for `make gpu`; absent: .venv's.
+# A Python that has torch with CUDA, pydantic, pytest, pyzmq and scikit-learn, for `make gpu`; absent: .venv's.
 GPU_PYTHON ?=
 # Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
 REQUIRE_HASHES ?=

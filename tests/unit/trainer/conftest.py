@@ -4,9 +4,6 @@ import pytest
 
 from tests.unit.trainer import worlds
 
-# A forked rank is handed a function of this module by a process whose main module is pytest: to import both is most of
-# its start.
-worlds.PRELOADED += ["pytest", "tests.unit.trainer.worlds"]
 TRANSFORMERS = "transformers.models.llama.modeling_llama"
 
 

@@ -93,7 +93,14 @@ class Rank(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
-PRELOADED = ["disttrain_trainer.program", "disttrain_trainer.data.digits", "tensorboard.summary.writer.record_writer"]
+PRELOADED = [
+    "disttrain_trainer.program",
+    "disttrain_trainer.data.digits",
+    "tensorboard.summary.writer.record_writer",
+    # A forked rank is handed a function of this module by a process whose main module is pytest.
+    "pytest",
+    "tests.unit.trainer.worlds",
+]
 
 
 class ForkedRank:

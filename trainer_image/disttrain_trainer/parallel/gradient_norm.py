@@ -49,7 +49,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> No
         if parameter.grad is not None:
             own = local_part(parameter.grad)
             alike.setdefault((own.device, own.dtype), []).append(own)
-    # On a GPU a kernel for each of hundreds of parameters takes twice as long as one for all.
+    # At once: hundreds of gradients would be hundreds of kernels on a GPU.
     for (device, number_format), gradients in alike.items():
         torch._foreach_mul_(gradients, factor.to(device, number_format))
 
