@@ -32,8 +32,8 @@ $ helm install disttrain helm/disttrain -n disttrain --create-namespace --wait -
 
 ## Values
 
-Unknown names and wrong types are refused by values.schema.json. `null` is the same as empty: it is refused where a value must
-say something (`missing property`), as each switch and number must.
+Unknown names and wrong types are refused by values.schema.json. `null` is the same as empty: it is refused where a
+value must say something (`missing property`), as each switch and number must.
 
 | value | type | default | meaning |
 | --- | --- | --- | --- |

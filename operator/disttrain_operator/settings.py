@@ -10,6 +10,7 @@ from pathlib import Path
 from disttrain_operator.kube.client import REQUEST_SECONDS
 from disttrain_operator.kube.watch import SILENCE_SECONDS
 from disttrain_operator.plan.site import PodDefaults
+from disttrain_operator.plan.template_defaults import TemplateDefaults, read_template_defaults
 
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 
@@ -107,6 +108,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     flag("shm-size-limit", "size limit of /dev/shm (default: what the pod's memory limit leaves)")
     flag("user-id", "user and group of restricted pods; empty: the cluster's choice", pods.user_id, _user)
     flag("grace-seconds", "terminationGracePeriodSeconds of pods whose template has none", pods.grace_seconds, int)
+    flag("pod-defaults-file", "YAML file with what pods of jobs get besides their templates", type_=_template_defaults)
     flag("node-lost-seconds", "how long a pod stays on a node that is lost", pods.node_lost_seconds, int)
     flag(
         "gate-hold-seconds",
@@ -180,6 +182,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
             user_id=given.user_id,
             grace_seconds=given.grace_seconds,
             node_lost_seconds=given.node_lost_seconds,
+            template=given.pod_defaults_file or {},
         ),
         gang_gate=given.gang_gate,
         network_policies=given.network_policies,
@@ -198,6 +201,16 @@ def _user(text: str) -> int | None:
     if not text.isdecimal() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"must be a number from 1 to 2147483647, or empty, not {text[:64]!r}")
     return int(text)
+
+
+def _template_defaults(path: str) -> TemplateDefaults:
+    """What a file lays under templates; nothing where there is no file's name."""
+    if not path:
+        return {}
+    try:
+        return read_template_defaults(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -44,6 +44,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ default (list .Values.leaderElection.namespace) .Values.watchNamespaces | uniq | sortAlpha | join "," }}
 {{- end }}
 
+{{/* What is laid under the templates of all jobs, as JSON; nothing where that is nothing. */}}
+{{- define "disttrain.templateDefaults" -}}
+{{- $given := dict }}
+{{- range $name := list "annotations" "env" "imagePullSecrets" "labels" "nodeSelector" "priorityClassName" "tolerations" "volumeMounts" "volumes" }}
+{{- with get $.Values.podDefaults $name }}{{ $_ := set $given $name . }}{{ end }}
+{{- end }}
+{{- /* Not as YAML: Helm writes numbers from a million on with an exponent there. */}}
+{{- with $given }}{{ toPrettyJson . }}{{ end }}
+{{- end }}
+
 {{/* What the operator does to jobs and their children; everything here is used. */}}
 {{- define "disttrain.rules" -}}
 - apiGroups: [disttrain.io]

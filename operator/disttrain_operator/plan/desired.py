@@ -8,7 +8,7 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import AGENT_PORT, CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.storage import RetentionPolicy
-from disttrain_operator.plan.environment import scratch_environment, takes_variables
+from disttrain_operator.plan.environment import default_variables, takes_variables
 from disttrain_operator.plan.identity import (
     Manifest,
     child_metadata,
@@ -126,7 +126,7 @@ def default_environment(job: PlannedJob, site: Site) -> Manifest | None:
         "kind": "Secret",
         "metadata": child_metadata(job, environment_secret_name(job.name, job.uid, site.token)),
         "immutable": True,
-        "stringData": scratch_environment(site),
+        "stringData": default_variables(site),
     }
 
 

@@ -8,6 +8,7 @@ from disttrain_api.names import CONFIG_FILE, Env, Role
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import agent_port, child_name, pod_name, port
 from disttrain_operator.plan.site import PlannedJob, Site
+from disttrain_operator.plan.template_defaults import literals
 
 
 def job_mesh(spec: JobSpec) -> Mesh:
@@ -96,6 +97,11 @@ def takes_variables(container: Mapping[str, Any], site: Site) -> bool:
     Its defaults then stand in a Secret before these. On this machine nobody reads any.
     """
     return bool(container.get("envFrom")) and site.loopback is None
+
+
+def default_variables(site: Site) -> dict[str, str]:
+    """Return the variables of each container `trainer` whose template sets no others."""
+    return scratch_environment(site) | literals(site.defaults.template)
 
 
 def scratch_environment(site: Site) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Pod template + identity -> pod manifest."""
 
 import copy
-import posixpath
 
 from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
 from disttrain_api.ownership import owner_reference
@@ -11,8 +10,8 @@ from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.environment import (
     agent_port_of,
     common_environment,
+    default_variables,
     pod_environment,
-    scratch_environment,
     takes_variables,
 )
 from disttrain_operator.plan.identity import (
@@ -29,6 +28,7 @@ from disttrain_operator.plan.identity import (
 from disttrain_operator.plan.ranks_probe import startup_probe
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
+from disttrain_operator.plan.template_defaults import place, with_defaults
 from disttrain_operator.plan.topology import TopologyPlan
 
 _COMMANDS = {
@@ -50,6 +50,7 @@ class RolePlan:
         template = spec.workers.pod_template
         if role is Role.PS and spec.parameter_servers is not None:
             template = spec.parameter_servers.pod_template
+        template = with_defaults(template, site.defaults.template)
         self._metadata: Manifest = _part(template, "metadata")
         self._pod_spec: Manifest = _part(template, "spec")
         self._pod_spec["containers"] = _with_trainer(self._pod_spec.get("containers") or [])
@@ -67,7 +68,7 @@ class RolePlan:
     def _fill_environment(self, site: Site) -> None:
         trainer = self._pod_spec["containers"][0]
         given = {entry["name"] for entry in trainer.get("env") or []}
-        defaults = {name: value for name, value in scratch_environment(site).items() if name not in given}
+        defaults = {name: value for name, value in default_variables(site).items() if name not in given}
         if takes_variables(trainer, site):
             ours = environment_secret_name(self._job.name, self._job.uid, site.token)
             trainer["envFrom"] = [{"secretRef": {"name": ours}}, *trainer["envFrom"]]
@@ -225,18 +226,13 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
             spec.workers.gpu_resource: str(spec.workers.gpus_per_pod),
         }
     mounts = list(trainer.get("volumeMounts") or [])
-    given = {_place(mount.get("mountPath") or "") for mount in mounts}
+    given = {place(mount.get("mountPath")) for mount in mounts}
     for name, path in _mounts(spec, site):
-        if _place(path) not in given:
+        if place(path) not in given:
             mounts.append(
                 {"name": name, "mountPath": path} | ({"readOnly": True} if name == "disttrain-config" else {})
             )
     trainer["volumeMounts"] = mounts
-
-
-def _place(path: str) -> str:
-    """The path as the node writes it, for which a relative one begins at the root."""
-    return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
 def _mounts(spec: JobSpec, site: Site) -> list[tuple[str, str]]:

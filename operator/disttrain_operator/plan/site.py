@@ -6,6 +6,7 @@ from typing import Protocol
 
 from disttrain_api.names import CONFIG_DIR, DEFAULT_GRACE_SECONDS, SCRATCH_DIR, STORAGE_DIR
 from disttrain_api.spec import JobSpec
+from disttrain_operator.plan.template_defaults import TemplateDefaults
 
 
 class PlannedJob(Protocol):
@@ -33,6 +34,8 @@ class PodDefaults:
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     node_lost_seconds: int = 30
     """How long a pod stays on a node that is not ready or unreachable; Kubernetes' own default is 300."""
+    template: TemplateDefaults = field(default_factory=dict)
+    """What is laid under each template."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,32 @@ def test_numbers_of_any_size_reach_the_operator_as_numbers(helm: Path, tmp_path:
     assert (pods.user_id, pods.grace_seconds, pods.node_lost_seconds) == (1000620001, 2000000, 1000001)
 
 
+def test_what_is_laid_under_templates_is_a_file_of_the_operator_which_starts_anew_when_it_changes(
+    helm: Path, tmp_path: Path
+) -> None:
+    objects = render(helm, "podDefaults.labels.team=ml", "podDefaults.env[0].name=A", "podDefaults.env[0].value=b: #")
+    content = only(objects, "ConfigMap")["data"]
+    (flag,) = [argument for argument in container(objects)["args"] if argument.startswith("--pod-defaults-file=")]
+    (mount,) = [mount for mount in container(objects)["volumeMounts"] if mount["name"] == "pod-defaults"]
+    assert flag.partition("=")[2] == f"{mount['mountPath']}/{next(iter(content))}"
+    volumes = only(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "pod-defaults", "configMap": {"name": only(objects, "ConfigMap")["metadata"]["name"]}} in volumes
+    file = tmp_path / "defaults"
+    file.write_text(content["pod-defaults.json"])
+    settings = read_settings([f"--pod-defaults-file={file}"], {})
+    assert settings.pods.template == {"labels": {"team": "ml"}, "env": [{"name": "A", "value": "b: #"}]}
+
+    def annotations(*values: str) -> dict[str, str]:
+        metadata: dict[str, dict[str, str]] = only(render(helm, *values), "Deployment")["spec"]["template"]["metadata"]
+        return metadata.get("annotations", {})
+
+    one, other = (annotations(f"podDefaults.labels.team={team}", "podAnnotations.a=b") for team in ("ml", "nlp"))
+    assert one != other
+    assert one["a"] == other["a"] == "b"
+    assert annotations() == {}
+    assert "ConfigMap" not in {document["kind"] for document in render(helm)}
+
+
 def test_labels_of_ones_own_do_not_replace_those_that_select_the_pods(helm: Path) -> None:
     # The backslash is Helm's, for a dot within a name.
     objects = render(helm, "podLabels.team=ml", r"podLabels.app\.kubernetes\.io/instance=other", "podAnnotations.a=b")

@@ -73,7 +73,7 @@ def test_null_elsewhere_is_the_empty_value(helm: Path, path: str, field: dict[st
         kind = field.get("type", "string")
         empty: Any = {"string": "", "array": [], "object": {}}[kind if isinstance(kind, str) else kind[0]]
         # An empty object is laid over the default and changes nothing: only what stands in it can be taken out.
-        nothing = {name: None for name in default_of(path)} if empty == {} else empty
+        nothing = dict.fromkeys(default_of(path)) if empty == {} else empty
         assert text == rendered(helm, f"{path}={json.dumps(nothing)}")[1]
 
 

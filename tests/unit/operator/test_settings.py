@@ -144,3 +144,19 @@ async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: Fa
     pass_by(FAILING_SECONDS - 1)
     assert health.healthy
     task.cancel()
+
+
+def test_what_is_laid_under_templates_is_read_and_checked_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "defaults.yaml"
+    file.write_text("nodeSelector: {pool: gpu}\n")
+    assert read_settings([f"--pod-defaults-file={file}"], {}).pods.template == {"nodeSelector": {"pool": "gpu"}}
+    assert read_settings([], {"DISTTRAIN_POD_DEFAULTS_FILE": str(file)}).pods.template
+    file.write_text("nodeSelector: gpu\n")
+    for wrong in (file, tmp_path / "absent.yaml"):
+        with pytest.raises(SystemExit):
+            read_settings([f"--pod-defaults-file={wrong}"], {})
+    said = capsys.readouterr().err
+    assert "defaults.yaml: nodeSelector: " in said
+    assert "absent.yaml" in said
