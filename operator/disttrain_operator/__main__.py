@@ -26,7 +26,7 @@ from disttrain_operator.host import Host
 from disttrain_operator.kube.again import Again
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.elections import AnyElection, Elections
+from disttrain_operator.kube.elections import AnyElection, Elections, terms_of
 from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.kopf_watch import KopfWatch
@@ -264,9 +264,11 @@ def _election(settings: Settings, client: Client) -> AnyElection:
     replica = f"{settings.replica_name}_{uuid.uuid4().hex[:8]}"
     me = f"{settings.release}/{replica}" if settings.release else replica
     wider = settings.cluster_lease_namespace if settings.namespaces else None
-    if len(settings.lease_namespaces) > 1:
-        return Elections(client, settings.lease_namespaces, settings.lease_name, me, wider_namespace=wider)
-    return Election(client, settings.lease_namespaces[0], settings.lease_name, me, wider_namespace=wider)
+    namespaces = settings.lease_namespaces
+    terms = terms_of(settings.lease_duration_seconds, len(namespaces))
+    if len(namespaces) > 1:
+        return Elections(client, namespaces, settings.lease_name, me, terms, wider_namespace=wider)
+    return Election(client, namespaces[0], settings.lease_name, me, terms, wider_namespace=wider)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from disttrain_operator.kube.watch import SILENCE_SECONDS
 from disttrain_operator.plan.site import PodDefaults
 from disttrain_operator.plan.template_defaults import TemplateDefaults, read_template_defaults
 
+MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 2, 120
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 
 
@@ -40,6 +41,8 @@ class Settings:
     lease_namespaces: tuple[str, ...] = ("default",)
     """Where the leases are that this replica must hold, all of them, to act."""
     lease_name: str = "disttrain-operator"
+    lease_duration_seconds: int = 2
+    """How long a replica that has died leads on, about; longer while the API server is slow."""
     cluster_lease_namespace: str | None = None
     """Where operators of all namespaces have their lease: one of single namespaces stands by while it is held."""
     release: str = ""
@@ -99,6 +102,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )
     flag("lease-name", "name of the lease: one for all operators that serve the same jobs", defaults.lease_name)
     flag(
+        "lease-duration-seconds",
+        "how long a lease that nobody renews stays its holder's, who renews it four times as often",
+        defaults.lease_duration_seconds,
+        int,
+    )
+    flag(
         "cluster-lease-namespace",
         "with --namespace: stand by while an operator of all namespaces leads by a lease here",
     )
@@ -149,6 +158,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
             parser.error(f"--token-key-secret must be namespace/name, not {given.token_key_secret!r}")
     if not _names(given.lease_namespace):
         parser.error("--lease-namespace must name a namespace")
+    if not MIN_LEASE_SECONDS <= given.lease_duration_seconds <= MAX_LEASE_SECONDS:
+        parser.error(f"--lease-duration-seconds must be from {MIN_LEASE_SECONDS} to {MAX_LEASE_SECONDS}")
     for name in ("max_in_flight", "workers", "gate_hold_seconds"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -173,6 +184,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         leader_elect=given.leader_elect,
         lease_namespaces=_names(given.lease_namespace),
         lease_name=given.lease_name,
+        lease_duration_seconds=given.lease_duration_seconds,
         cluster_lease_namespace=given.cluster_lease_namespace or None,
         release=given.release or "",
         replica_name=given.replica_name,

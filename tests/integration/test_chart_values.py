@@ -34,6 +34,7 @@ CHOICES: dict[str, list[Any]] = {
     "trainerImage": ["disttrain/trainer:0.1.0", "registry.example/t@sha256:" + "0" * 64],
     "watchNamespaces": [[], ["team-a"], ["team-b", "team-a"]],
     "leaderElection.namespace": ["kube-system", "team-b"],
+    "leaderElection.leaseDurationSeconds": [2, 120],
     "leaderElection.createLease": [True, False],
     "tokenKey.existingSecret": ["", "my.key"],
     "tokenKey.existingSecretKey": ["key", "token.txt"],

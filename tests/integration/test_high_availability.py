@@ -115,8 +115,8 @@ def test_a_leader_that_stands_still_leaves_nothing_undone(sea: ControlPlane, pai
         fleet.launch(JOBS_PER_ROUND)
         time.sleep(random.uniform(0, 0.5))
         leader.send_signal(signal.SIGSTOP)
-        # About as long as it may act without a renewal (3 s) and until the other one takes over (4 s).
-        time.sleep(random.uniform(2.8, 4.5))
+        # About as long as it may act without a renewal (1.5 s) and until the other one takes over (2 s).
+        time.sleep(random.uniform(1.3, 2.5))
         leader.send_signal(signal.SIGCONT)
     fleet.wait()
     for operator in pair.operators.values():

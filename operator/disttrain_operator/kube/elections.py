@@ -6,12 +6,22 @@ together with all before them, so two replicas cannot each keep a lease that the
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.lease import Election, Terms
+
+RENEWALS_PER_SECOND = 20
+"""Writes of leases at most: each is written in the API server's store."""
+
+
+def terms_of(seconds: int, leases: int) -> Terms:
+    """Return the terms of leases that last so long, or longer where so many of them would be renewed too often."""
+    renewals = Terms().duration / Terms().renew_every
+    return Terms().of(max(seconds, math.ceil(leases * renewals / RENEWALS_PER_SECOND)))
 
 
 class Elections:

@@ -5,6 +5,9 @@ has not changed for its duration since *we* first saw it so. Who holds it judges
 for the last renewal that succeeded, and stops to act after `renew_deadline`, which is shorter than the duration. So two
 replicas act at once only if one's clock runs a third faster than the other's.
 
+A short lease is soon taken over, and soon lost where the API server, or this process, is slow. So its holder makes it
+longer as renewals take longer, and shorter again as they do not: who follows it reads the duration in the lease.
+
 Releases of the operator that serve the same jobs share one lease, whatever namespaces they are installed in. One that
 serves single namespaces has one in each (elections.py). It also follows the lease of those that serve all (`wider`),
 and stands by while that is taken.
@@ -12,6 +15,7 @@ and stands by while that is taken.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,17 +28,35 @@ from disttrain_operator.kube.errors import Conflict, Forbidden, KubeError, NotFo
 logger = logging.getLogger(__name__)
 
 
+LONGEST_SECONDS = 15.0
+"""How long a slow API server makes a lease that is shorter by itself."""
+RENEWALS_IN_DURATION = 4
+"""How many times as long as the slowest renewal a lease is at least: so the one after that is in time, too."""
+FADING = 0.98
+"""What of a slow renewal is remembered with each one that follows: a third after about 55."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """Times in seconds; `renew_deadline` < `duration`."""
 
-    duration: float = 4.0
-    """How long a lease that nobody renews stays its holder's."""
-    renew_deadline: float = 3.0
+    duration: float = 2.0
+    """How long a lease that nobody renews stays its holder's; whole seconds, as it is written."""
+    renew_deadline: float = 1.5
     """How long a holder acts on its last renewal."""
-    renew_every: float = 1.0
-    look_every: float = 0.5
+    renew_every: float = 0.5
+    look_every: float = 0.25
     """How often a standby looks: a released lease is taken after this time at the latest."""
+
+    def of(self, duration: float) -> "Terms":
+        """Return terms of another duration, the other times in proportion."""
+        factor = duration / self.duration
+        return Terms(duration, self.renew_deadline * factor, self.renew_every * factor, self.look_every * factor)
+
+    def where_renewals_take(self, seconds: float) -> "Terms":
+        """Return these, or longer ones by which a renewal that takes so long comes in time."""
+        needed = min(math.ceil(RENEWALS_IN_DURATION * seconds), LONGEST_SECONDS)
+        return self.of(needed) if needed > self.duration else self
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,10 @@ class Election:
         self.superseded_by: str | None = None
         """Who holds the wider lease, "" where it was given back a moment ago; None: nobody does."""
         self._acts_until = float("-inf")
+        self._due = float("inf")
+        """When this turn was to begin."""
+        self._slowest = 0.0
+        """How long a turn takes, with what it began late: the slowest of the last ones."""
         self.changed = asyncio.Event()
         """Set after each turn in which leadership was gained or lost, or had lapsed before it. Its waiter clears it."""
         self._led = False
@@ -140,15 +166,40 @@ class Election:
 
     async def run(self) -> None:
         """Never returns. An API server that is away costs the leadership, nothing else."""
+        self._due = self._clock()
         while True:
+            began, terms = self._clock(), self.terms
             try:
                 # A renewal that takes longer than this came too late anyway.
-                async with asyncio.timeout(self._terms.renew_deadline):
-                    await self._turn()
-            except (KubeError, TimeoutError) as error:
-                logger.info("the lease %s could not be looked at: %s", self._name, error or "no answer in time")
+                async with asyncio.timeout(terms.renew_deadline):
+                    await self._turn(terms)
+                self._slowest = max(self._clock() - self._due, self._slowest * FADING)
+            except TimeoutError:
+                self._slowest = max(self._slowest, terms.renew_deadline)
+                logger.info("the lease %s could not be looked at: no answer in time", self._name)
+            except KubeError as error:
+                logger.info("the lease %s could not be looked at: %s", self._name, error)
             self._tell()
-            await asyncio.sleep(self._terms.renew_every if self.leads else self._terms.look_every)
+            pause = self._pause(terms, began)
+            self._due = self._clock() + pause
+            await asyncio.sleep(pause)
+
+    @property
+    def terms(self) -> Terms:
+        """The terms by which the lease is renewed now."""
+        return self._terms.where_renewals_take(self._slowest)
+
+    def _pause(self, terms: Terms, began: float) -> float:
+        """Until the next turn: that of a standby, when the lease ends; a slow API server is given some time."""
+        now = self._clock()
+        if self.leads:
+            next_at = began + terms.renew_every
+        else:
+            # The own terms: how slow the API server is for its holder says the lease.
+            next_at = now + self._terms.look_every
+            if self._sight is not None and self._sight.lease is not None:
+                next_at = min(next_at, max(self._sight.since + self._sight.lease.duration, now))
+        return max(next_at - now, terms.renew_every / 10)
 
     async def release(self) -> None:
         """Give the lease back, so that nobody need wait for its end. Call it when nothing acts any more."""
@@ -158,16 +209,16 @@ class Election:
         try:
             async with asyncio.timeout(self._terms.renew_deadline):
                 try:
-                    await self._put(sight.lease, holder="")
+                    await self._put(sight.lease, "", self._terms)
                 except Conflict:
                     # A renewal that was cut off may have been written all the same.
                     lease = await self._look()
                     if lease is not None and lease.holder == self.me:
-                        await self._put(lease, holder="")
+                        await self._put(lease, "", self._terms)
         except (KubeError, TimeoutError) as error:
             logger.info("the lease %s could not be released: %s", self._name, error or "no answer in time")
 
-    async def _turn(self) -> None:
+    async def _turn(self, terms: Terms) -> None:
         if await self._is_superseded():
             self._acts_until = float("-inf")
             return
@@ -181,8 +232,10 @@ class Election:
         turn = next_turn(self._sight, self.me, asked)
         if turn is Turn.WAIT:
             return
+        # A shorter lease holds from the moment when it may be written, whether its answer comes or not.
+        self._acts_until = min(self._acts_until, asked + terms.renew_deadline)
         try:
-            lease = await (self._create() if turn is Turn.CREATE else self._hold(self._sight.lease))
+            lease = await (self._create(terms) if turn is Turn.CREATE else self._hold(self._sight.lease, terms))
         except (Conflict, NotFound):
             # Somebody was faster. What they wrote is seen at the next look.
             self._acts_until = float("-inf")
@@ -192,7 +245,7 @@ class Election:
             logger.info("this replica (%s) did not act for a while: its renewal is late", self.me)
             self._led = False
         self._sight = Sight(lease, asked)
-        self._acts_until = asked + self._terms.renew_deadline
+        self._acts_until = asked + terms.renew_deadline
 
     async def _is_superseded(self) -> bool:
         if self._wider is None:
@@ -212,43 +265,33 @@ class Election:
         except NotFound:
             return None
 
-    async def _create(self) -> Lease:
+    async def _create(self, terms: Terms) -> Lease:
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
         try:
-            return _lease(await self._client.create(self._collection, {**body, "spec": self._spec(self.me, 0)}))
+            return _lease(await self._client.create(self._collection, {**body, "spec": _spec(self.me, 0, terms)}))
         except Forbidden as error:
             raise KubeError(f"it is gone, and `helm upgrade` makes it: {error}") from error
 
-    async def _hold(self, old: Lease | None) -> Lease:
+    async def _hold(self, old: Lease | None, terms: Terms) -> Lease:
         """Take or renew. Who changed something else of the object, a label for example, is in nobody's way."""
         try:
-            return await self._put(old, holder=self.me)
+            return await self._put(old, self.me, terms)
         except Conflict:
             lease = await self._look()
             if lease is None or old is None or lease.holder != old.holder or lease.holder not in (self.me, ""):
                 raise
-            return await self._put(lease, holder=self.me)
+            return await self._put(lease, self.me, terms)
 
-    async def _put(self, old: Lease | None, *, holder: str) -> Lease:
+    async def _put(self, old: Lease | None, holder: str, terms: Terms) -> Lease:
         assert old is not None
         transitions = old.transitions + (old.holder != holder and bool(holder))
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {**old.metadata, "name": self._name, "resourceVersion": old.version},
-            "spec": self._spec(holder, transitions),
+            "spec": _spec(holder, transitions, terms),
         }
         return _lease(await self._client.replace(self._path, body))
-
-    def _spec(self, holder: str, transitions: int) -> Raw:
-        # The times are for people who read the lease; no replica does.
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {
-            "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, round(self._terms.duration)),
-            "renewTime": now,
-            "leaseTransitions": transitions,
-        }
 
     def _tell(self) -> None:
         shown = (self.leads, self.holder, self.superseded_by)
@@ -260,6 +303,17 @@ class Election:
 
 def _collection(namespace: str | None) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def _spec(holder: str, transitions: int, terms: Terms) -> Raw:
+    # The time is for people who read the lease; no replica does.
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "holderIdentity": holder,
+        "leaseDurationSeconds": math.ceil(terms.duration),
+        "renewTime": now,
+        "leaseTransitions": transitions,
+    }
 
 
 def _lease(raw: Raw) -> Lease:

@@ -28,12 +28,14 @@ def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
         "podDefaults.userId=1234",
         "podDefaults.terminationGracePeriodSeconds=99",
         "podDefaults.nodeLostSeconds=7",
+        "leaderElection.leaseDurationSeconds=15",
         "log.level=debug",
     )
     settings = read_settings(container(objects)["args"], {})
     assert settings.namespaces == ("team-a",)
     assert settings.trainer_image == "mine:2"
     assert settings.json_logs
+    assert settings.lease_duration_seconds == 15
     pods = settings.pods
     assert (pods.shm_size_limit, pods.image_pull_policy, pods.user_id) == ("2Gi", "Never", 1234)
     assert (pods.grace_seconds, pods.node_lost_seconds) == (99, 7)
@@ -274,6 +276,7 @@ def test_without_crds_enabled_there_is_none(helm: Path) -> None:
         "image.pullPolicy=Sometimes",
         "podDefaults.userId=0",
         "log.level=loud",
+        "leaderElection.leaseDurationSeconds=1",
     ],
 )
 def test_wrong_values_are_refused_by_name(helm: Path, setting: str) -> None:

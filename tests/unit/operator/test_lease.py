@@ -1,19 +1,22 @@
 """One of several replicas acts, whatever the network and the clocks do; and the next one takes over."""
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.elections import terms_of
 from disttrain_operator.kube.errors import StandingBy, Unavailable
 from disttrain_operator.kube.lease import Election, Lease, Sight, Terms, Turn, next_turn, updated
 from disttrain_operator.leadership import Leadership
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
+from tests.unit.operator.lease_world import STEP, World
 
 TERMS = Terms()
 
@@ -43,60 +46,88 @@ def test_only_a_change_starts_the_time_anew() -> None:
     assert updated(first, Lease("other", "8", 4.0), 3.0).since == 3.0
 
 
-class Replica:
-    """A replica in a world of steps: its clock runs at its own rate from its own zero."""
-
-    def __init__(self, name: str, rate: float, zero: float) -> None:
-        self.name, self.rate, self.zero = name, rate, zero
-        self.sight: Sight | None = None
-        self.acts_until = float("-inf")
-
-    def clock(self, time: float) -> float:
-        return self.zero + time * self.rate
-
-    def acts(self, time: float) -> bool:
-        return self.clock(time) < self.acts_until
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.integers(0, 2),  # whose turn
-        st.floats(0.05, 2.5),  # time that passes before
-        st.sampled_from(["reaches", "unanswered", "lost"]),  # what becomes of the write
-        st.floats(0.0, 2.0),  # time between reading the clock and the write's arrival
-    ),
-    max_size=60,
+# A minute of such a world has no smaller one.
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    rates=st.tuples(*[st.floats(0.9, 1.1)] * 3),
+    zeros=st.tuples(*[st.floats(0, 1e6)] * 3),
+    longest=st.sampled_from([1.4, 6.0]),
+    seed=st.integers(0, 2**32),
 )
+def test_two_never_lead_at_once(rates: tuple[float, ...], zeros: tuple[float, ...], longest: float, seed: int) -> None:
+    """Whatever the network and the clocks do, while leases become longer and shorter."""
+    chance = random.Random(seed)
+
+    cut_off_until = dict[str, float]()
+
+    def way(replica: str) -> tuple[float, bool]:
+        now = world.now()
+        if chance.random() < 0.05:
+            cut_off_until[replica] = now + chance.uniform(0, 8)
+        slow = chance.random() < 0.1
+        return chance.uniform(0, longest) if slow else 0.01, now >= cut_off_until.get(replica, 0)
+
+    with World() as world:
+        world.way = way
+        for number, (rate, zero) in enumerate(zip(rates, zeros, strict=True)):
+            world.join(f"r{number}", rate, zero)
+        assert world.until(lambda: sum(election.leads for election in world.elections) > 1, 60) >= 60
 
 
-@settings(max_examples=400)
-@given(rates=st.tuples(*[st.floats(0.9, 1.1)] * 3), zeros=st.tuples(*[st.floats(0, 1e6)] * 3), steps=STEPS)
-def test_two_never_act_at_once(
-    rates: tuple[float, ...], zeros: tuple[float, ...], steps: list[tuple[int, float, str, float]]
-) -> None:
-    replicas = [Replica(f"r{number}", *pair) for number, pair in enumerate(zip(rates, zeros, strict=True))]
-    stored: Lease | None = None
-    version, time = 0, 0.0
-    for who, pause, fate, delay in steps:
-        time += pause
-        replica = replicas[who]
-        assert sum(other.acts(time) for other in replicas) <= 1
-        if not replica.acts(time):
-            replica.sight = updated(replica.sight, stored, replica.clock(time))
-        assert replica.sight is not None
-        asked = replica.clock(time)
-        turn, known = next_turn(replica.sight, replica.name, asked), replica.sight.lease
-        if turn is Turn.WAIT:
-            continue
-        time += delay
-        if fate == "lost" or stored != known:
-            continue
-        version += 1
-        stored = Lease(replica.name, str(version), TERMS.duration)
-        if fate == "reaches":
-            replica.sight = Sight(stored, asked)
-            replica.acts_until = asked + TERMS.renew_deadline
-        assert sum(other.acts(time) for other in replicas) <= 1
+def test_a_renewal_counts_from_when_it_was_asked_for_not_from_its_answer() -> None:
+    with World() as world:
+        leader = world.join("leader")
+        world.until(lambda: leader.leads, 5)
+        heir = world.join("heir")
+        world.until(lambda: bool(heir.holder), 5)
+        # The next renewal is written at once and answered late; of those that follow none is.
+        ways = iter([(0.01, True), (1.2, True)])
+        world.way = lambda replica: next(ways, (0.0, False)) if replica == "leader" else (0.01, True)
+        assert world.until(lambda: leader.leads and heir.leads, 10) >= 10
+        assert heir.leads
+
+
+@given(phase=st.floats(0, 1))
+@settings(max_examples=20, deadline=None)
+def test_who_dies_is_succeeded_after_the_lease_and_two_looks(phase: float) -> None:
+    with World() as world:
+        leader = world.join("leader")
+        world.until(lambda: leader.leads, 5)
+        heir = world.join("heir")
+        world.until(lambda: False, 1 + phase)
+        world.kill(leader)
+        assert world.until(lambda: heir.leads, 10) <= TERMS.duration + 2 * TERMS.look_every + 2 * STEP
+        assert not leader.leads
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0, 4.0])
+def test_on_a_slow_api_server_a_leader_goes_on_with_a_longer_lease(seconds: float) -> None:
+    with World() as world:
+        leader, standby = world.join("leader"), world.join("standby")
+        world.until(lambda: leader.leads, 5)
+        world.way = lambda replica: (seconds / 2, True)
+        # The first renewals may be too late; then it has learnt.
+        world.until(lambda: False, 60)
+        leading = next(election for election in (leader, standby) if election.leads)
+        assert world.until(lambda: not leading.leads, 120) >= 120
+        assert world.lease is not None
+        assert world.lease["spec"]["leaseDurationSeconds"] >= 4 * seconds or seconds == 4.0
+        world.way = lambda replica: (0.01, True)
+        world.until(lambda: False, 400)
+        assert world.lease["spec"]["leaseDurationSeconds"] == TERMS.duration
+        assert leading.leads
+
+
+def test_a_lease_that_becomes_shorter_is_short_for_its_holder_before_others_can_know_it() -> None:
+    with World() as world:
+        leader = world.join("leader")
+        leader._slowest = 2.0
+        long = leader.terms
+        assert world.until(lambda: leader.leads, 5) < 5
+        # It asks for a short lease, and hears no more.
+        leader._slowest = 0.0
+        world.way = lambda replica: (0.01, False)
+        assert world.until(lambda: not leader.leads, 60) < long.renew_every + TERMS.duration < long.renew_deadline
 
 
 @contextmanager
@@ -207,3 +238,9 @@ async def test_every_answer_is_counted(client: Client, api: FakeApi) -> None:
         await client.get("/api/v1/namespaces/a/pods")
     assert told[0] == ("GET", 200)
     assert set(told[1:]) == {("GET", 500)}
+
+
+def test_so_many_leases_are_not_renewed_more_often_than_twenty_times_a_second_together() -> None:
+    assert terms_of(2, 1) == terms_of(2, 10) == Terms()
+    assert 50 / terms_of(2, 50).renew_every == 20
+    assert terms_of(15, 50).duration == 15

@@ -29,7 +29,15 @@ def test_a_flag_wins_over_its_variable() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["--log-level=LOUD", "--workers=0", "--max-in-flight=none", "--no-such-flag", "--user-id=me", "--user-id=0"],
+    [
+        "--log-level=LOUD",
+        "--workers=0",
+        "--max-in-flight=none",
+        "--no-such-flag",
+        "--user-id=me",
+        "--user-id=0",
+        "--lease-duration-seconds=1",
+    ],
 )
 def test_a_wrong_flag_ends_with_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
