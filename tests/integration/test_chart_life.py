@@ -4,14 +4,17 @@ The newer version is this one with a field more in the status, and it has writte
 """
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.build import ensure
 from tests.cluster.control_plane import ControlPlane
-from tests.integration.operator_process import JOBS, Raw, Team, eventually
+from tests.integration.operator_process import JOBS, Raw, Team, eventually, install_crd
 from tests.integration.release import CHART, Release
+from tests.waiting import GENEROUS
 
 TEAM = "life"
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/disttrainingjobs.disttrain.io"
@@ -87,6 +90,27 @@ def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
     eventually(release.acts, release.says)
     assert release.key() == key
     assert pods < {pod["metadata"]["uid"] for pod in team.pods()}
+
+
+def test_a_definition_that_somebody_applied_is_taken_over_as_the_page_says(tmp_path: Path) -> None:
+    page = (CHART.parents[1] / "docs" / "installing.md").read_text()
+    with ControlPlane() as cluster:
+        release = Release(cluster, tmp_path, "disttrain", "disttrain", ("crds.enabled=true",))
+        kubectl = [str(ensure(["kubectl"])["kubectl"]), f"--kubeconfig={cluster.kubeconfig}"]
+        install_crd(cluster.api)
+        refused = release.install()
+        assert refused.returncode != 0
+        assert "exists and cannot be imported into the current release: invalid ownership metadata" in refused.stderr
+        commands = [line.split()[1:] for line in page.splitlines() if line.startswith("kubectl ") and " crd " in line]
+        for command in commands[:2]:
+            subprocess.run([*kubectl, *command], check=True, capture_output=True, timeout=GENEROUS)
+        assert (done := release.install()).returncode == 0, done.stderr
+        release.uninstall()
+        other = Release(cluster, tmp_path, "other", "elsewhere", ("crds.enabled=true",))
+        assert "invalid ownership metadata" in other.install().stderr, "it was kept, and is the first one's"
+        other.succeed("install", str(CHART), "--create-namespace", "--take-ownership", *other.flags())
+        owner = cluster.api.get(DEFINITION)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+        assert owner == "other"
 
 
 def _put_status(cluster: ControlPlane, path: str, **fields: str) -> Raw:

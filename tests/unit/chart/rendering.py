@@ -1,6 +1,7 @@
 """The chart, as the real helm renders it."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([helm, *arguments], check=False, capture_output=True, text=True, timeout=GENEROUS)
 
 
-def render(helm: Path, *settings: str, namespace: str = "system") -> list[dict[str, Any]]:
+def render(helm: Path, *settings: str, namespace: str = "system", flags: Sequence[str] = ()) -> list[dict[str, Any]]:
     """All objects of the chart but the CRD, which is slow to read; `settings` are values like `crds.enabled=true`."""
-    flags = [flag for setting in ("crds.enabled=false", *settings) for flag in ("--set", setting)]
+    given = [flag for setting in ("crds.enabled=false", *settings) for flag in ("--set", setting)]
     # Without this a helm that is built from its Go module assumes an old version of Kubernetes.
-    done = run(helm, "template", "disttrain", str(CHART), "-n", namespace, "--kube-version", "1.34.0", *flags)
+    done = run(helm, "template", "disttrain", str(CHART), "-n", namespace, "--kube-version", "1.34.0", *given, *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
 

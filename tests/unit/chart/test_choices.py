@@ -1,5 +1,6 @@
 """What the chart leaves to those who install it: names, images, pods, their disruption, network and account."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_users_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
     objects = render(helm, "podDefaults.userId=null")
     assert read_settings(container(objects)["args"], {}).pods.user_id is None
     assert read_settings(container(render(helm))["args"], {}).pods.user_id == 65532
+
+
+def test_with_the_values_that_the_page_gives_for_openshift_nobody_has_a_user_of_ours(
+    helm: Path, tmp_path: Path
+) -> None:
+    page = (CHART.parents[1] / "docs" / "installing.md").read_text()
+    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "userId: null" in block]
+    values = tmp_path / "values.yaml"
+    values.write_text(block)
+    objects = render(helm, flags=("-f", str(values)))
+    assert read_settings(container(objects)["args"], {}).pods.user_id is None
+    for pod in (only(objects, "Deployment")["spec"]["template"]["spec"], only(objects, "Pod")["spec"]):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert not {"runAsUser", "runAsGroup"} & pod["containers"][0]["securityContext"].keys()
 
 
 def test_numbers_of_any_size_reach_the_operator_as_numbers(helm: Path, tmp_path: Path) -> None:
