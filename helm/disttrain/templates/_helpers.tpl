@@ -12,10 +12,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "disttrain.labels" -}}
-{{ include "disttrain.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- $own := dict "app.kubernetes.io/version" .Chart.AppVersion "app.kubernetes.io/managed-by" .Release.Service "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) }}
+{{- merge $own (include "disttrain.selector" . | fromYaml) (default dict .Values.commonLabels) | toYaml }}
 {{- end }}
 
 {{- define "disttrain.serviceAccountName" -}}

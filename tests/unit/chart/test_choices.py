@@ -50,12 +50,12 @@ def test_arguments_and_variables_of_ones_own_come_last(helm: Path) -> None:
     objects = render(
         helm,
         "extraArgs={--workers=128,--log-level=debug}",
-        "extraEnv[0].name=HTTPS_PROXY",
-        "extraEnv[0].value=http://p",
+        "extraEnv[0].name=DISTTRAIN_CONTEXT",
+        "extraEnv[0].value=x",
     )
     settings = read_settings(container(objects)["args"], {})
     assert (settings.workers, settings.log_level) == (128, "DEBUG")
-    assert container(objects)["env"] == [{"name": "HTTPS_PROXY", "value": "http://p"}]
+    assert container(objects)["env"] == [{"name": "DISTTRAIN_CONTEXT", "value": "x"}]
 
 
 def test_users_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
@@ -125,6 +125,38 @@ def test_labels_of_ones_own_do_not_replace_those_that_select_the_pods(helm: Path
     assert template["labels"]["team"] == "ml"
     assert template["labels"]["app.kubernetes.io/instance"] == "disttrain"
     assert template["annotations"] == {"a": "b"}
+
+
+def test_labels_of_all_objects_are_added_to_the_charts_and_select_nothing(helm: Path) -> None:
+    values = ("networkPolicy.operator.enabled=true", "metrics.serviceMonitor.enabled=true", "podDefaults.labels.a=b")
+    plain = render(helm, *values)
+    labelled = render(helm, *values, "commonLabels.cost=ml", r"commonLabels.app\.kubernetes\.io/name=other")
+    for before, after in zip(plain, labelled, strict=True):
+        assert after["metadata"]["labels"] == {**before["metadata"]["labels"], "cost": "ml"}
+    template = only(labelled, "Deployment")["spec"]["template"]["metadata"]
+    assert template["labels"]["cost"] == "ml"
+    assert only(labelled, "Deployment")["spec"]["selector"] == only(plain, "Deployment")["spec"]["selector"]
+    assert only(labelled, "Service")["spec"] == only(plain, "Service")["spec"]
+
+
+def test_volumes_variables_and_annotations_of_ones_own_are_there_beside_the_charts(helm: Path) -> None:
+    objects = render(
+        helm,
+        "extraVolumes[0].name=ca",
+        "extraVolumes[0].configMap.name=private-ca",
+        "extraVolumeMounts[0].name=ca",
+        "extraVolumeMounts[0].mountPath=/etc/ca",
+        "extraEnvFrom[0].secretRef.name=mine",
+        "deploymentAnnotations.a=b",
+        "metrics.serviceAnnotations.c=d",
+    )
+    deployment = only(objects, "Deployment")
+    assert deployment["metadata"]["annotations"] == {"a": "b"}
+    assert only(objects, "Service")["metadata"]["annotations"] == {"c": "d"}
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert [volume["name"] for volume in volumes] == ["tmp", "ca"]
+    assert [mount["mountPath"] for mount in container(objects)["volumeMounts"]] == ["/tmp", "/etc/ca"]
+    assert container(objects)["envFrom"] == [{"secretRef": {"name": "mine"}}]
 
 
 def test_a_drain_takes_one_replica_at_a_time(helm: Path) -> None:
