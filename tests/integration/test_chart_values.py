@@ -31,7 +31,7 @@ CHOICES: dict[str, list[Any]] = {
     "image.pullPolicy": ["IfNotPresent", "Always", "Never"],
     "imagePullSecrets": [[], [{"name": "registry"}]],
     "replicas": [2, 1],
-    "trainerImage": ["disttrain/trainer:0.1.0", "registry.example/t@sha256:" + "0" * 64],
+    "trainerImage": ["", "registry.example/t@sha256:" + "0" * 64],
     "watchNamespaces": [[], ["team-a"], ["team-b", "team-a"]],
     "leaderElection.namespace": ["kube-system", "team-b"],
     "leaderElection.leaseDurationSeconds": [2, 120],

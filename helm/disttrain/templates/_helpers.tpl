@@ -26,6 +26,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{- define "disttrain.trainerImage" -}}
+{{ default (printf "disttrain/trainer:%s" .Chart.AppVersion) .Values.trainerImage }}
+{{- end }}
+
 {{/* Of the pod of `helm test`, which the operator's Service must not select. */}}
 {{- define "disttrain.testLabels" -}}
 app.kubernetes.io/name: {{ default "disttrain-operator" .Values.nameOverride }}-test

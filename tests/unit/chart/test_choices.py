@@ -1,6 +1,7 @@
 """What the chart leaves to those who install it: names, images, pods, their disruption, network and account."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from disttrain_api.manifest import parse
 from disttrain_operator.preflight import LEASE_RIGHTS
 from disttrain_operator.settings import read_settings
+from tests.cluster.paths import IMAGE_TAG
 from tests.unit.chart.rendering import CHART, container, only, render, rights, run
 
 # From cold, helm is built first, beside all that others build.
@@ -44,6 +46,15 @@ def test_an_image_is_named_by_its_digest_alone(helm: Path) -> None:
     objects = render(helm, "image.tag=v2", f"image.digest={digest}")
     assert container(objects)["image"] == f"disttrain/operator@{digest}"
     assert container(render(helm, "image.tag=v2"))["image"] == "disttrain/operator:v2"
+
+
+def test_jobs_that_name_no_image_get_the_trainer_of_the_charts_version(helm: Path, tmp_path: Path) -> None:
+    assert read_settings(container(render(helm))["args"], {}).trainer_image == f"disttrain/trainer:{IMAGE_TAG}"
+    newer = shutil.copytree(CHART, tmp_path / "chart")
+    about = newer / "Chart.yaml"
+    about.write_text(about.read_text().replace(f"appVersion: {IMAGE_TAG}", "appVersion: 9.8.7"))
+    done = run(helm, "template", "x", str(newer), "--kube-version=1.34.0", "-s=templates/deployment.yaml")
+    assert "--trainer-image=disttrain/trainer:9.8.7\n" in done.stdout
 
 
 def test_arguments_and_variables_of_ones_own_come_last(helm: Path) -> None:
