@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from disttrain_api.manifest import parse
+from disttrain_operator.plan.template_defaults import FIELDS, read_template_defaults
 from disttrain_operator.preflight import LEASE_RIGHTS
 from disttrain_operator.settings import read_settings
 from tests.cluster.paths import IMAGE_TAG
@@ -75,14 +76,19 @@ def test_users_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
     assert read_settings(container(render(helm))["args"], {}).pods.user_id == 65532
 
 
+def of_page(name: str, words: str, folder: Path) -> tuple[str, str]:
+    """The values with these words on a page, as flags of helm."""
+    page = (CHART.parents[1] / "docs" / name).read_text()
+    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if words in block]
+    values = folder / "values.yaml"
+    values.write_text(block)
+    return "-f", str(values)
+
+
 def test_with_the_values_that_the_page_gives_for_openshift_nobody_has_a_user_of_ours(
     helm: Path, tmp_path: Path
 ) -> None:
-    page = (CHART.parents[1] / "docs" / "installing.md").read_text()
-    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "userId: null" in block]
-    values = tmp_path / "values.yaml"
-    values.write_text(block)
-    objects = render(helm, flags=("-f", str(values)))
+    objects = render(helm, flags=of_page("installing.md", "userId: null", tmp_path))
     assert read_settings(container(objects)["args"], {}).pods.user_id is None
     for pod in (only(objects, "Deployment")["spec"]["template"]["spec"], only(objects, "Pod")["spec"]):
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -117,6 +123,8 @@ def test_what_is_laid_under_templates_is_a_file_of_the_operator_which_starts_ane
     file.write_text(content["pod-defaults.json"])
     settings = read_settings([f"--pod-defaults-file={file}"], {})
     assert settings.pods.template == {"labels": {"team": "ml"}, "env": [{"name": "A", "value": "b: #"}]}
+    of_the_page = only(render(helm, flags=of_page("operating.md", "podDefaults:", tmp_path)), "ConfigMap")["data"]
+    assert read_template_defaults(of_the_page["pod-defaults.json"]).keys() == set(FIELDS)
 
     def annotations(*values: str) -> dict[str, str]:
         metadata: dict[str, dict[str, str]] = only(render(helm, *values), "Deployment")["spec"]["template"]["metadata"]
