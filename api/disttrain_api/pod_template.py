@@ -43,7 +43,6 @@ _METADATA: Schema = {
 _NUMBER = r"([0-9]{1,32}(\.[0-9]{0,32})?|\.[0-9]{1,32})"
 _QUANTITY_SCHEMA: Schema = {
     "x-kubernetes-int-or-string": True,
-    "anyOf": [{"type": "integer"}, {"type": "string"}],
     "pattern": rf"^[+-]?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{{1,2}})?$",
 }
 
@@ -110,7 +109,7 @@ def _reduce(node: Schema, schemas: dict[str, Schema]) -> Schema:
             return dict(_QUANTITY_SCHEMA)
         return _reduce(schemas[name], schemas)
     if node.get("format") == "int-or-string":
-        return {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+        return {"x-kubernetes-int-or-string": True}  # the types are said by that
     reduced: Schema = {key: node[key] for key in _KEPT if key in node}
     if "properties" in node:
         reduced["properties"] = {key: _reduce(value, schemas) for key, value in node["properties"].items()}

@@ -28,6 +28,8 @@ EVERY_FIELD = Path(__file__).with_name("every_field.yaml")
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/default/disttrainingjobs"
 
+CPU = "spec.workers.resources.limits.cpu"
+
 Raw = dict[str, Any]
 
 
@@ -149,10 +151,7 @@ def test_kubectl_apply_refuses_a_misspelt_field(jobs: Jobs, spec: dict[str, Any]
             {"workers": {"template": {"metadata": {"labels": {f"l{number}": "x" for number in range(257)}}}}},
             "spec.workers.template.metadata.labels",
         ),
-        (
-            {"workers": {"template": {"spec": {"containers": [{"name": "a", "resources": {"limits": {"cpu": "x"}}}]}}}},
-            "spec.workers.template.spec.containers[0].resources.limits.cpu",
-        ),
+        *(({"workers": {"resources": {"limits": {"cpu": size}}}}, CPU) for size in ("x", 0.5, True, {})),
     ],
 )
 def test_a_wrong_value_is_refused_at_the_same_place_as_by_python(jobs: Jobs, spec: dict[str, Any], path: str) -> None:
