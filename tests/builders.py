@@ -38,7 +38,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def a_claim_template(*, retain: bool | None = None, **spec: Any) -> dict[str, Any]:
     """A `storage` with a claim of 1 GiB that the operator makes; `spec` is laid over that of the claim."""
     template = {"spec": merge({"resources": {"requests": {"storage": "1Gi"}}}, spec)}
-    policy = {} if retain is None else {"retentionPolicy": "Retain" if retain else "Delete"}
+    policy = {} if retain is None else {"retentionPolicy": {"whenDeleted": "Retain" if retain else "Delete"}}
     return {"volumeClaimTemplate": template, **policy}
 
 

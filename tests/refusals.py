@@ -187,7 +187,7 @@ REFUSALS = (
         "RetentionNeedsClaimTemplate",
         "spec.storage.retentionPolicy",
         "`retentionPolicy` is about a claim that the operator makes: give `volumeClaimTemplate`, or remove it",
-        {"storage": CLAIM | {"retentionPolicy": "Delete"}},
+        {"storage": CLAIM | {"retentionPolicy": {"whenDeleted": "Delete"}}},
     ),
     Refusal(
         "ClaimHasSize",

@@ -1,4 +1,4 @@
-"""Fields that an earlier version had, and where they went.
+"""Fields that an earlier version had, or had with another type, and where they went.
 
 `disttrain validate` names the new field for an old one. The API server does not use this table: `kubectl` names the
 unknown field only.
@@ -17,13 +17,21 @@ MOVED = {
     "spec.storage.size": "it is `spec.storage.volumeClaimTemplate` now, with the size in its `resources`",
     "spec.storage.storageClassName": "it stands in the `spec` of `spec.storage.volumeClaimTemplate` now",
     "spec.storage.accessMode": "it is `accessModes`, a list, in the `spec` of `spec.storage.volumeClaimTemplate` now",
-    "spec.storage.retain": "it is `spec.storage.retentionPolicy` now: Retain or Delete",
+    "spec.storage.retain": "it is `spec.storage.retentionPolicy.whenDeleted` now: Retain or Delete",
     "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",
 }
 """What to do instead, by the field's path."""
 
+RESHAPED = {
+    "spec.storage.retentionPolicy": "it is `spec.storage.retentionPolicy.whenDeleted` now",
+}
+"""What to do where a field that has fields of its own now holds a word, as it once did; by the field's path."""
+
 
 def with_successor(violation: Violation) -> Violation:
     """Return the violation; of a field of an earlier version, with its successor as the hint."""
-    successor = MOVED.get(violation.path) if violation.message == UNKNOWN_FIELD else None
+    if violation.message == UNKNOWN_FIELD:
+        successor = MOVED.get(violation.path)
+    else:
+        successor = RESHAPED.get(violation.path) if isinstance(violation.found, str) else None
     return violation if successor is None else replace(violation, hint=successor, meant=None)

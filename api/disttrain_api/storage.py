@@ -8,11 +8,18 @@ from pydantic import Field, JsonValue
 from disttrain_api.base import ApiModel
 
 
-class RetentionPolicy(StrEnum):
-    """What becomes of the claim that the operator makes when the job is deleted."""
+class Retention(StrEnum):
+    """What becomes of a claim."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
+
+
+class RetentionPolicy(ApiModel):
+    """What becomes of the claim that the operator makes, as in a StatefulSet."""
+
+    when_deleted: Retention = Retention.RETAIN
+    """When the job is deleted: Retain keeps the claim, Delete deletes it, too."""
 
 
 class Storage(ApiModel):
@@ -27,7 +34,12 @@ class Storage(ApiModel):
     url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
     """A prefix in an object store; credentials and endpoint come from the environment of the container `trainer`."""
     retention_policy: RetentionPolicy | None = None
-    """Whether the claim that the operator makes outlives the job. Absent: Retain."""
+    """What becomes of the claim that the operator makes. Absent: it outlives the job."""
+
+    @property
+    def claim_outlives_job(self) -> bool:
+        """Whether a claim that the operator makes stays when the job is deleted."""
+        return self.retention_policy is None or self.retention_policy.when_deleted is Retention.RETAIN
 
     @property
     def claim_spec(self) -> dict[str, Any]:

@@ -338,7 +338,7 @@ storages = st.builds(
         {},
         {"claimName": "a", "url": "s3://a"},
     ),
-    some(4, retentionPolicy=one_of("Retain", "Delete")),
+    some(4, retentionPolicy=one_of({}, {"whenDeleted": "Delete"})),
 )
 draw_storage = fields_of(Theme.STORAGE, storage=storages)
 failure_rules = st.lists(

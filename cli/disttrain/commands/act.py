@@ -57,7 +57,7 @@ def delete(
     context: Context = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="without asking, also jobs that have not finished")] = False,
 ) -> int:
-    """Delete jobs and their pods. Whether checkpoints stay is for `storage.retentionPolicy` to say."""
+    """Delete jobs and their pods. Whether checkpoints stay is for `storage.retentionPolicy.whenDeleted` to say."""
     from disttrain.change import delete
     from disttrain.client import Client
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import AGENT_PORT, CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
-from disttrain_api.storage import RetentionPolicy
 from disttrain_operator.plan.environment import default_variables, takes_variables
 from disttrain_operator.plan.identity import (
     Manifest,
@@ -152,7 +151,7 @@ def claim(job: PlannedJob) -> Manifest | None:
     if storage is None or storage.volume_claim_template is None:
         return None
     metadata = child_metadata(job, claim_name(job.name, job.uid))
-    if storage.retention_policy is not RetentionPolicy.DELETE:
+    if storage.claim_outlives_job:
         del metadata["ownerReferences"]
     given = storage.volume_claim_template.get("metadata")
     for key, entries in given.items() if isinstance(given, Mapping) else ():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disttrain_api import DistTrainingJob, ManifestError, load, parse
 from disttrain_api.crd import openapi_schema
-from disttrain_api.moved import MOVED
+from disttrain_api.moved import MOVED, RESHAPED
 from disttrain_api.validate import problems, read_job, read_spec
 from tests.builders import a_claim_template, a_manifest
 
@@ -291,6 +291,13 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
             "it comes with context parallelism; only 1 was accepted: remove it",
         ),
         ("runPolicy: {schedulingPolicy: {gang: Gate}}", "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now"),
+        (
+            "storage: {url: s3://a, retentionPolicy: Delete}",
+            (
+                "spec.storage.retentionPolicy: must be an object with keys and values, not the string 'Delete'; it is"
+                " `spec.storage.retentionPolicy.whenDeleted` now"
+            ),
+        ),
     ],
 )
 def test_a_field_of_an_earlier_version_is_refused_with_where_it_went(written: str, said: str) -> None:
@@ -319,5 +326,6 @@ def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
 def test_no_field_that_is_said_to_have_moved_is_there() -> None:
     known = set(fields_of(openapi_schema()["properties"]["spec"], "spec"))
     assert known.isdisjoint(MOVED)
-    successors = [word for hint in MOVED.values() for word in re.findall(r"`(spec[^`]*)`", hint)]
+    assert known.issuperset(RESHAPED)
+    successors = [word for hint in (MOVED | RESHAPED).values() for word in re.findall(r"`(spec[^`]*)`", hint)]
     assert set(successors) <= known
