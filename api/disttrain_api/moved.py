@@ -12,6 +12,8 @@ from disttrain_api.violation import Violation
 MOVED = {
     "spec.runPolicy.suspend": "it is `spec.suspend` now",
     "spec.runPolicy.managedBy": "it is `spec.managedBy` now",
+    "spec.runPolicy.activeDeadlineSeconds": "it is `spec.activeDeadlineSeconds` now",
+    "spec.runPolicy.ttlSecondsAfterFinished": "it is `spec.ttlSecondsAfterFinished` now",
     "spec.runPolicy.startDeadlineSeconds": "it is `spec.runPolicy.startingDeadlineSeconds` now",
     "spec.runPolicy.schedulingPolicy.gang": "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now",
     "spec.storage.size": "it is `spec.storage.volumeClaimTemplate` now, with the size in its `resources`",

@@ -9,7 +9,6 @@ from disttrain_api.base import ApiModel
 from disttrain_api.names import Role
 from disttrain_api.scheduling import SchedulingPolicy
 
-Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveSeconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -156,13 +155,9 @@ class RunPolicy(ApiModel):
     progress_deadline_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] | None = None
     """Time without a new step, while ranks train, before the gang restarts; more than between two lines of the log.
     Absent: no limit."""
-    active_deadline_seconds: PositiveSeconds | None = None
-    """Time from the start (or the last resume) before the job fails. Absent: no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
     """Time that a pod may take to end after its grace is over, or on a dead node after its deletion, before it is
     removed by force. The checkpoints are fenced against what may still run there."""
-    ttl_seconds_after_finished: Seconds | None = None
-    """Time after the end before the job is deleted. Absent: it is kept."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     failure_log_in_status: bool = False

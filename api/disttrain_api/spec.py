@@ -8,7 +8,7 @@ from disttrain_api.base import ApiModel
 from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, GENERATED_LENGTH, KIND
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.role import RolePods
-from disttrain_api.run_policy import RunPolicy
+from disttrain_api.run_policy import PositiveSeconds, RunPolicy
 from disttrain_api.storage import Storage
 from disttrain_api.training import Training
 
@@ -51,6 +51,10 @@ class JobSpec(ApiModel):
     """How the job lives and ends."""
     suspend: bool = False
     """True stops the pods after a checkpoint; false starts them again from it."""
+    active_deadline_seconds: PositiveSeconds | None = None
+    """Time from the start (or the last resume) before the job fails. Absent: no limit."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Time after the end before the job is deleted. Absent: it is kept."""
     managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=r"^[^/]+/[^/]+$")] | None = None
     """Another controller's name, for example kueue.x-k8s.io/multikueue: this operator then leaves the job alone.
     Absent or disttrain.io/operator: this operator. It never changes."""

@@ -90,7 +90,7 @@ def specs() -> Iterator[Poison]:
     yield Poison("managed-by-an-object", _spec(managedBy={}))
     yield Poison("suspend-is-a-word", _spec(suspend="yes"))
     yield Poison("a-gang-of-no-kind", _spec(runPolicy={"schedulingPolicy": {"gangScheduler": "Everything"}}))
-    yield Poison("a-negative-deadline", _spec(runPolicy={"activeDeadlineSeconds": -(2**63)}))
+    yield Poison("a-negative-deadline", _spec(activeDeadlineSeconds=-(2**63)))
     yield Poison(
         "a-gate-of-everything", _spec(runPolicy={"schedulingPolicy": {"gangScheduler": "Gate", "topology": []}})
     )

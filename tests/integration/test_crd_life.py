@@ -13,12 +13,12 @@ from tests.integration.test_crd import jobs as jobs
 
 FREE = (
     {"suspend": True},
-    {"runPolicy": {"activeDeadlineSeconds": 60}},
+    {"activeDeadlineSeconds": 60},
     {"runPolicy": {"maxRestarts": 9}},
     {"runPolicy": {"progressDeadlineSeconds": 600}},
     {"runPolicy": {"startingDeadlineSeconds": 60}},
     {"runPolicy": {"terminationTimeoutSeconds": 5}},
-    {"runPolicy": {"ttlSecondsAfterFinished": 60}},
+    {"ttlSecondsAfterFinished": 60},
     {"runPolicy": {"failureLogInStatus": True}},
     {"runPolicy": {"podSecurity": "Template"}},
 )

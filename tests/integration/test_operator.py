@@ -234,7 +234,7 @@ def test_a_deleted_job_is_left_in_peace_and_its_namesake_begins_anew(team: Team)
 
 
 def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
-    team.create(runPolicy={"ttlSecondsAfterFinished": 1})
+    team.create(ttlSecondsAfterFinished=1)
     pods = team.wait_for_pods(2)
     team.run(pods)
     team.finish(pods)
@@ -245,7 +245,7 @@ def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
 def test_a_job_fails_at_its_deadline(team: Team) -> None:
     team.create()
     team.run(team.wait_for_pods(2))
-    team.patch(runPolicy={"activeDeadlineSeconds": 1})
+    team.patch(activeDeadlineSeconds=1)
     team.wait_for("Failed", reason="ActiveDeadlineExceeded")
     eventually(lambda: not team.pods(), lambda: "pods that still run are deleted")
 

@@ -174,7 +174,7 @@ def test_a_deadline_ends_the_job_and_its_processes(workplace: Workplace) -> None
         workplace,
         "import os, time\nopen(f'alive-{os.getpid()}-{os.getppid()}', 'w').close()\ntime.sleep(1000)",
     )
-    run = workplace.run(own(workplace, "python", program, replicas=2, runPolicy={"activeDeadlineSeconds": 2}))
+    run = workplace.run(own(workplace, "python", program, replicas=2, activeDeadlineSeconds=2))
     assert run.exit_code == 1
     assert run.condition("Failed")["reason"] == "ActiveDeadlineExceeded"
     said = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]

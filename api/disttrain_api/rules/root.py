@@ -116,7 +116,7 @@ def _unchanged(path: str, *, idle: bool) -> str:
 
 _FOLDER = "`training.checkpoint.folder`"
 FREEZE_RULES = (
-    # Everything but `suspend`, and what of `runPolicy` the next look or the next pod may take into account.
+    # Everything but `suspend`, the limits beside it, and what of `runPolicy` the next look or pod may go by.
     FreezeRule(
         (
             "spec.workers",

@@ -21,7 +21,7 @@ def alone(job: Job) -> tuple[Job, list[str]]:
     if policy.progress_deadline_seconds is not None:
         # No agent is asked here.
         taken.append("progressDeadlineSeconds")
-    if policy.ttl_seconds_after_finished is not None:
+    if job.spec.ttl_seconds_after_finished is not None:
         # The folder of a run stays until a person removes it.
         taken.append("ttlSecondsAfterFinished")
     if not taken:
@@ -30,7 +30,11 @@ def alone(job: Job) -> tuple[Job, list[str]]:
         "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
         "progress_deadline_seconds": None,
+    }
+    changes = {
+        "run_policy": policy.model_copy(update=here),
+        "managed_by": None,
         "ttl_seconds_after_finished": None,
     }
-    spec = job.spec.model_copy(update={"run_policy": policy.model_copy(update=here), "managed_by": None})
+    spec = job.spec.model_copy(update=changes)
     return replace(job, spec=spec, managed_by=None), taken

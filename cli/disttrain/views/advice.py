@@ -43,7 +43,7 @@ FAILED: dict[str, str] = {
     "ProgressDeadlineExceeded": "Look at where the rank waits (the calls are above, the innermost first): in a"
     " collective call for a peer that left it out, or for data; where a step may take that long, raise"
     " `runPolicy.progressDeadlineSeconds`",
-    "ActiveDeadlineExceeded": "Raise `runPolicy.activeDeadlineSeconds`, and submit it again: with `storage` it"
+    "ActiveDeadlineExceeded": "Raise `spec.activeDeadlineSeconds`, and submit it again: with `storage` it"
     " goes on from the last checkpoint",
     "NoRoom": "Ask for fewer or smaller pods, free room, or raise `schedulingPolicy.timeoutSeconds`",
     "GateOff": "Choose another `gangScheduler`, or ask an administrator for the gate",

@@ -25,7 +25,7 @@ def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
     if not any(pod.program_alive for pod in observed.pods):
         status = settle_counts(learn(status, observed, now))
     cleaning = clean_pods(job.spec, observed, now)
-    ttl = job.spec.run_policy.ttl_seconds_after_finished if job.spec is not None else None
+    ttl = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl is None or job.status.completion_time is None:
         return Decision(
             "Finished", "the job has finished", status, cleaning.actions, look_again_at=cleaning.look_again_at

@@ -285,6 +285,7 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
     ("written", "said"),
     [
         ("runPolicy: {suspend: true}", "spec.runPolicy.suspend: unknown field; it is `spec.suspend` now"),
+        ("runPolicy: {activeDeadlineSeconds: 60}", "it is `spec.activeDeadlineSeconds` now"),
         ("runPolicy: {managedBy: a.b/c}", "spec.runPolicy.managedBy: unknown field; it is `spec.managedBy` now"),
         (
             "parallelism: {contextParallelDegree: 1}",

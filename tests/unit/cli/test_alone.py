@@ -1,18 +1,23 @@
 """What a job on this machine leaves out, and says so."""
 
+from typing import Any
+
 import pytest
 
 from disttrain.local.alone import alone
-from disttrain_api.run_policy import RunPolicy
-from disttrain_api.scheduling import GangScheduler, SchedulingPolicy
 from tests.builders import a_job
 
-HERE = SchedulingPolicy(gang_scheduler=GangScheduler.NONE)
+HERE = {"gangScheduler": "None"}
 
 
-@pytest.mark.parametrize("field", ["progressDeadlineSeconds", "ttlSecondsAfterFinished"])
-def test_a_limit_that_nobody_watches_here_is_left_out_and_named(field: str) -> None:
-    job, left_out = alone(a_job(runPolicy={field: 600}))
-    assert job.spec is not None
-    assert (job.spec.run_policy, left_out) == (RunPolicy(scheduling_policy=HERE), [field])
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"runPolicy": {"progressDeadlineSeconds": 600}}, "progressDeadlineSeconds"),
+        ({"ttlSecondsAfterFinished": 600}, "ttlSecondsAfterFinished"),
+    ],
+)
+def test_a_limit_that_nobody_watches_here_is_left_out_and_named(spec: dict[str, Any], field: str) -> None:
+    job, left_out = alone(a_job(**spec))
+    assert (job.spec, left_out) == (a_job(runPolicy={"schedulingPolicy": HERE}).spec, [field])
     assert alone(a_job())[1] == []

@@ -109,7 +109,8 @@ def test_what_the_servers_ask_for_is_named_too_and_what_both_ask_for_once() -> N
 def test_what_a_cluster_does_with_the_job_comes_first() -> None:
     spec: dict[str, Any] = {
         "managedBy": "kueue.x-k8s.io/multikueue",
-        "runPolicy": {"ttlSecondsAfterFinished": 60, "disruptionBudget": {"minAvailable": 1}},
+        "ttlSecondsAfterFinished": 60,
+        "runPolicy": {"disruptionBudget": {"minAvailable": 1}},
         "workers": {"resources": {"limits": {"memory": "1Gi"}}},
     }
     assert left_out(a_job(**spec)) == "disruptionBudget; managedBy; ttlSecondsAfterFinished; resources"

@@ -290,13 +290,13 @@ def test_where_users_or_groups_are_refused_the_switches_are_named(
 
 
 def test_the_active_deadline_fails_the_job_and_stops_its_pods() -> None:
-    world = a_running_world(runPolicy={"activeDeadlineSeconds": 100}).pass_time(100).settle()
+    world = a_running_world(activeDeadlineSeconds=100).pass_time(100).settle()
     assert world.condition("Failed")[1] == "ActiveDeadlineExceeded"
     assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods.values())
 
 
 def test_time_in_suspension_does_not_count_towards_the_active_deadline() -> None:
-    world = a_running_world(runPolicy={"activeDeadlineSeconds": 100}).edit(suspend=True).settle()
+    world = a_running_world(activeDeadlineSeconds=100).edit(suspend=True).settle()
     world.end(0, 143).end(1, 143).confirm_deletions().settle().pass_time(1000).settle()
     world.edit(suspend=False).settle().run_all()
     assert world.condition("Failed")[0] == "False"
@@ -318,7 +318,7 @@ def test_clean_pod_policy_decides_which_pods_of_a_finished_job_stay(policy: str,
 
 
 def test_a_finished_job_is_deleted_when_its_time_to_live_is_over() -> None:
-    world = a_running_world(runPolicy={"ttlSecondsAfterFinished": 30}).end(0, 0).end(1, 0).settle()
+    world = a_running_world(ttlSecondsAfterFinished=30).end(0, 0).end(1, 0).settle()
     decision = world.pass_time(29).decide()
     assert not any(isinstance(action, DeleteJob) for action in decision.actions)
     assert decision.look_again_at is not None

@@ -13,7 +13,7 @@ from disttrain_operator.decide.situation import Situation
 
 def active_deadline_at(job: Job) -> datetime | None:
     """When the job fails for its age; None where it does not."""
-    seconds = job.spec.run_policy.active_deadline_seconds if job.spec is not None else None
+    seconds = job.spec.active_deadline_seconds if job.spec is not None else None
     if seconds is None or job.status.start_time is None:
         return None
     return after(job.status.start_time, seconds)
@@ -24,7 +24,7 @@ def active_deadline(situation: Situation) -> Move | None:
     deadline = active_deadline_at(situation.job)
     if deadline is None or situation.now < deadline:
         return None
-    seconds = situation.run_policy.active_deadline_seconds
+    seconds = situation.spec.active_deadline_seconds
     message = f"the job was active for longer than activeDeadlineSeconds ({seconds})"
     verdict = Verdict(reason=Reason.ACTIVE_DEADLINE_EXCEEDED, message=message)
     return finish(situation.status, situation.now, State.FAILED, verdict)
