@@ -368,9 +368,10 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
         "runPolicy": {
             "failurePolicy": {
                 "rules": [
-                    {"action": "FailJob", "exitCodes": {"values": [42]}, "roles": ["worker"]},
+                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}, "roles": ["worker"]},
                     {"action": "RestartPod", "roles": ["ps"]},
-                    {"action": "RestartWithoutCounting", "podConditions": [{"type": "DisruptionTarget"}]},
+                    {"action": "RestartWithoutCounting", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                    {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
                 ]
             }
         }

@@ -14,9 +14,35 @@ def _servers(container: Mapping[str, Any], **beside: Any) -> dict[str, Any]:
     return untrained(own_program(), parameterServers=own_program(container) | beside)
 
 
+def _on_exit(operator: str, values: list[int], **more: str) -> dict[str, Any]:
+    codes = {"operator": operator, "values": values, **more}
+    return {"failurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]}}
+
+
+def _fetching(name: str, **more: str) -> dict[str, Any]:
+    """A pod with an init container of this name."""
+    return {"template": {"spec": {"initContainers": [{"name": name, "image": "a:1"} | more]}}}
+
+
 BESIDE = (("Workers", "spec.workers", _workers), ("Servers", "spec.parameterServers", _servers))
 
 PROGRAM_REFUSALS = (
+    *(
+        Refusal(
+            "ExitCodeOfContainer",
+            "spec.runPolicy.failurePolicy",
+            "`onExitCodes.containerName` must be `trainer`, or an init container that is no sidecar: no other container"
+            " ends a pod",
+            {"workers": _fetching("fetch", **more), "runPolicy": _on_exit("In", [7], containerName=name)},
+        )
+        for name, more in {"fetsh": {}, "fetch": {"restartPolicy": "Always"}}.items()
+    ),
+    Refusal(
+        "ExitCodeOfFailure",
+        "spec.runPolicy.failurePolicy",
+        "exit code 0 is no failure: remove it from the values of `onExitCodes` with operator In",
+        {"runPolicy": _on_exit("In", [0, 7])},
+    ),
     Refusal(
         "SomethingToRun",
         "spec.workers",
@@ -99,6 +125,16 @@ PROGRAMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
                 }
             },
         }
+    ),
+    "exit codes of the trainer": {"runPolicy": _on_exit("In", [7], containerName="trainer")},
+    "exit codes of an init container": {
+        "workers": _fetching("fetch"),
+        "runPolicy": _on_exit("In", [7], containerName="fetch"),
+    },
+    "exit codes of an init container of servers": untrained(
+        {"image": "a:1"},
+        parameterServers=_fetching("fetch") | {"image": "a:1"},
+        runPolicy=_on_exit("NotIn", [7], containerName="fetch"),
     ),
     "training in an image that stands beside the template": {"workers": {"image": "me/trainer:1"}},
     "servers with a command": untrained({"image": "a:1"}, parameterServers={"image": "a:1", "command": ["serve"]}),

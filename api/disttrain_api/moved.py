@@ -4,10 +4,14 @@
 unknown field only.
 """
 
+import re
 from dataclasses import replace
 
 from disttrain_api.structural import UNKNOWN_FIELD
 from disttrain_api.violation import Violation
+
+_RULES = "spec.runPolicy.failurePolicy.rules[]"
+_INDEX = re.compile(r"\[[0-9]+\]")
 
 MOVED = {
     "spec.runPolicy.suspend": "it is `spec.suspend` now",
@@ -15,6 +19,8 @@ MOVED = {
     "spec.runPolicy.activeDeadlineSeconds": "it is `spec.activeDeadlineSeconds` now",
     "spec.runPolicy.ttlSecondsAfterFinished": "it is `spec.ttlSecondsAfterFinished` now",
     "spec.runPolicy.startDeadlineSeconds": "it is `spec.runPolicy.startingDeadlineSeconds` now",
+    f"{_RULES}.exitCodes": f"it is `{_RULES}.onExitCodes` now, whose `operator` must be given",
+    f"{_RULES}.podConditions": f"it is `{_RULES}.onPodConditions` now",
     "spec.runPolicy.schedulingPolicy.gang": "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now",
     "spec.storage.size": "it is `spec.storage.volumeClaimTemplate` now, with the size in its `resources`",
     "spec.storage.storageClassName": "it stands in the `spec` of `spec.storage.volumeClaimTemplate` now",
@@ -22,7 +28,7 @@ MOVED = {
     "spec.storage.retain": "it is `spec.storage.retentionPolicy.whenDeleted` now: Retain or Delete",
     "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",
 }
-"""What to do instead, by the field's path."""
+"""What to do instead, by the field's path; `[]` is any item of a list."""
 
 RESHAPED = {
     "spec.storage.retentionPolicy": "it is `spec.storage.retentionPolicy.whenDeleted` now",
@@ -32,8 +38,9 @@ RESHAPED = {
 
 def with_successor(violation: Violation) -> Violation:
     """Return the violation; of a field of an earlier version, with its successor as the hint."""
+    path = _INDEX.sub("[]", violation.path)
     if violation.message == UNKNOWN_FIELD:
-        successor = MOVED.get(violation.path)
+        successor = MOVED.get(path)
     else:
-        successor = RESHAPED.get(violation.path) if isinstance(violation.found, str) else None
+        successor = RESHAPED.get(path) if isinstance(violation.found, str) else None
     return violation if successor is None else replace(violation, hint=successor, meant=None)

@@ -51,16 +51,18 @@ class ExitCodeOperator(StrEnum):
     NOT_IN = "NotIn"
 
 
-class ExitCodes(ApiModel):
-    """A set of exit codes."""
+class OnExitCodes(ApiModel):
+    """Exit codes of a container that failed, as in a Job."""
 
-    operator: ExitCodeOperator = ExitCodeOperator.IN
+    container_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """`trainer`, or an init container that is no sidecar. Absent: whichever failed."""
+    operator: ExitCodeOperator
     """In: one of the values. NotIn: none of them, but an exit code all the same."""
-    values: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)]
+    values: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)]
     """Exit codes."""
 
 
-class PodConditionPattern(ApiModel):
+class OnPodCondition(ApiModel):
     """A condition that the pod has."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
@@ -82,14 +84,14 @@ class FailureRule(ApiModel):
     gang, never counted by maxRestarts)."""
     roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
     """Roles of the pod. Absent: any."""
-    exit_codes: ExitCodes | None = None
+    on_exit_codes: OnExitCodes | None = None
     """Exit code of the container `trainer`, or of an init container. Absent: any, or none."""
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = None
     """Signals that ended that container. Absent: any, or none."""
     reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(min_length=1, max_length=32)] | None = None
     """Reasons as in the verdict of an attempt: OOMKilled, Evicted, Preempted, Drained, NodeLost, RankFailed, PeerLost …
     Absent: any."""
-    pod_conditions: Annotated[list[PodConditionPattern], Field(min_length=1, max_length=16)] | None = None
+    on_pod_conditions: Annotated[list[OnPodCondition], Field(min_length=1, max_length=20)] | None = None
     """Conditions, of which the pod has at least one. Absent: any, or none."""
 
 

@@ -345,7 +345,16 @@ failure_rules = st.lists(
     st.builds(
         lambda action, more: {"action": action, **more},
         one_of("FailJob", "RestartGang", "RestartPod", "Ignore"),
-        some(2, roles=one_of(["ps"], ["worker"], ["ps", "worker"])),
+        some(
+            2,
+            roles=one_of(["ps"], ["worker"], ["ps", "worker"]),
+            onExitCodes=one_of(
+                {"operator": "In", "values": [0, 7]},
+                {"operator": "NotIn", "values": [0]},
+                {"operator": "In", "values": [7], "containerName": "trainer"},
+                {"operator": "In", "values": [7], "containerName": "fetch"},
+            ),
+        ),
     ),
     min_size=1,
     max_size=2,

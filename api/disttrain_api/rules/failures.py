@@ -1,9 +1,10 @@
 """What the failure and the success policy may ask for."""
 
-from disttrain_api.names import Role
+from disttrain_api.names import CONTAINER, Role
 from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.rules.pods import init_containers_that_end
 from disttrain_api.rules.rule import Rule, when
-from disttrain_api.run_policy import FailureAction, RestartPolicy
+from disttrain_api.run_policy import ExitCodeOperator, FailureAction, OnExitCodes, RestartPolicy
 from disttrain_api.spec import JobSpec
 
 _OF_ONE_POD = (FailureAction.RESTART_POD, FailureAction.IGNORE)
@@ -20,6 +21,28 @@ def _on_servers(spec: JobSpec) -> bool:
     return spec.training is not None and spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
 
 
+def _exit_codes(spec: JobSpec) -> list[OnExitCodes]:
+    policy = spec.run_policy.failure_policy
+    rules = policy.rules if policy is not None else []
+    return [rule.on_exit_codes for rule in rules if rule.on_exit_codes is not None]
+
+
+def _ends_no_pod(spec: JobSpec) -> bool:
+    """Whether a rule waits for the exit code of a container whose end is not its pod's."""
+    roles = [spec.workers, *([spec.parameter_servers] if spec.parameter_servers else [])]
+    ending = {CONTAINER, *(name for role in roles for name in init_containers_that_end(role.template))}
+    return any(wanted.container_name not in (None, *ending) for wanted in _exit_codes(spec))
+
+
+def _inits_have_it(template: str) -> str:
+    """CEL: an init container of the template is the one that the rule (r) names."""
+    containers = f"{template}.spec.initContainers"
+    ends = "(!has(c.restartPolicy) || c.restartPolicy != 'Always')"
+    has_it = f"{containers}.exists(c, c.name == r.onExitCodes.containerName && {ends})"
+    return f"(has({template}.spec) && has({containers}) && {has_it})"
+
+
+_ANY_EXIT_CODES = "!has(self.runPolicy.failurePolicy) || self.runPolicy.failurePolicy.rules.all(r, !has(r.onExitCodes)"
 _ON_SERVERS = "self.parallelism.dataParallel.mode == 'ParameterServer'"
 
 
@@ -59,6 +82,26 @@ FAILURE_RULES = (
         " || !self.runPolicy.failurePolicy.rules.exists(r, r.action == 'Ignore' && (!has(r.roles) || 'worker' in"
         " r.roles))",
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
+    ),
+    Rule(
+        id="ExitCodeOfContainer",
+        path="spec.runPolicy.failurePolicy",
+        sentence="`onExitCodes.containerName` must be `trainer`, or an init container that is no sidecar: no other"
+        " container ends a pod",
+        check=lambda spec: when(_ends_no_pod(spec)),
+        cel=f"{_ANY_EXIT_CODES} || !has(r.onExitCodes.containerName) || r.onExitCodes.containerName == '{CONTAINER}'"
+        f" || {_inits_have_it('self.workers.template')}"
+        f" || (has(self.parameterServers) && {_inits_have_it('self.parameterServers.template')}))",
+        reads=("spec.runPolicy.failurePolicy", "spec.workers.template", "spec.parameterServers.template"),
+    ),
+    Rule(
+        id="ExitCodeOfFailure",
+        path="spec.runPolicy.failurePolicy",
+        sentence="exit code 0 is no failure: remove it from the values of `onExitCodes` with operator In",
+        check=lambda spec: when(
+            any(wanted.operator is ExitCodeOperator.IN and 0 in wanted.values for wanted in _exit_codes(spec))
+        ),
+        cel=f"{_ANY_EXIT_CODES} || r.onExitCodes.operator != 'In' || !(0 in r.onExitCodes.values))",
     ),
     Rule(
         id="ProgressNeedsTraining",

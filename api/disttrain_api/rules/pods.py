@@ -56,6 +56,12 @@ def _objects(value: Any, key: str) -> list[dict[str, Any]]:
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
+def init_containers_that_end(template: dict[str, Any]) -> list[str]:
+    """Return the names of a template's init containers but sidecars."""
+    entries = _objects(_object(template, "spec"), "initContainers")
+    return [str(entry.get("name")) for entry in entries if entry.get("restartPolicy") != "Always"]
+
+
 def _trainer(template: dict[str, Any]) -> dict[str, Any]:
     containers = _objects(_object(template, "spec"), "containers")
     return next((container for container in containers if container.get("name") == CONTAINER), {})

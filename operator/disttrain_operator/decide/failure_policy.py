@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from disttrain_api.run_policy import ExitCodeOperator, FailureAction, FailureRule, RestartPolicy, RunPolicy
+from disttrain_api.names import CONTAINER
+from disttrain_api.run_policy import (
+    ExitCodeOperator,
+    FailureAction,
+    FailureRule,
+    OnExitCodes,
+    RestartPolicy,
+    RunPolicy,
+)
 from disttrain_api.status import FailureClass
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.observed import Exit, PodFacts
@@ -51,24 +59,25 @@ def _matches(rule: FailureRule, cause: Cause) -> bool:
     pod = cause.pod
     return (
         (rule.roles is None or pod.role in rule.roles)
-        and (rule.exit_codes is None or _code_matches(rule, pod.exit))
+        and (rule.on_exit_codes is None or _code_matches(rule.on_exit_codes, pod.exit))
         and (rule.signals is None or pod.signal in rule.signals)
         and (rule.reasons is None or bool({cause.reason, pod.exit.reason if pod.exit else ""} & set(rule.reasons)))
-        and (rule.pod_conditions is None or _condition_matches(rule, pod))
+        and (rule.on_pod_conditions is None or _condition_matches(rule, pod))
     )
 
 
-def _code_matches(rule: FailureRule, exit_: Exit | None) -> bool:
-    assert rule.exit_codes is not None
-    if exit_ is None or exit_.code is None:
+def _code_matches(wanted: OnExitCodes, exit_: Exit | None) -> bool:
+    # 0 is no failure, as for a Job: NotIn does not match it.
+    if exit_ is None or not exit_.code:
         return False
-    inside = exit_.code in rule.exit_codes.values
-    return inside is (rule.exit_codes.operator is ExitCodeOperator.IN)
+    if wanted.container_name not in (None, exit_.init_container or CONTAINER):
+        return False
+    return (exit_.code in wanted.values) is (wanted.operator is ExitCodeOperator.IN)
 
 
 def _condition_matches(rule: FailureRule, pod: PodFacts) -> bool:
     return any(
         (found.type, found.status) == (wanted.type, wanted.status) and wanted.reason in (None, found.reason)
-        for wanted in rule.pod_conditions or []
+        for wanted in rule.on_pod_conditions or []
         for found in pod.conditions
     )

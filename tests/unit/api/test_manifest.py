@@ -176,18 +176,21 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
     ("rules", "said"),
     [
         (
-            [{"action": "FailJob"}, {"exitCodes": {"values": [7, 999]}}],
+            [{"action": "FailJob"}, {"onExitCodes": {"operator": "In", "values": [7, 999]}}],
             [
                 "spec.runPolicy.failurePolicy.rules[1].action: must be given",
-                "spec.runPolicy.failurePolicy.rules[1].exitCodes.values[1]: must be less than or equal to 255, not 999",
+                (
+                    "spec.runPolicy.failurePolicy.rules[1].onExitCodes.values[1]: must be less than or equal to 255,"
+                    " not 999"
+                ),
             ],
         ),
         ([3], ["spec.runPolicy.failurePolicy.rules[0]: must be an object with keys and values, not the number 3"]),
         ([], ["spec.runPolicy.failurePolicy.rules: must have at least 1 item"]),
         (
-            [{"action": "Ignore", "podConditions": [{"type": "A", "reasn": "b"}]}],
+            [{"action": "Ignore", "onPodConditions": [{"type": "A", "reasn": "b"}]}],
             [
-                "spec.runPolicy.failurePolicy.rules[0].podConditions[0].reasn: unknown field; did you mean `reason`?",
+                "spec.runPolicy.failurePolicy.rules[0].onPodConditions[0].reasn: unknown field; did you mean `reason`?",
             ],
         ),
     ],
@@ -293,6 +296,13 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
         ),
         ("runPolicy: {schedulingPolicy: {gang: Gate}}", "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now"),
         (
+            "runPolicy: {failurePolicy: {rules: [{action: FailJob, exitCodes: {values: [7]}}]}}",
+            (
+                "spec.runPolicy.failurePolicy.rules[0].exitCodes: unknown field; it is"
+                " `spec.runPolicy.failurePolicy.rules[].onExitCodes` now, whose `operator` must be given"
+            ),
+        ),
+        (
             "storage: {url: s3://a, retentionPolicy: Delete}",
             (
                 "spec.storage.retentionPolicy: must be an object with keys and values, not the string 'Delete'; it is"
@@ -311,10 +321,12 @@ def test_whatever_an_old_field_holds_its_successor_is_named(path: str, value: An
     *above, name = path.split(".")
     parent = manifest = a_manifest(storage={"claimName": "mine"})
     for part in above:
-        parent = parent.setdefault(part, {})
+        key, is_list, _ = part.partition("[]")
+        parent = parent.setdefault(key, [{}] if is_list else {})
+        parent = parent[0] if is_list else parent
     parent[name] = value
     _, found = read_job(manifest)
-    assert (path, MOVED[path]) in {(problem.path, problem.hint) for problem in found}
+    assert (path.replace("[]", "[0]"), MOVED[path]) in {(problem.path, problem.hint) for problem in found}
 
 
 def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
@@ -322,6 +334,8 @@ def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
     yield path
     for name, field in schema.get("properties", {}).items():
         yield from fields_of(field, f"{path}.{name}")
+    if "items" in schema:
+        yield from fields_of(schema["items"], f"{path}[]")
 
 
 def test_no_field_that_is_said_to_have_moved_is_there() -> None:

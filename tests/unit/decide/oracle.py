@@ -12,9 +12,9 @@ from disttrain_operator.decide.observed import Observed
 _CLUSTER = {"Preempted", "Drained", "Evicted", "NodeLost"}
 
 RULES = [
-    {"action": "RestartPod", "exitCodes": {"values": [42]}},
-    {"action": "Ignore", "exitCodes": {"values": [43]}},
-    {"action": "RestartWithoutCounting", "exitCodes": {"values": [44]}},
+    {"action": "RestartPod", "onExitCodes": {"operator": "In", "values": [42]}},
+    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [43]}},
+    {"action": "RestartWithoutCounting", "onExitCodes": {"operator": "In", "values": [44]}},
 ]
 """The failure policy of jobs that have one."""
 

@@ -172,7 +172,7 @@ def test_behind_the_gate_the_start_ends_with_its_deadline() -> None:
 
 
 def test_a_pod_made_again_alone_that_waits_meets_its_deadline() -> None:
-    rules = [{"action": "RestartPod", "exitCodes": {"values": [7]}}]
+    rules = [{"action": "RestartPod", "onExitCodes": {"operator": "In", "values": [7]}}]
     policy = {"failurePolicy": {"rules": rules}, "startingDeadlineSeconds": 100}
     world = a_running_world(**SERVERS, runPolicy=policy)
     world.end(1, 7).settle().confirm_deletions().settle()

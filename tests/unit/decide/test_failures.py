@@ -248,18 +248,20 @@ def test_failures_of_long_ago_and_permanent_ones_make_no_suspect() -> None:
 @pytest.mark.parametrize(
     ("rule", "code", "matches"),
     [
-        ({"exitCodes": {"values": [42]}}, 42, True),
-        ({"exitCodes": {"values": [42]}}, 43, False),
-        ({"exitCodes": {"operator": "NotIn", "values": [42]}}, 43, True),
+        ({"onExitCodes": {"operator": "In", "values": [42]}}, 42, True),
+        ({"onExitCodes": {"operator": "In", "values": [42]}}, 43, False),
+        ({"onExitCodes": {"operator": "NotIn", "values": [42]}}, 43, True),
+        ({"onExitCodes": {"operator": "NotIn", "values": [0]}}, 43, True),
+        ({"onExitCodes": {"operator": "In", "values": [42], "containerName": "trainer"}}, 42, True),
         ({"signals": [9]}, 137, True),
         ({"signals": [9]}, 9, False),
         ({"reasons": ["RankFailed"]}, 5, True),
         ({"reasons": ["OOMKilled"]}, 5, False),
         ({"roles": ["ps"]}, 5, False),
         ({"roles": ["worker"]}, 5, True),
-        ({"podConditions": [{"type": "DisruptionTarget"}]}, 5, False),
+        ({"onPodConditions": [{"type": "DisruptionTarget"}]}, 5, False),
         ({}, 5, True),
-        ({"exitCodes": {"values": [5]}, "roles": ["ps"]}, 5, False),
+        ({"onExitCodes": {"operator": "In", "values": [5]}, "roles": ["ps"]}, 5, False),
     ],
 )
 def test_a_rule_matches_where_all_that_it_names_does(rule: dict[str, Any], code: int, matches: bool) -> None:
@@ -270,7 +272,7 @@ def test_a_rule_matches_where_all_that_it_names_does(rule: dict[str, Any], code:
 
 def test_the_first_rule_that_matches_decides() -> None:
     world = own_world(
-        {"name": "spot", "action": "RestartWithoutCounting", "exitCodes": {"values": [7]}},
+        {"name": "spot", "action": "RestartWithoutCounting", "onExitCodes": {"operator": "In", "values": [7]}},
         {"action": "FailJob"},
     )
     world.end(1, 7).pass_time(3)
@@ -289,7 +291,12 @@ def test_restarts_that_do_not_count_pause_all_the_same() -> None:
 
 
 def test_an_ignored_failure_leaves_the_others_alone() -> None:
-    world = own_world({"action": "Ignore", "exitCodes": {"values": [7]}}).end(2, 7).pass_time(5).settle()
+    world = (
+        own_world({"action": "Ignore", "onExitCodes": {"operator": "In", "values": [7]}})
+        .end(2, 7)
+        .pass_time(5)
+        .settle()
+    )
     assert world.condition("Running")[0] == "True"
     world.end(0, 0).end(1, 0).settle()
     assert world.condition("Complete") == ("True", "WorkersSucceeded", "all 2 workers succeeded")

@@ -120,7 +120,7 @@ def test_a_job_without_a_restart_left_fails_with_the_hang_as_its_cause() -> None
     [
         ({"action": "FailJob", "reasons": ["ProgressDeadlineExceeded"]}, "FailJob"),
         ({"action": "RestartWithoutCounting"}, "RestartWithoutCounting"),
-        ({"action": "FailJob", "exitCodes": {"values": [1]}}, "RestartGang"),
+        ({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}, "RestartGang"),
     ],
 )
 def test_a_rule_of_the_failure_policy_may_match_it(rule: dict[str, Any], action: str) -> None:

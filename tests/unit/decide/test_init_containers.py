@@ -29,6 +29,13 @@ def with_inits(world: World, *entries: Raw, index: int = 0, phase: str = "Pendin
     return world.settle()
 
 
+def fetching(rule: Raw) -> World:
+    """A job with an init container `fetch` and one rule, `no-data`."""
+    pods = {"template": {"spec": {"initContainers": [{"name": "fetch", "image": "fetch:1"}]}}}
+    rules = [{"name": "no-data", "action": "FailJob", **rule}]
+    return a_world(workers=pods, runPolicy={"failurePolicy": {"rules": rules}}).settle()
+
+
 def fail_in_init(world: World, *entries: Raw, sidecars: Any = ()) -> Verdict:
     """The verdict where worker 0 fails like this before its program has begun."""
     with_inits(world, *entries, phase="Failed", sidecars=sidecars).pass_time(5).settle()
@@ -56,16 +63,27 @@ def test_an_init_container_that_fails_is_the_cause_with_its_code_and_last_words(
 @pytest.mark.parametrize(
     "rule",
     [
-        {"exitCodes": {"values": [7]}},
-        {"exitCodes": {"operator": "NotIn", "values": [1]}, "roles": ["worker"]},
+        {"onExitCodes": {"operator": "In", "values": [7]}},
+        {"onExitCodes": {"operator": "NotIn", "values": [1]}, "roles": ["worker"]},
+        {"onExitCodes": {"operator": "In", "values": [7], "containerName": "fetch"}},
         {"reasons": ["InitContainerFailed"]},
     ],
 )
 def test_rules_of_the_failure_policy_see_its_end(rule: Raw) -> None:
-    world = a_world(runPolicy={"failurePolicy": {"rules": [{"name": "no-data", "action": "FailJob", **rule}]}}).settle()
+    world = fetching(rule)
     verdict = fail_in_init(world, an_init_status("fetch", died(7)))
     assert (verdict.action, verdict.rule) == ("FailJob", "no-data")
     assert world.condition("Failed")[:2] == ("True", "InitContainerFailed")
+
+
+def test_a_rule_may_look_at_one_container_alone() -> None:
+    seven = {"operator": "In", "values": [7]}
+    world = fetching({"onExitCodes": seven | {"containerName": "trainer"}})
+    assert fail_in_init(world, an_init_status("fetch", died(7))).rule is None
+    world = fetching({"onExitCodes": seven | {"containerName": "fetch"}}).run_all().end(0, 7).pass_time(5).settle()
+    verdict = world.job.status.attempts[0].verdict
+    assert verdict is not None
+    assert (verdict.reason, verdict.rule) == ("RankFailed", None)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_kills_do_not_count_whatever_the_report_says(how: dict[str, str]) -> Non
 
 
 def test_a_rule_that_asks_for_restarts_is_obeyed() -> None:
-    rules = [{"name": "flaky", "action": "RestartGang", "exitCodes": {"values": [1]}}]
+    rules = [{"name": "flaky", "action": "RestartGang", "onExitCodes": {"operator": "In", "values": [1]}}]
     world = a_job(failurePolicy={"rules": rules})
     for _ in range(3):
         restart(end(world, failed()))

@@ -77,7 +77,12 @@ def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
 
 
 def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:
-    world = own_world({"action": "RestartPod", "exitCodes": {"values": [5]}}).end(1, 5).end(2, 137).settle()
+    world = (
+        own_world({"action": "RestartPod", "onExitCodes": {"operator": "In", "values": [5]}})
+        .end(1, 5)
+        .end(2, 137)
+        .settle()
+    )
     assert (world.job.status.attempt, verdict(world).pod) == (2, "digits-3f9a1-worker-2-a1")
 
 

@@ -269,7 +269,7 @@ def test_a_job_that_may_not_restart_fails_with_what_kept_the_others() -> None:
 
 
 def test_a_rule_of_ones_own_decides_about_the_gang() -> None:
-    world = give_up(unplaced(begun({"action": "FailJob", "exitCodes": {"values": [1]}}), 2), 0, 1)
+    world = give_up(unplaced(begun({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}), 2), 0, 1)
     world.pass_time(3).settle()
     assert world.condition("Failed")[:2] == ("True", "RankFailed")
 
