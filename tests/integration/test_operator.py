@@ -246,7 +246,7 @@ def test_a_job_fails_at_its_deadline(team: Team) -> None:
     team.create()
     team.run(team.wait_for_pods(2))
     team.patch(activeDeadlineSeconds=1)
-    team.wait_for("Failed", reason="ActiveDeadlineExceeded")
+    team.wait_for("Failed", reason="DeadlineExceeded")
     eventually(lambda: not team.pods(), lambda: "pods that still run are deleted")
 
 

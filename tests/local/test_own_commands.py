@@ -176,7 +176,7 @@ def test_a_deadline_ends_the_job_and_its_processes(workplace: Workplace) -> None
     )
     run = workplace.run(own(workplace, "python", program, replicas=2, activeDeadlineSeconds=2))
     assert run.exit_code == 1
-    assert run.condition("Failed")["reason"] == "ActiveDeadlineExceeded"
+    assert run.condition("Failed")["reason"] == "DeadlineExceeded"
     said = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]
     assert not [pid for pid in said if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
 

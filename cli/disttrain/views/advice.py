@@ -39,11 +39,11 @@ FAILED: dict[str, str] = {
     "Fenced": "Nothing: a newer attempt owns the checkpoints",
     "RestartsExhausted": "Mend the cause and submit it again: with `storage` it goes on from the last checkpoint",
     "WaitingForAddress": "Mend the cluster's DNS, or the network between it and the pods that are named",
-    "StartDeadlineExceeded": "Mend what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
+    "StartingDeadlineExceeded": "Mend what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
     "ProgressDeadlineExceeded": "Look at where the rank waits (the calls are above, the innermost first): in a"
     " collective call for a peer that left it out, or for data; where a step may take that long, raise"
     " `runPolicy.progressDeadlineSeconds`",
-    "ActiveDeadlineExceeded": "Raise `spec.activeDeadlineSeconds`, and submit it again: with `storage` it"
+    "DeadlineExceeded": "Raise `spec.activeDeadlineSeconds`, and submit it again: with `storage` it"
     " goes on from the last checkpoint",
     "NoRoom": "Ask for fewer or smaller pods, free room, or raise `schedulingPolicy.timeoutSeconds`",
     "GateOff": "Choose another `gangScheduler`, or ask an administrator for the gate",

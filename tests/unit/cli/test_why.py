@@ -145,7 +145,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("exhausted", failed("RestartsExhausted", **{"class": "OutOfMemory"}), {}, ["RestartsExhausted"], ["memory limit"]),
     ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would meet it again"], ["correct the path"]),
     ("spec", failed("InvalidSpec"), {}, ["InvalidSpec"], ["disttrain validate"]),
-    ("deadline", failed("ActiveDeadlineExceeded"), {}, ["ActiveDeadline"], ["activeDeadlineSeconds"]),
+    ("deadline", failed("DeadlineExceeded"), {}, ["(DeadlineExceeded)"], ["activeDeadlineSeconds"]),
     ("nan", failed("NonFiniteLoss"), {}, ["NonFiniteLoss"], ["learning rate"]),
 ]
 

@@ -177,4 +177,4 @@ def test_a_pod_made_again_alone_that_waits_meets_its_deadline() -> None:
     world = a_running_world(**SERVERS, runPolicy=policy)
     world.end(1, 7).settle().confirm_deletions().settle()
     awaits(world, 1)
-    assert world.pass_time(100).settle().condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
+    assert world.pass_time(100).settle().condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")

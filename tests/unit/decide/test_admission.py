@@ -159,7 +159,7 @@ def test_the_starting_deadline_counts_from_the_release() -> None:
     gated.decide(NO_WORD)
     assert gated.said()[0] == "WaitingForPods"
     gated.wait(1).decide(NO_WORD)
-    assert gated.said()[0] == "StartDeadlineExceeded"
+    assert gated.said()[0] == "StartingDeadlineExceeded"
 
 
 def test_pods_that_cannot_be_created_fail_the_job_at_the_starting_deadline() -> None:

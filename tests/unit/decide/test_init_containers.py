@@ -146,7 +146,7 @@ def test_an_init_container_that_runs_is_named_with_its_begin() -> None:
     world.pass_time(1801).settle()
     assert world.condition("Failed") == (
         "True",
-        "StartDeadlineExceeded",
+        "StartingDeadlineExceeded",
         f"not all pods ran within startingDeadlineSeconds (1800): {sentence}",
     )
 

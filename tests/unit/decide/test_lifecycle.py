@@ -291,7 +291,7 @@ def test_where_users_or_groups_are_refused_the_switches_are_named(
 
 def test_the_active_deadline_fails_the_job_and_stops_its_pods() -> None:
     world = a_running_world(activeDeadlineSeconds=100).pass_time(100).settle()
-    assert world.condition("Failed")[1] == "ActiveDeadlineExceeded"
+    assert world.condition("Failed")[1] == "DeadlineExceeded"
     assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods.values())
 
 

@@ -180,7 +180,7 @@ def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
     world.pass_time(3600).settle()
     assert world.condition("Failed") == (
         "True",
-        "StartDeadlineExceeded",
+        "StartingDeadlineExceeded",
         f"not all pods ran within startingDeadlineSeconds (1800): {pulls}",
     )
 
@@ -193,7 +193,7 @@ def test_where_nobody_says_anything_the_end_names_what_outlives_the_pod() -> Non
     world.pass_time(3600).settle()
     assert world.condition("Failed") == (
         "True",
-        "StartDeadlineExceeded",
+        "StartingDeadlineExceeded",
         (
             f"not all pods ran within startingDeadlineSeconds (1800): pod {POD} on node node1 gives no reason; for an"
             f" hour or so `kubectl get events --field-selector involvedObject.name={POD}` may"

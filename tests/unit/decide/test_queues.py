@@ -100,7 +100,7 @@ def test_an_admission_that_was_seen_only_when_all_pods_ran_is_noted_all_the_same
 
 def test_the_starting_deadline_runs_from_the_admission() -> None:
     world = let_go(a_queued_world().pass_time(10_000)).pass_time(61).settle()
-    assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
+    assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
 
 
 def test_a_queue_that_nobody_serves_is_said_and_does_not_stop_the_deadline() -> None:

@@ -73,7 +73,7 @@ def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
         own_world({"action": "RestartPod"}, startingDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
     )
     world.pass_time(61).settle()
-    assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
+    assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
 
 
 def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:

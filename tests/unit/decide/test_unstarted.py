@@ -178,7 +178,7 @@ def test_a_job_that_is_resumed_begins_another_start() -> None:
     world.pass_time(99).settle()
     assert world.condition("Failed")[0] == "False"
     world.pass_time(1).settle()
-    assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded"), "what was before the pause is over"
+    assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded"), "what was before the pause is over"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_pod_that_fails_while_the_others_are_about_to_start_is_judged_when_the
 
 def test_pods_that_never_give_a_reason_fail_the_job_at_the_deadline_whoever_failed_before() -> None:
     world = give_up(begun(startingDeadlineSeconds=60), 0).pass_time(60).settle()
-    assert world.condition("Failed")[:2] == ("True", "StartDeadlineExceeded")
+    assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
     assert "digits-3f9a1-worker-1-a1" in world.condition("Failed")[2]
 
 

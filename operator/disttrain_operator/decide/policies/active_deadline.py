@@ -26,5 +26,5 @@ def active_deadline(situation: Situation) -> Move | None:
         return None
     seconds = situation.spec.active_deadline_seconds
     message = f"the job was active for longer than activeDeadlineSeconds ({seconds})"
-    verdict = Verdict(reason=Reason.ACTIVE_DEADLINE_EXCEEDED, message=message)
+    verdict = Verdict(reason=Reason.DEADLINE_EXCEEDED, message=message)
     return finish(situation.status, situation.now, State.FAILED, verdict)

@@ -89,6 +89,6 @@ def _deadline(job: Job, pods: list[str], why: tuple[str, str] | None, now: datet
             message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
             if why is not None:
                 message += f": {why[1]}"
-            reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.START_DEADLINE_EXCEEDED
+            reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED
             return finish(job.status, now, State.FAILED, Verdict(reason=reason, message=message))
     return None

@@ -53,7 +53,7 @@ def starting_deadline(situation: Situation) -> Move | None:
     now = why_waiting(gang) or why_without_address(gang)
     # What takes its usual course now says less than what has kept the same start before.
     why = now if now is not None and now[0] not in USUAL_REASONS else _why_before(situation.status) or now
-    return _too_late(situation, why or (Reason.START_DEADLINE_EXCEEDED, _unexplained(gang, situation.now)))
+    return _too_late(situation, why or (Reason.STARTING_DEADLINE_EXCEEDED, _unexplained(gang, situation.now)))
 
 
 def startup(situation: Situation) -> Move | None:
@@ -90,7 +90,7 @@ def running(situation: Situation) -> Move | None:
 def _too_late(situation: Situation, why: tuple[str, str]) -> Move:
     seconds = situation.run_policy.starting_deadline_seconds
     message = f"not all pods ran within startingDeadlineSeconds ({seconds}): {why[1]}"
-    reason = Reason.START_DEADLINE_EXCEEDED if why[0] in USUAL_REASONS else why[0]
+    reason = Reason.STARTING_DEADLINE_EXCEEDED if why[0] in USUAL_REASONS else why[0]
     return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
 
 
