@@ -152,8 +152,8 @@ class RunPolicy(ApiModel):
     """When the job is complete."""
     node_suspicion: NodeSuspicion = NodeSuspicion()
     """When later attempts avoid a node."""
-    starting_deadline_seconds: PositiveSeconds = 1800
-    """Time from the creation of an attempt's pods until all of them run, before the job fails."""
+    starting_deadline_seconds: PositiveSeconds | None = None
+    """Time from the creation of an attempt's pods until all of them run, before the job fails. Absent: no limit."""
     progress_deadline_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] | None = None
     """Time without a new step, while ranks train, before the gang restarts; more than between two lines of the log.
     Absent: no limit."""

@@ -196,7 +196,7 @@ def _containers(status: Raw) -> list[Raw]:
     """
     entries: list[Raw] = status.get("containerStatuses") or []
     own = next(_trainers(entries), None)
-    kept = [] if own is None else [_container(own) | _last(own) | _not_started(own)]
+    kept = [] if own is None else [_container(own) | _last(own) | _running(own)]
     beside = failed_entry(status)
     if beside is not None and own is not None and (own.get("state") or {}).get("running") is not None:
         kept.append(_container(beside))
@@ -217,12 +217,13 @@ def _container(entry: Mapping[str, Any]) -> Raw:
     return _words(entry, ("name", "image")) | {"state": _state(entry.get("state") or {})}
 
 
-def _not_started(entry: Mapping[str, Any]) -> Raw:
-    """Since when it runs, while its startup probe has not succeeded."""
+def _running(entry: Mapping[str, Any]) -> Raw:
+    """Since when it runs, and that its startup probe has not succeeded yet."""
     running = (entry.get("state") or {}).get("running")
-    if running is None or entry.get("started") is not False:
+    if running is None:
         return {}
-    return {"started": False, "state": {"running": _words(running, ("startedAt",), _MAX_TIME)}}
+    waits = {"started": False} if entry.get("started") is False else {}
+    return {**waits, "state": {"running": _words(running, ("startedAt",), _MAX_TIME)}}
 
 
 def _init_container(entry: Mapping[str, Any]) -> Raw:

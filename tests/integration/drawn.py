@@ -341,20 +341,13 @@ storages = st.builds(
     some(4, retentionPolicy=one_of({}, {"whenDeleted": "Delete"})),
 )
 draw_storage = fields_of(Theme.STORAGE, storage=storages)
+exit_codes = [{"operator": word, "values": [0, 7]} for word in ("In", "NotIn")]
+exit_codes += [{"operator": "In", "values": [7], "containerName": name} for name in ("trainer", "fetch")]
 failure_rules = st.lists(
     st.builds(
         lambda action, more: {"action": action, **more},
         one_of("FailJob", "RestartGang", "RestartPod", "Ignore"),
-        some(
-            2,
-            roles=one_of(["ps"], ["worker"], ["ps", "worker"]),
-            onExitCodes=one_of(
-                {"operator": "In", "values": [0, 7]},
-                {"operator": "NotIn", "values": [0]},
-                {"operator": "In", "values": [7], "containerName": "trainer"},
-                {"operator": "In", "values": [7], "containerName": "fetch"},
-            ),
-        ),
+        some(2, roles=one_of(["ps"], ["worker"], ["ps", "worker"]), onExitCodes=one_of(*exit_codes)),
     ),
     min_size=1,
     max_size=2,

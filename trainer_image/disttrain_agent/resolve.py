@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 
 # The name appears when worker 0 has an address; it may have been looked up before, and cluster DNS remembers for up to
-# 30 s that it was missing. While worker 0 does not start, the job's start deadline ends the wait of the others; once it
-# has started, it finds out itself that its name is missing (below), and the operator ends all of them with it.
+# 30 s that it was missing. While worker 0 does not start, the others keep their nodes for so long; when they give up,
+# the gang restarts, uncounted. Once it has started, it finds out itself that its name is missing (below), and
+# the operator ends all of them with it.
 LIMIT_SECONDS = 3600.0
 # The name of the pod that waits: it has an address since before its containers started, so nobody else is waited for.
 # To the operator the pod runs, and no start deadline ends this wait.

@@ -116,7 +116,10 @@ def _held(case: Case, reason: str, message: str) -> Why:
 def _deadline(case: Case, reason: str) -> Iterator[str]:
     """By when it must run. A queue's or the gate's waiting has no such end."""
     seconds = case.run_policy.get("startingDeadlineSeconds")
-    if case.attempt is None or not isinstance(seconds, int) or reason in (Reason.QUEUED, Reason.WAITING_FOR_ROOM):
+    if case.attempt is None or reason in (Reason.QUEUED, Reason.WAITING_FOR_ROOM):
+        return
+    if not isinstance(seconds, int):
+        yield "It waits for as long as that takes (it has no startingDeadlineSeconds)."
         return
     left = (start_must_end_at(case.job.status, seconds) - case.now).total_seconds()
     yield (

@@ -13,7 +13,7 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
 from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting, start_must_end_at
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, why_not_running
+from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, unexplained_at, why_not_running
 
 
 def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
@@ -41,7 +41,7 @@ def wait_for_attempt(
     return Move(State.RESTARTING, Reason.BACKING_OFF, message, ledger, removal.actions, events, again)
 
 
-def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event, ...] = ()) -> Move:
+def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple[Event, ...] = ()) -> Move:
     """One look at a gang that does not run yet: what has to go goes, what is missing is made, and why it waits."""
     old = remove_old(gang, now)
     replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
@@ -50,9 +50,8 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime, events: tuple[Event,
     if not events and reason not in USUAL_REASONS:
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
-    told = told_at(gang)
-    told = told if told is not None and told > now else None
-    again = earliest(None if gang.queued else deadline, told, old.look_again_at, replaced.look_again_at)
+    said = [at for at in (told_at(gang), unexplained_at(gang)) if at is not None and at > now]
+    again = earliest(None if gang.queued else deadline, *said, old.look_again_at, replaced.look_again_at)
     return Move(state, reason, message, gang.ledger, actions, events, again)
 
 
@@ -71,9 +70,10 @@ def _misnamed(job: Job, event: Event | None, ledger: JobStatus) -> tuple[Event, 
     return tuple(Event(Reason.CONTAINER_MISNAMED, sentence, warning=True) for sentence in advice(spec_of(job)))
 
 
-def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime:
-    """When all pods of the current attempt must run, unless a queue holds them back."""
-    return start_must_end_at(ledger, spec_of(job).run_policy.starting_deadline_seconds)
+def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime | None:
+    """When all pods of the current attempt must run, unless a queue holds them back; None: whenever they do."""
+    seconds = spec_of(job).run_policy.starting_deadline_seconds
+    return None if seconds is None else start_must_end_at(ledger, seconds)
 
 
 def spec_of(job: Job) -> JobSpec:

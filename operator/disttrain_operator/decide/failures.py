@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from disttrain_api.run_policy import FailureAction
+from disttrain_api.status import Replacement
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import Ruling, instead_of, ruling_on
@@ -21,6 +22,9 @@ COLLECT_SECONDS = 3
 # All that failed lost a peer that has not failed: it hangs, or its node is dead, which Kubernetes notices after most of
 # a minute. Nothing is lost by waiting: while it may live, no next attempt begins.
 PEER_SECONDS = 90
+
+# A pod that is made again alone has lost what it held; peers notice when it is back, at the latest when torch gives up.
+MISSED_SECONDS = 1800
 
 _OF_ONE_POD = frozenset({FailureAction.RESTART_POD, FailureAction.IGNORE})
 
@@ -81,14 +85,24 @@ class Failures:
         return first + window
 
     def _explained(self, cause: Cause) -> Cause:
-        """The cause with the pod that it follows from: what that one held is lost by the time at which it must run."""
-        policy, end = self.gang.spec.run_policy, cause.pod.exit.finished_at if cause.pod.exit else None
+        """The cause with the pod that it follows from."""
+        end = cause.pod.exit.finished_at if cause.pod.exit else None
         if not cause.symptom or end is None:
             return cause
         for entry in reversed(self.gang.ledger.attempts[-1].replacements):
-            if entry.pod != cause.pod.name and end < after(entry.time, policy.starting_deadline_seconds):
+            if entry.pod != cause.pod.name and self._missed(entry, end):
                 return replace(cause, follows=entry)
         return cause
+
+    def _missed(self, entry: Replacement, end: datetime) -> bool:
+        """Whether what the replaced pod held may be what ended a peer then: it does not run again, or not for long."""
+        again = next((pod for pod in self.gang.pods if pod.name == entry.pod), None)
+        if again is not None and not again.program_started:
+            return True
+        since = after(entry.time, 0)
+        if again is not None and again.runs_since is not None:
+            since = max(since, again.runs_since)
+        return end < since + timedelta(seconds=MISSED_SECONDS)
 
     def _overdue(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

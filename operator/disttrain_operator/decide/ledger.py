@@ -11,7 +11,7 @@ from disttrain_operator.decide.clock import after, timestamp
 KEPT_ATTEMPTS = 10
 KEPT_REPLACEMENTS = 50
 MAX_BACKOFF_SECONDS = 3600
-# Restarts of these are not counted: without a deadline over all of them a start might have no end.
+# Restarts of these are not counted, and a deadline is one over all of them: else it would begin anew with each.
 _BEFORE_THE_START = (FailureClass.NOT_STARTED, FailureClass.DISRUPTION, FailureClass.NODE_LOST)
 
 

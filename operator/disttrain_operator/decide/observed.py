@@ -105,6 +105,8 @@ class PodFacts:
     """When it got its node."""
     program_started: bool = False
     """Its trainer container runs or has ended."""
+    runs_since: datetime | None = None
+    """Since when that container runs."""
     awaits_address: datetime | None = None
     """Since when its trainer container runs without ranks: its agent waits for the address of worker 0."""
     failed_beside: str = ""

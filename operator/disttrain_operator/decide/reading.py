@@ -57,7 +57,8 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
     container = _trainer_status(status)
     init_container = telling(raw)
     exit_ = _exit(raw, container, init_container)
-    runs = "running" in (container.get("state") or {})
+    running = (container.get("state") or {}).get("running")
+    runs = running is not None
     deletion = _deletion(metadata)
     disruption, disruption_message, disrupted_at = _disruption(status, ended=exit_ is not None)
     if exit_ is not None and exit_.reason == _EVICTED and disruption is None:
@@ -74,6 +75,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         node=(raw.get("spec") or {}).get("nodeName"),
         scheduled_at=_scheduled_at(status),
         program_started=exit_ is not None or runs,
+        runs_since=parse_time(running.get("startedAt")) if running is not None else None,
         awaits_address=awaits_address(raw, container) if exit_ is None else None,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         failed_beside=failed_beside(status) if exit_ is None and runs else "",

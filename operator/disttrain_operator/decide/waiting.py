@@ -7,12 +7,15 @@ from disttrain_api.names import Reason
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.addresses import told_at, why_without_address
+from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 from disttrain_operator.decide.pulls import REASON, REASONS, why_not_pulled
 from disttrain_operator.decide.volumes import of_volume
 
+# Most starts are over by then, image and all.
+_SILENT_SECONDS = 300
 _IDS = "Ids"
 _ADVICE = {
     "InvalidImageName": "correct the image's name",
@@ -56,7 +59,33 @@ def why_not_running(gang: Gang, now: datetime) -> tuple[str, str]:
         return without
     failed = next((pod for pod in gang.failed if pod.exit is not None), None)
     ended = f"; pod {failed.name} has failed before all had started" if failed is not None else ""
-    return why_waiting(gang) or (Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run{ended}")
+    why = why_waiting(gang)
+    if why is not None:
+        return why
+    silent = unexplained_at(gang)
+    detail = f": {unexplained(gang)}" if silent is not None and now >= silent else ""
+    return Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run{ended}{detail}"
+
+
+def unexplained_at(gang: Gang) -> datetime | None:
+    """When a gang that nobody gives a reason for is to say where one may be found; None where a reason is given."""
+    if any(pod.gated for pod in gang.pods) or unexplained(gang) is None or why_waiting(gang) is not None:
+        return None
+    attempt = gang.ledger.attempts[-1]
+    return after(attempt.admitted_time or attempt.start_time, _SILENT_SECONDS)
+
+
+def unexplained(gang: Gang) -> str | None:
+    """What can be said of a pod that nobody gives a reason for; None where all have started. It goes with the job; its
+    Events stay a while."""
+    # Uids are random: while thousands of pods start, the one that is named seldom changes.
+    pod = min(gang.unstarted, key=lambda pod: pod.uid, default=None)
+    if pod is None:
+        return None
+    if not pod.node:
+        return f"no scheduler has taken pod {pod.name} or said why not; does the one that its template names run?"
+    events = f"`kubectl get events --field-selector involvedObject.name={pod.name}`"
+    return f"pod {pod.name} on node {pod.node} gives no reason; for an hour or so {events} may"
 
 
 def why_waiting(gang: Gang) -> tuple[str, str] | None:

@@ -241,6 +241,12 @@ def test_by_when_it_must_run_is_said_where_the_stored_job_says_it() -> None:
     assert "If it does not run within 25m it fails" in why(RemoteJob(raw), [], [], LATER).paragraph
 
 
+def test_that_nothing_but_its_reason_ends_the_wait_is_said_where_there_is_no_deadline() -> None:
+    found = why(RemoteJob(a_raw_job(status=held("Unschedulable"))), [], [], LATER)
+    assert found.paragraph.startswith("digits is pending since 5m (Unschedulable): ")
+    assert "It waits for as long as that takes (it has no startingDeadlineSeconds)." in found.paragraph
+
+
 def test_a_start_that_takes_several_attempts_has_one_end() -> None:
     later = timestamp(LATER)
     said = {"reason": "Unschedulable", "message": "no room; meanwhile worker 0 gave up", "class": "NotStarted"}

@@ -104,6 +104,14 @@ def test_the_start_deadline_goes_on_and_says_what_was_waited_for() -> None:
     assert message.endswith(DNS)
 
 
+def test_without_a_deadline_whoever_waits_for_an_address_goes_on_waiting() -> None:
+    world = awaits(three(), 0, 1, 2).pass_time(10**6).settle()
+    status, reason, message = world.condition("Running")
+    assert (status, reason) == ("False", "WaitingForAddress")
+    assert " since 2026-01-01T12:00:00Z, " in message
+    assert world.decide().look_again_at is None
+
+
 def test_worker_0_that_gives_up_is_the_cause_and_the_gang_restarts() -> None:
     world = awaits(three(), 0, 1, 2).pass_time(300).settle()
     code = ExitCode.NETWORK_FAULTY

@@ -162,6 +162,13 @@ def test_the_starting_deadline_counts_from_the_release() -> None:
     assert gated.said()[0] == "StartingDeadlineExceeded"
 
 
+def test_without_a_deadline_what_was_let_go_is_waited_for() -> None:
+    gated = a_gated().let_go(0, 1).wait(10**6)
+    gated.decide(NO_WORD)
+    assert gated.said()[0] == "WaitingForPods"
+    assert gated.raw["status"]["phase"] == "Starting"
+
+
 def test_pods_that_cannot_be_created_fail_the_job_at_the_starting_deadline() -> None:
     gated = a_gated(startingDeadlineSeconds=60).wait(60)
     del gated.pods[1]

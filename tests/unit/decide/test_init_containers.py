@@ -138,7 +138,8 @@ def test_a_node_is_suspected_for_an_init_container_as_for_a_program() -> None:
 
 
 def test_an_init_container_that_runs_is_named_with_its_begin() -> None:
-    world = with_inits(a_world().settle(), an_init_status("unpack", DONE), an_init_status("download", RUNS))
+    world = a_world(runPolicy={"startingDeadlineSeconds": 1800}).settle()
+    with_inits(world, an_init_status("unpack", DONE), an_init_status("download", RUNS))
     sentence = f"pod digits-3f9a1-worker-0-a1: init container download has run since {SINCE}"
     assert world.condition("Running") == ("False", "PodInitializing", sentence)
     assert world.job.status.phase == "Starting"

@@ -1,5 +1,6 @@
 """A pod that has a node and does not start: what its Events say of it stands in the status, and outlives the pod."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from disttrain_api.bounds import MAX_MESSAGE_BYTES
 from disttrain_operator.decide.observed import PodEvent
 from disttrain_operator.decide.pod_events import what_holds_up
-from tests.builders import an_init_status, initializing, with_state
+from tests.builders import NOW, an_init_status, initializing, with_state
 from tests.unit.decide.world import World, a_running_world, a_world
 
+DEADLINE = {"runPolicy": {"startingDeadlineSeconds": 1800}}
 POD = "digits-3f9a1-worker-0-a1"
 NO_MAP = 'MountVolume.SetUp failed for volume "scripts" : configmap "nobody-made-it" not found'
 TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[scripts], unattached volumes=[]: timed out"
@@ -137,7 +139,7 @@ def test_the_condition_says_what_the_events_say_and_what_to_do(reason: str, mess
 
 
 def test_the_end_after_the_start_deadline_has_the_reason_and_points_to_no_pod_that_is_gone() -> None:
-    world = held_up("FailedMount", NO_MAP)
+    world = held_up("FailedMount", NO_MAP, **DEADLINE)
     world.pass_time(3600).settle()
     world.confirm_deletions()
     world.pod_event = None
@@ -172,7 +174,7 @@ def test_the_events_of_a_pod_that_runs_by_now_count_no_more() -> None:
 
 
 def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
-    world = held_up("Pulling", 'Pulling image "registry/large:1"')
+    world = held_up("Pulling", 'Pulling image "registry/large:1"', **DEADLINE)
     pulls = f'pod {POD} on node node1: Pulling image "registry/large:1"'
     assert world.condition("Running") == ("False", "Pulling", pulls)
     assert world.job.status.phase == "Starting"
@@ -185,8 +187,22 @@ def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
     )
 
 
+UNTAKEN = f"no scheduler has taken pod {POD} or said why not; does the one that its template names run?"
+
+
+def test_where_nobody_says_anything_it_is_said_after_five_minutes_where_to_look() -> None:
+    world = a_world().settle()
+    at = NOW + timedelta(seconds=300)
+    assert world.decide().look_again_at == at
+    for seconds, more in ((299, ""), (1, f": {UNTAKEN}"), (10**6, f": {UNTAKEN}")):
+        said = world.pass_time(seconds).settle().condition("Running")
+        assert said == ("False", "WaitingForPods", f"waiting for 2 pods to run{more}")
+    assert world.decide().look_again_at is None
+    assert world.status_writes == 2
+
+
 def test_where_nobody_says_anything_the_end_names_what_outlives_the_pod() -> None:
-    world = held_up("x", "y")
+    world = held_up("x", "y", **DEADLINE)
     world.pod_event = None
     world.settle()
     assert world.condition("Running") == ("False", "WaitingForPods", "waiting for 2 pods to run")
@@ -199,11 +215,8 @@ def test_where_nobody_says_anything_the_end_names_what_outlives_the_pod() -> Non
             f" hour or so `kubectl get events --field-selector involvedObject.name={POD}` may"
         ),
     )
-    untouched = a_world().settle().pass_time(3600).settle()
-    assert untouched.condition("Failed")[2] == (
-        f"not all pods ran within startingDeadlineSeconds (1800): no scheduler has taken pod {POD} or said why not;"
-        " does the one that its template names run?"
-    )
+    untouched = a_world(**DEADLINE).settle().pass_time(3600).settle()
+    assert untouched.condition("Failed")[2] == f"not all pods ran within startingDeadlineSeconds (1800): {UNTAKEN}"
 
 
 def test_a_pod_that_is_made_again_alone_and_does_not_start_has_its_reason_too() -> None:

@@ -1,5 +1,6 @@
 """Pods that are made again alone: under which name, how often, and what counts."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from disttrain_api.names import ExitCode, Role
 from disttrain_api.report import RankFailure
 from disttrain_operator.decide.clock import timestamp
-from tests.builders import a_report, running
+from tests.builders import a_report, running, with_state
 from tests.unit.decide.test_failures import COMMAND, own_world, restart, verdict
 from tests.unit.decide.world import World, a_running_world
+
+MONTH = 30 * 86_400
 
 
 def test_one_pod_is_made_again_under_its_name_and_the_others_go_on() -> None:
@@ -72,8 +75,16 @@ def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
     world = (
         own_world({"action": "RestartPod"}, startingDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
     )
-    world.pass_time(61).settle()
+    assert world.decide().look_again_at == world.now + timedelta(seconds=60)
+    world.pass_time(60).settle()
     assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
+
+
+def test_without_a_deadline_a_single_pod_is_waited_for() -> None:
+    world = own_world({"action": "RestartPod"}).end(1, 5).settle().confirm_deletions().settle()
+    world.pass_time(MONTH).settle()
+    assert world.condition("Running")[:2] == ("True", "ReplacingPods")
+    assert world.decide().look_again_at is None
 
 
 def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:
@@ -151,9 +162,18 @@ def test_a_server_and_the_worker_that_lost_it_are_one_failure_also_where_both_ar
     assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 1)
 
 
+def test_a_server_that_waited_long_for_a_node_is_missed_all_the_same() -> None:
+    """Its workers find out that it has lost what it held when it is back."""
+    world = with_a_server(SERVER).end(0, 137, Role.PS).settle().confirm_deletions().settle().pass_time(MONTH).settle()
+    world.put(with_state(world.pod(0, Role.PS), "Running", {"running": {"startedAt": timestamp(world.now)}}))
+    leave(world.settle().pass_time(20), 0).settle()
+    assert verdict(world).action == "RestartWithoutCounting"
+    assert world.job.status.restarts_since_checkpoint == 1
+
+
 def test_a_peer_that_is_lost_long_after_a_replacement_is_a_failure_of_its_own() -> None:
-    world = restart(with_a_server(SERVER, startingDeadlineSeconds=60).end(0, 137, Role.PS))
-    world.pass_time(600).settle()
+    world = restart(with_a_server(SERVER).end(0, 137, Role.PS))
+    world.pass_time(3600).settle()
     leave(leave(world, 0), 1).settle().pass_time(90).settle()
     assert (verdict(world).class_, verdict(world).action) == ("PeerLost", "RestartGang")
     assert world.job.status.restarts_since_checkpoint == 2

@@ -8,6 +8,7 @@ from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.observed import CreateProblem
 from tests.builders import a_claim_template, running
 from tests.unit.decide.test_failures import own_world
+from tests.unit.decide.test_queues import a_queued_world
 from tests.unit.decide.world import World, a_running_world, a_world
 
 VOLCANO = {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Volcano"}}}
@@ -126,11 +127,6 @@ def test_pods_without_a_node_may_lack_a_claim_or_a_pod_group_and_nothing_else(
 
 
 def test_pods_in_a_queue_lack_nothing() -> None:
-    policy = {"gangScheduler": "Kueue", "queueName": "research"}
-    world = a_world(runPolicy={"schedulingPolicy": policy}, storage=a_claim_template()).settle()
-    for pod in list(world.pods.values()):
-        pod["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/managed": "true"}
-        condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
-        world.put({**pod, "status": {"phase": "Pending", "conditions": [condition]}})
-    world.settle().pass_time(10_000)
+    world = a_queued_world(storage=a_claim_template()).pass_time(10_000)
     assert asked(world) == []
+    assert world.condition("Running")[1] == "Queued"

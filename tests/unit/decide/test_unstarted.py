@@ -6,7 +6,9 @@ import pytest
 
 from disttrain_api.names import ExitCode, Role
 from disttrain_api.report import FailureSignature, RankFailure
+from disttrain_api.status import ConditionType
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.observed import CreateProblem, PodEvent
 from tests.builders import NOW, a_report, running, waiting, with_state
 from tests.unit.decide.test_failures import COMMAND, OWN, verdict
@@ -78,6 +80,19 @@ def test_the_job_fails_at_one_start_deadline_with_the_reason_and_no_node_is_susp
     assert (status, reason) == ("True", "Unschedulable")
     assert message.startswith("not all pods ran within startingDeadlineSeconds (700): pod digits-3f9a1-worker-2-a")
     assert NO_ROOM[:-1] in message
+
+
+def test_without_a_deadline_a_start_goes_on_and_costs_no_restart_however_often_it_is_tried() -> None:
+    world = begun(maxRestarts=0)
+    for _ in range(20):
+        again(give_up(unplaced(world, 2).pass_time(600), 0, 1))
+        again(reject(world.pass_time(600)))
+    unplaced(world, 2).settle().pass_time(30 * 86_400).settle()
+    running = condition(world.job.status, ConditionType.RUNNING)
+    assert running is not None
+    assert (running.status, running.reason, running.last_transition_time) == ("False", "Unschedulable", timestamp(NOW))
+    assert NO_ROOM[:-1] in running.message
+    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (40, 0)
 
 
 def test_a_pause_ends_with_the_deadline() -> None:

@@ -121,7 +121,8 @@ def test_a_claim_on_its_way_is_one_write_and_no_warning() -> None:
     assert [event.warning for event in world.events if event.reason == "VolumeNotBound"] == [False]
 
 
-def test_a_job_whose_volume_never_comes_fails_with_that_reason() -> None:
+def test_a_job_whose_volume_never_comes_fails_with_that_reason_once_it_has_a_deadline() -> None:
     world = refused_by_the_scheduler("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-    world.pass_time(3600).settle()
+    assert world.pass_time(10**6).settle().condition("Failed")[0] == "False"
+    world.edit(runPolicy={"startingDeadlineSeconds": 60}).settle()
     assert world.condition("Failed")[:2] == ("True", "VolumeNotBound")

@@ -1,6 +1,6 @@
 """A member failed whose failure concerns nobody else: it alone is made again, under its old name and address."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
@@ -59,16 +59,16 @@ def replace_pods(situation: Situation) -> Move | None:
     wanted = [identity for identity in gang.missing if identity not in known]
     times = [_begins_at(job, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
     due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
-    later = [time for time in (*times, removal.look_again_at) if time is not None and now < time]
     unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
     why = why_waiting(gang)
-    expired = _deadline(job, [pod.name for pod in unstarted], why, now)
-    if expired is not None:
-        return expired
+    deadlines = [(at, pod.name) for pod in unstarted if (at := _must_run_by(job, pod.name)) is not None]
+    if deadlines and (first := min(deadlines))[0] <= now:
+        return _too_late(situation, first[1], why)
     reason, sentence = why or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
     actions = (*removal.actions, *create(gang, due))
+    later = [at for at in (*times, removal.look_again_at, *(at for at, _ in deadlines)) if at is not None and now < at]
     return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
 
 
@@ -80,15 +80,17 @@ def _begins_at(job: Job, pod: str) -> datetime | None:
     return after(entries[-1].time, pause) if entries else None
 
 
-def _deadline(job: Job, pods: list[str], why: tuple[str, str] | None, now: datetime) -> Move | None:
+def _must_run_by(job: Job, pod: str) -> datetime | None:
+    """When the pod of this name, which was made again alone, must run; None: whenever it does."""
     assert job.spec is not None
-    seconds = job.spec.run_policy.starting_deadline_seconds
-    for pod in pods:
-        begun = _begins_at(job, pod)
-        if begun is not None and (now - begun).total_seconds() >= seconds:
-            message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
-            if why is not None:
-                message += f": {why[1]}"
-            reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED
-            return finish(job.status, now, State.FAILED, Verdict(reason=reason, message=message))
-    return None
+    seconds, begun = job.spec.run_policy.starting_deadline_seconds, _begins_at(job, pod)
+    return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
+
+
+def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Move:
+    seconds = situation.run_policy.starting_deadline_seconds
+    message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
+    if why is not None:
+        message += f": {why[1]}"
+    reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED
+    return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))

@@ -21,7 +21,7 @@ from disttrain_operator.decide.ledger import (
     why_never_started,
 )
 from disttrain_operator.decide.situation import Situation
-from disttrain_operator.decide.waiting import USUAL_REASONS, why_not_running, why_waiting
+from disttrain_operator.decide.waiting import USUAL_REASONS, unexplained, why_not_running, why_waiting
 
 
 def begin(situation: Situation) -> Move | None:
@@ -48,12 +48,15 @@ def starting_deadline(situation: Situation) -> Move | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
     gang = _admitted(situation)
     deadline = starting_deadline_at(situation.job, gang.ledger)
-    if ran(situation.status) or gang.all_run or gang.queued or situation.now < deadline:
+    if deadline is None or ran(situation.status) or gang.all_run or gang.queued or situation.now < deadline:
         return None
     now = why_waiting(gang) or why_without_address(gang)
     # What takes its usual course now says less than what has kept the same start before.
     why = now if now is not None and now[0] not in USUAL_REASONS else _why_before(situation.status) or now
-    return _too_late(situation, why or (Reason.STARTING_DEADLINE_EXCEEDED, _unexplained(gang, situation.now)))
+    return _too_late(
+        situation,
+        why or (Reason.STARTING_DEADLINE_EXCEEDED, unexplained(gang) or why_not_running(gang, situation.now)[1]),
+    )
 
 
 def startup(situation: Situation) -> Move | None:
@@ -117,17 +120,6 @@ def _admitted(situation: Situation) -> Gang:
     if released_at is None and not gang.let_go:
         return gang
     return replace(gang, ledger=mark_admitted(gang.ledger, released_at or situation.now))
-
-
-def _unexplained(gang: Gang, now: datetime) -> str:
-    """What can be said of pods that nobody gives a reason for. They go with the job; their Events stay a while."""
-    if not gang.unstarted:
-        return why_not_running(gang, now)[1]
-    pod = gang.unstarted[0]
-    if not pod.node:
-        return f"no scheduler has taken pod {pod.name} or said why not; does the one that its template names run?"
-    events = f"`kubectl get events --field-selector involvedObject.name={pod.name}`"
-    return f"pod {pod.name} on node {pod.node} gives no reason; for an hour or so {events} may"
 
 
 def _end(status: JobStatus) -> datetime:
