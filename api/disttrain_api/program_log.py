@@ -85,6 +85,12 @@ def last_words(log: str) -> str:
     return last_exception(log) or next((line[:_MAX_EXCEPTION] for line in lines if line), "")
 
 
+def exception_type(log: str) -> str:
+    """Return the type of the log's last exception, without its text; "" where none is recognised."""
+    words = last_words(log)
+    return words.partition(":")[0] if last_exception(log) or _ERROR.match(words) else ""
+
+
 def of_torchrun_child(log: str) -> str:
     """Return the log without the lines of other children and without torchrun's own traceback.
 

@@ -122,6 +122,8 @@ class RankError(_Report):
     exit_code: _Code
     reason: _Word
     message: _Message
+    unquoted: Annotated[_Message | None, _OrNone] = None
+    """The message without what a program said, such as the text of an exception. None: it holds nothing of that."""
     signature: Annotated[FailureSignature | None, _OrNone] = None
 
 
@@ -163,6 +165,8 @@ class RankFailure(_Report):
     signal: Annotated[Annotated[int, Field(ge=0, le=128)] | None, _OrNone] = None
     reason: Annotated[_Word | None, _OrNone] = None
     message: Annotated[_Message | None, _OrNone] = None
+    unquoted: Annotated[_Message | None, _OrNone] = None
+    """As in RankError."""
     signature: Annotated[FailureSignature | None, _OrNone] = None
     log_tail: Annotated[_Log | None, _OrNone] = None
 
@@ -233,7 +237,7 @@ def encode_pod_report(report: PodReport) -> str:
 def _shorter(report: PodReport) -> Iterator[PodReport]:
     """The report with less and less in it."""
     progress, failure = report.progress, report.failure
-    for field in ("log_tail", "message"):
+    for field in ("log_tail", "message", "unquoted"):
         value = (getattr(failure, field) if failure is not None else None) or ""
         while failure is not None and value:
             # The end of a log and the start of a message hold the cause.

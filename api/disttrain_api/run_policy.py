@@ -163,8 +163,8 @@ class RunPolicy(ApiModel):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     failure_log_in_status: bool = False
-    """True puts the last log lines of the rank that failed first into the status. Whoever may read the job reads them
-    there, also without the right to read the logs of pods."""
+    """True puts what the program that failed first said last into the status and Events, which are read without the
+    right to read logs."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
     """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
     pods as the template has them, which an image that must run as root needs."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
-from disttrain_api.program_log import last_exception
+from disttrain_api.program_log import exception_type, last_exception
 from disttrain_api.report import RankFailure, RankReport, left
 
 
@@ -58,6 +58,7 @@ class RankEnd:
             signal=self.signal,
             reason=error.reason if error else _reason(self.code),
             message=error.message if error else self._last_words(),
+            unquoted=error.unquoted if error else self._type_of_error(),
             signature=error.signature if error else None,
             log_tail="\n".join(self.tail) or None,
         )
@@ -69,6 +70,10 @@ class RankEnd:
             return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
         # A program that said nothing else names its error in its exception or last line; one that was killed does not.
         return last_exception("\n".join(self.tail)) or self.tail[-1] if self.tail and self.signal is None else None
+
+    def _type_of_error(self) -> str | None:
+        """What may be told of its last words to whoever may not read its log; None: all of them, which are ours."""
+        return None if self.code == ExitCode.LEFT_EARLY else exception_type(self._last_words() or "")
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:

@@ -11,7 +11,7 @@ from disttrain_api.report import MAX_SENTENCE
 from disttrain_trainer.data.batches import load_microbatch, share_of
 from disttrain_trainer.parallel.data_parallel import share_buffers, without_ddp
 from disttrain_trainer.parallel.sharded import reshard
-from disttrain_trainer.runtime.errors import EvaluationFailed, one_line, peer_lost
+from disttrain_trainer.runtime.errors import EvaluationFailed, peer_lost
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
 from disttrain_trainer.tasks.figures import Figures
@@ -65,7 +65,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def _require_success(failure: BaseException | None, step: int, world: World) -> None:
     """Raise EvaluationFailed where the evaluation has failed on this rank, or on another that can still say so."""
-    why = failure and f"rank {world.rank}: {type(failure).__name__}: {one_line(failure)}"
+    # Its text may be of a sample, and stands with its traceback in the log.
+    why = failure and f"rank {world.rank}: {type(failure).__name__}"
     alone = world.mesh.replicate == world.size
     found = world.gather(why, str | None) if alone else [why]
     if any(found):

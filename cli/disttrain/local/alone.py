@@ -1,4 +1,7 @@
-"""A job as this machine runs it: nobody else places its pods, manages it, or disturbs it."""
+"""A job as this machine runs it: nobody else places its pods, manages it, or disturbs it.
+
+Its status is read by whoever reads its logs: it says what programs printed.
+"""
 
 from dataclasses import replace
 
@@ -24,9 +27,8 @@ def alone(job: Job) -> tuple[Job, list[str]]:
     if job.spec.ttl_seconds_after_finished is not None:
         # The folder of a run stays until a person removes it.
         taken.append("ttlSecondsAfterFinished")
-    if not taken:
-        return job, []
     here = {
+        "failure_log_in_status": True,
         "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
         "progress_deadline_seconds": None,

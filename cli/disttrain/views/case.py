@@ -13,6 +13,7 @@ from disttrain_api.status import Attempt, Verdict
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.reading import pod_facts
+from disttrain_operator.decide.verdict import program_words
 
 Raw = Mapping[str, Any]
 
@@ -87,6 +88,13 @@ def of_class(verdict: Verdict | None) -> list[str]:
     sentence = CLASSES.get(verdict.class_ or "") if verdict is not None else None
     rule = f"the failure policy's rule {plain(verdict.rule)} decided" if verdict is not None and verdict.rule else None
     return [f"{capital(said)}." for said in (rule, sentence) if said]
+
+
+def words_of(case: Case, verdict: Verdict | None) -> list[str]:
+    """What the program that failed said itself, where its pod is still there: the status holds none of that."""
+    pod = next((pod for pod in case.pods if verdict is not None and pod.name == verdict.pod), None)
+    words = plain(program_words(pod)).rstrip(".") if pod is not None else ""
+    return [f"It said: {words}."] if words and verdict is not None and words not in plain(verdict.message) else []
 
 
 def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from disttrain.views.case import (
     of_class,
     pods_of,
     todo_of,
+    words_of,
 )
 from disttrain_api.names import MANAGED_BY_US, Reason
 from disttrain_api.status import ConditionType, Verdict
@@ -214,6 +215,7 @@ def _restarting(case: Case) -> Why:
     running = job.condition(ConditionType.RUNNING)
     verdict, number = last_verdict(case)
     sentences = [f"{job.name} is restarting: attempt {number} ended, because {because(verdict)}."]
+    sentences += words_of(case, verdict)
     sentences += of_class(verdict)
     budget = case.run_policy.get("maxRestarts")
     if isinstance(budget, int) and status.restarts_since_checkpoint:
@@ -307,6 +309,7 @@ def _failed(case: Case) -> Why:
     after = f" in attempt {status.attempt}" if status.attempt else " before its first attempt"
     when = f" {case.since(status.completion_time)} ago" if status.completion_time else ""
     sentences = [f"{job.name} failed{when}{after} ({plain(reason)}): {plain(message).rstrip('.')}."]
+    sentences += words_of(case, verdict)
     if verdict is not None and verdict.reason == reason:
         sentences += of_class(verdict)
     if status.restarts and reason != Reason.RESTARTS_EXHAUSTED:

@@ -10,9 +10,8 @@ from typing import Any
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import CONTAINER, Reason
-from disttrain_api.program_log import last_words
 from disttrain_api.times import parse_time, timestamp
-from disttrain_operator.decide.observed import Waiting
+from disttrain_operator.decide.observed import RUNTIME_REASONS, Waiting
 
 Raw = Mapping[str, Any]
 
@@ -21,6 +20,8 @@ _MAX_MESSAGE = 1024
 MAX_NAME = 64
 """Characters of a container's name that are kept. The API server allows 63."""
 MAX_LAST_WORDS = 4096
+_WITH_OUTPUT = frozenset({"Unhealthy", "ProbeError", "ProbeWarning", "FailedPostStartHook", "PostStartHookError"})
+"""Reasons with which a kubelet passes on the output of a probe or a hook."""
 # Of a container whose turn has not come, and of one that is being made.
 _USUAL = ("", "ContainerCreating", "PodInitializing")
 
@@ -93,8 +94,14 @@ def held_back(entry: Raw) -> Waiting | None:
     reason = cut(waiting.get("reason") or "", MAX_REASON_LENGTH)
     if reason in _USUAL:
         return None
-    message, image = cut(waiting.get("message") or "", _MAX_MESSAGE), cut(entry.get("image") or "", _MAX_MESSAGE)
+    message, image = waiting.get("message") or "", cut(entry.get("image") or "", _MAX_MESSAGE)
+    message = cut(without_output(reason, message), _MAX_MESSAGE)
     return Waiting(reason, message, image)
+
+
+def without_output(reason: str, message: str) -> str:
+    """Return what a kubelet says without what a probe or a hook has printed, which may follow the first colon."""
+    return message.partition(":")[0] if reason in _WITH_OUTPUT else message
 
 
 def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
@@ -129,11 +136,11 @@ def failed_beside(status: Raw) -> str:
 
 
 def _ended(who: str, ended: Raw, entry: Raw, *, more: int) -> str:
-    """How it ended last, and how often it has: `more` times than it was started again."""
+    """How it ended last, and how often it has: `more` times than it was started again. What it printed is its log's."""
     code, times = ended.get("exitCode") or 0, max(entry.get("restartCount") or 0, 0) + more
     often = f" {times} times" if times > 1 else ""
     reason = cut(ended.get("reason") or "", MAX_REASON_LENGTH)
     how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, exit code {code}"
-    words = last_words((ended.get("message") or "")[-MAX_LAST_WORDS:])
+    words = str(ended.get("message") or "").strip() if reason in RUNTIME_REASONS else ""
     sentence = f"{who} {'failed' if code else 'ended'}{often} ({how})"
     return cut(f"{sentence}: {words}" if words else sentence, _MAX_MESSAGE)

@@ -19,6 +19,8 @@ from disttrain_api.validate import read_spec
 
 Raw = Mapping[str, Any]
 
+RUNTIME_REASONS = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons of a container that ended before its program began, in the words of the node's container runtime."""
 _MAX_MESSAGE = 1024
 _MAX_ERROR = 300
 
@@ -66,6 +68,11 @@ class Exit:
     """The init container that ended so: the program never began."""
     memory_limit: str = ""
     """What it might use at most, where it used more."""
+
+    @property
+    def by_runtime(self) -> bool:
+        """Whether the node could not start the container: what is said of it no program has printed."""
+        return self.reason in RUNTIME_REASONS
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.times import EARLIEST, parse_time
+from disttrain_operator.decide.init_containers import without_output
 from disttrain_operator.decide.observed import PodEvent
 
 Raw = Mapping[str, Any]
@@ -37,7 +38,8 @@ def _fact(pod_uid: str, event: Raw) -> PodEvent | None:
     reason, message = event.get("reason"), event.get("message")
     if not isinstance(reason, str) or not isinstance(message, str) or not reason or not message.strip():
         return None
-    return PodEvent(pod_uid, cut(reason, MAX_REASON_LENGTH), cut(message.strip(), _MAX_MESSAGE))
+    said = without_output(reason, message.strip())
+    return PodEvent(pod_uid, cut(reason, MAX_REASON_LENGTH), cut(said, _MAX_MESSAGE))
 
 
 def _time(event: Raw) -> datetime | None:

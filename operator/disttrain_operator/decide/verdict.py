@@ -1,7 +1,12 @@
-"""The first cause of a failure, in words."""
+"""The first cause of a failure, in words.
+
+They are read by whoever may read the job or its Events, without the right to read logs. So they hold what Kubernetes,
+our trainer and agent say in sentences of their own, of a program the type of its exception, and what it printed only
+where the job asks for that (`failureLogInStatus`).
+"""
 
 from disttrain_api.names import ExitCode, Reason
-from disttrain_api.program_log import last_words
+from disttrain_api.program_log import exception_type, last_words
 from disttrain_api.report import RankFailure
 from disttrain_api.run_policy import PodSecurity, RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
@@ -16,6 +21,7 @@ _NO_EXCEPTION = (
     "its main function with torch.distributed.elastic.multiprocessing.errors.record, which brings it here"
 )
 _NO_ERROR = "it has reported its progress and no error: look at the pod's log"
+_SHELL_CODES = {126: "its command cannot be executed", 127: "its command was not found"}
 
 _DENIED = ("Permission denied", "PermissionError", "Operation not permitted")
 _ROOT_NEEDED = " (pods do not run as root: an image that must needs `runPolicy.podSecurity: Template`)"
@@ -40,10 +46,10 @@ def verdict_of(cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
     first = failure or pod.child
     rank = first.rank if first else None
     if cause.follows is not None:
-        return _of_replaced(cause, cause.follows, ruling, rank)
+        return _of_replaced(cause, cause.follows, ruling, rank, policy)
     return Verdict(
         reason=cause.reason,
-        message=_sentence(cause, rank) + _about_root(cause, policy),
+        message=_sentence(cause, rank, policy) + _about_root(cause, policy),
         class_=cause.class_,
         action=ruling.action,
         rule=ruling.rule,
@@ -63,12 +69,12 @@ def _signature(failure: RankFailure | None) -> Signature | None:
     return None if found is None else Signature(**found.model_dump())
 
 
-def _of_replaced(cause: Cause, replaced: Replacement, ruling: Ruling, rank: int | None) -> Verdict:
+def _of_replaced(cause: Cause, replaced: Replacement, ruling: Ruling, rank: int | None, policy: RunPolicy) -> Verdict:
     """The verdict where a pod ended because it lost one that was made again: that one is named."""
     before = f"pod {replaced.pod} failed ({replaced.reason}) and was made again alone, after which"
     return Verdict(
         reason=replaced.reason,
-        message=f"{before} {_sentence(cause, rank)}",
+        message=f"{before} {_sentence(cause, rank, policy)}",
         class_=cause.class_,
         action=ruling.action,
         rule=ruling.rule,
@@ -76,7 +82,7 @@ def _of_replaced(cause: Cause, replaced: Replacement, ruling: Ruling, rank: int 
     )
 
 
-def _sentence(cause: Cause, rank: int | None) -> str:
+def _sentence(cause: Cause, rank: int | None, policy: RunPolicy) -> str:
     pod = cause.pod
     if cause.class_ is FailureClass.POD_LOST:
         return f"pod {pod.name} ({pod.role} {pod.index}) was deleted while the job ran"
@@ -84,7 +90,7 @@ def _sentence(cause: Cause, rank: int | None) -> str:
     if pod.exit is not None and pod.exit.init_container is not None:
         subject = f"init container {pod.exit.init_container} of {subject}"
     where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
-    detail = _detail(cause)
+    detail = _detail(cause, policy)
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
 
 
@@ -92,7 +98,7 @@ def _about_root(cause: Cause, policy: RunPolicy) -> str:
     """Return what to do where a program of the user's own may have failed since it is not root."""
     if policy.pod_security is not PodSecurity.RESTRICTED or cause.class_ is not FailureClass.PROGRAM:
         return ""
-    said = _detail(cause) + (cause.pod.exit.message if cause.pod.exit is not None else "")
+    said = program_words(cause.pod) + (cause.pod.exit.message if cause.pod.exit is not None else "")
     return _ROOT_NEEDED if any(words in said for words in _DENIED) else ""
 
 
@@ -117,18 +123,46 @@ def _ending(cause: Cause) -> str:
     return f"exited with code {exit_.code}"
 
 
-def _detail(cause: Cause) -> str:
-    """What our agent says of it, or the cluster, or the exception or last line that the program left."""
-    pod, exit_ = cause.pod, cause.pod.exit
-    if cause.class_ in _OF_THE_CLUSTER:
+def _detail(cause: Cause, policy: RunPolicy) -> str:
+    """What the cluster says of it, our trainer or agent, or the program as far as the job lets it be told."""
+    pod, exit_, by_program = cause.pod, cause.pod.exit, cause.class_ is FailureClass.PROGRAM
+    if cause.class_ in _OF_THE_CLUSTER or exit_ is None or exit_.code is None:
         return pod.disruption_message[:MAX_DETAIL]
-    if pod.report is not None:
-        if pod.report.failure is None:
-            return _NO_ERROR if cause.class_ is FailureClass.PROGRAM else ""
-        return pod.report.failure.message or ""
+    failure = pod.report.failure if pod.report is not None else None
+    if pod.report is not None and failure is None:
+        return _NO_ERROR if by_program else ""
+    if pod.child is not None and pod.child.exception is None:
+        return "" if pod.child.signal else _NO_EXCEPTION
+    if policy.failure_log_in_status or exit_.by_runtime:
+        return program_words(pod)
+    if failure is not None and failure.exit_code in set(ExitCode):
+        return (failure.message if failure.unquoted is None else failure.unquoted) or ""
+    kind = _reported_type(failure) if failure is not None else _printed_type(pod)
+    if kind:
+        return f"{kind} (its log says more)"
+    return _SHELL_CODES.get(exit_.code, "its log says why") if by_program else ""
+
+
+def _reported_type(failure: RankFailure) -> str:
+    """The type of the exception that our trainer reports, and the place in the code; "": it reports none."""
+    kind = exception_type(failure.message or "") if failure.unquoted is None else failure.unquoted
+    place = failure.signature.place if failure.signature is not None else None
+    return f"{kind} at {place}" if kind and place else kind
+
+
+def _printed_type(pod: PodFacts) -> str:
     if pod.child is not None:
-        return pod.child.exception or ("" if pod.child.signal else _NO_EXCEPTION)
-    return last_words(exit_.message) if exit_ is not None else ""
+        return (pod.child.exception or "").partition(":")[0]
+    return exception_type(pod.exit.message) if pod.exit is not None else ""
+
+
+def program_words(pod: PodFacts) -> str:
+    """Return what our trainer says of its failure, or the exception or last line that another program left."""
+    if pod.report is not None:
+        return (pod.report.failure.message if pod.report.failure is not None else "") or ""
+    if pod.child is not None:
+        return pod.child.exception or ""
+    return last_words(pod.exit.message) if pod.exit is not None else ""
 
 
 def _log(pod: PodFacts) -> str | None:

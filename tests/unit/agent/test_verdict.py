@@ -97,3 +97,12 @@ def test_a_rank_that_reported_nothing_is_described_by_its_exception_else_by_its_
 
 def test_exit_code_0_of_an_own_command_is_success() -> None:
     assert RankEnd(1, 0, report=AT_9).succeeded
+
+
+def test_of_words_that_a_rank_leaves_only_the_type_of_its_exception_is_no_quote() -> None:
+    ended = RankEnd(0, 1, tail=("a line", "ValueError: a secret")).as_failure()
+    assert (ended.message, ended.unquoted) == ("ValueError: a secret", "ValueError")
+    assert RankEnd(0, 80, tail=("a secret",)).as_failure().unquoted == ""
+    left_early = RankEnd(0, 0, must_report=True).as_failure()
+    assert (left_early.message or "").startswith("left before its first step")
+    assert left_early.unquoted is None

@@ -206,7 +206,8 @@ def test_an_init_container_is_named_with_the_way_to_its_log() -> None:
     _, raw = decided(pods)
     found = why(RemoteJob(raw), pods, [], LATER)
     assert "init container fetch of worker 0" in found.paragraph
-    assert "exited with code 7: no such bucket" in found.paragraph
+    assert "exited with code 7: its log says why (InitContainerFailed)" in found.paragraph
+    assert "It said: no such bucket." in found.paragraph
     assert found.todo == ("Correct the init container that is named, or what it asks for",)
     assert found.next[0] == "kubectl logs digits-3f9a1-worker-0-a1 -n default -c fetch"
 

@@ -151,7 +151,7 @@ def test_what_every_node_would_refuse_is_counted() -> None:
     world = refused(a_world().settle(), "SysctlForbidden", 'forbidden sysctl: "kernel.msgmax" not allowlisted')
     verdict = verdict_after(world)
     assert (verdict.reason, verdict.action) == ("SysctlForbidden", "RestartGang")
-    said = 'Pod was rejected: forbidden sysctl: "kernel.msgmax" not allowlisted'
+    said = 'forbidden sysctl: "kernel.msgmax" not allowlisted'
     assert verdict.message.endswith(f"was ended by the cluster (SysctlForbidden): {said}")
 
 

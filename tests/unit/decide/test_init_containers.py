@@ -47,13 +47,13 @@ def fail_in_init(world: World, *entries: Raw, sidecars: Any = ()) -> Verdict:
 # --- failures ---
 
 
-def test_an_init_container_that_fails_is_the_cause_with_its_code_and_last_words() -> None:
+def test_an_init_container_that_fails_is_the_cause_with_its_code() -> None:
     world = a_world().settle()
     fetch = an_init_status("fetch", died(7, "connecting\nbucket gone-away does not exist\n"))
     verdict = fail_in_init(world, an_init_status("unpack", DONE), fetch)
     assert verdict.message == (
-        "init container fetch of worker 0 (pod digits-3f9a1-worker-0-a1 on node node1) exited with code 7: bucket"
-        " gone-away does not exist"
+        "init container fetch of worker 0 (pod digits-3f9a1-worker-0-a1 on node node1) exited with code 7: its"
+        " log says why"
     )
     assert (verdict.class_, verdict.reason, verdict.exit_code) == ("Program", "InitContainerFailed", 7)
     assert (verdict.action, verdict.role, verdict.rank) == ("RestartGang", "worker", None)
@@ -91,10 +91,11 @@ def test_a_rule_may_look_at_one_container_alone() -> None:
     [
         (died(137, reason="OOMKilled"), "OutOfMemory", "ran out of memory and was killed"),
         (died(137), "Killed", "was killed by signal 9 (exit code 137)"),
-        (died(143), "Program", "exited with code 143"),
+        (died(143), "Program", "exited with code 143: its log says why"),
+        (died(127, "sh: fetch: not found"), "Program", "exited with code 127: its command was not found"),
         (died(128, "exec: no such file", "StartError"), "Program", "exited with code 128: exec: no such file"),
     ],
-    ids=["memory", "killed", "stopped by nobody", "cannot start"],
+    ids=["memory", "killed", "stopped by nobody", "not found", "cannot start"],
 )
 def test_it_may_end_in_every_way_of_a_program(state: Raw, class_: str, how: str) -> None:
     verdict = fail_in_init(a_world().settle(), an_init_status("fetch", state))
@@ -112,7 +113,7 @@ def test_what_it_prints_is_no_report_of_ours() -> None:
 def test_a_sidecar_that_ended_with_the_pod_is_not_the_cause() -> None:
     proxy = an_init_status("proxy", died(137, "killed"), restarts=2)
     verdict = fail_in_init(a_world().settle(), proxy, an_init_status("fetch", died(7, "no bucket")), sidecars=["proxy"])
-    assert verdict.message.endswith("exited with code 7: no bucket")
+    assert verdict.message.endswith("exited with code 7: its log says why")
     assert verdict.message.startswith("init container fetch of ")
 
 
@@ -203,7 +204,7 @@ FAILING: dict[str, Raw] = {
 @pytest.mark.parametrize("entry", FAILING.values(), ids=FAILING.keys())
 def test_a_sidecar_that_keeps_failing_is_said_alike_however_the_kubelet_reports_it(entry: Raw) -> None:
     world = with_inits(a_world().settle(), entry, an_init_status("download", NOT_YET), sidecars=["proxy"])
-    failed = "sidecar container proxy failed 4 times (exit code 3): cannot bind port 15001"
+    failed = "sidecar container proxy failed 4 times (exit code 3)"
     sentence = f"pod digits-3f9a1-worker-0-a1: {failed}; read the container's log"
     assert world.condition("Running") == ("False", "CrashLoopBackOff", sentence)
     assert world.job.status.phase == "Pending"

@@ -41,7 +41,7 @@ def test_the_second_of_two_equal_failures_without_progress_ends_the_job_with_its
         "RankFailed",
         (
             "rank 1 (pod digits-3f9a1-worker-1-a2 on node node1) exited with code 1: "
-            "NameError: name 'lr' is not defined; attempt 1 ended with the same failure "
+            "NameError at /app/model.py:12 (its log says more); attempt 1 ended with the same failure "
             "(NameError at /app/model.py:12), and no step was done between them: another restart would end the same way"
         ),
     )

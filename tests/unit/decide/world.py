@@ -81,8 +81,9 @@ class World:
         found = [pod for pod in self.pods.values() if _member(pod) == (role.value, str(index))]
         return max(found, key=lambda pod: int(pod["metadata"]["labels"]["disttrain.io/attempt"]))
 
-    def put(self, pod: RawPod) -> None:
+    def put(self, pod: RawPod) -> "World":
         self.pods[pod["metadata"]["name"]] = pod
+        return self
 
     def run_all(self) -> "World":
         """The kubelets start every pod."""

@@ -86,7 +86,7 @@ def test_a_failing_evaluation_is_reported_and_the_job_is_done(tmp_path, how):
     with launch(tmp_path, job(training(how, rank=1)), 2, storage=tmp_path / "storage") as world:
         ranks = world.ended()
     assert [rank.code for rank in ranks] == [0, 0], ranks[1].err
-    kind = {"raise": "ValueError: a held-out sample that cannot be read", "exit": "SystemExit: 0"}[how]
+    kind = {"raise": "ValueError", "exit": "SystemExit"}[how]
     sentence = f"the evaluation after step 6 failed on rank 1: {kind}"
     for rank in ranks:
         assert rank.report.done

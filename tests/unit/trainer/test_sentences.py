@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from disttrain_api.report import RankError
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import (
     CallbackFailed,
@@ -77,3 +78,33 @@ def test_what_an_import_raises_is_such_a_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EntrypointNotImportable, match=r"raised RuntimeError: the device is lost … \\x1b\[2J; Python"):
         call_entrypoint("training.model", "raises_lines:model", {})
+
+
+def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("told", "unquoted"),
+    [
+        (describe(InvalidConfiguration("`a` is 7")), None),
+        (
+            describe(_raised_from(EntrypointNotImportable("m1 raised KeyError: 1; try again"), KeyError(1))),
+            "m1 raised KeyError: …; try again",
+        ),
+        (describe(ValueError("a secret")), "ValueError"),
+        (describe(_raised_from(CallbackFailed("`f`: x: a secret"), ValueError("a secret"))), "`f`: x: …"),
+        (describe(RuntimeError("gloo/pair a secret")), "another rank is gone or cannot be reached: …"),
+    ],
+)
+def test_a_report_also_says_what_happened_without_the_text_of_an_exception(
+    told: RankError, unquoted: str | None
+) -> None:
+    assert told.unquoted == unquoted
+
+
+def test_what_code_said_as_it_left_is_text_of_its_own() -> None:
+    told = describe_exit(SystemExit("a secret"), 3, 5)
+    assert told.message.endswith("called sys.exit: a secret")
+    assert (told.unquoted or "").endswith("called sys.exit")

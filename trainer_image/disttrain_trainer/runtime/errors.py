@@ -211,18 +211,30 @@ def describe(error: BaseException) -> RankError:
     if isinstance(error, TrainerError):
         signature = None if error.from_outside else signature_of(error.__cause__ or error, error.step)
         reason = exit_reason(error.exit_code)
-        message = escaped(str(error))
-        return RankError(exit_code=error.exit_code, reason=reason, message=message, signature=signature)
+        message, unquoted = escaped(str(error)), _unquoted(error)
+        return RankError(
+            exit_code=error.exit_code, reason=reason, message=message, unquoted=unquoted, signature=signature
+        )
     if (full := no_room(error)) is not None:
         return describe(DiskFull(f"cannot write {full.filename or 'a file'}: {full.strerror}; make room on its disk"))
     if peer_lost(error):
-        return describe(PeerLost(f"another rank is gone or cannot be reached: {one_line(error)}"))
-    message = f"{type(error).__name__}: {one_line(error)}"
+        lost = PeerLost(f"another rank is gone or cannot be reached: {one_line(error)}")
+        lost.__cause__ = error
+        return describe(lost)
+    unquoted = type(error).__name__
+    message = f"{unquoted}: {one_line(error)}"
     if isinstance(error, CallbackFailed):
-        message, error = escaped(str(error)), error.__cause__ or error
+        message, unquoted, error = escaped(str(error)), _unquoted(error) or unquoted, error.__cause__ or error
     # What may pass without a change to the program must not end the job when it comes a second time.
     signature = None if isinstance(error, OSError) and does_not_answer(error) else signature_of(error)
-    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, signature=signature)
+    return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, unquoted=unquoted, signature=signature)
+
+
+def _unquoted(error: BaseException) -> str | None:
+    """Return the error's sentence without the text of the exception that it was raised from; None where it has none."""
+    said, sentence = "" if error.__cause__ is None else one_line(error.__cause__), str(error)
+    before, found, after = sentence.rpartition(said) if said else ("", "", sentence)
+    return escaped(f"{before}…{after}") if found else None
 
 
 def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
@@ -230,12 +242,14 @@ def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
     signature = signature_of(end)
     code = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
     says = "" if isinstance(end.code, int | None) else f": {one_line(end)}"
-    message = left(step, steps, code, f"code in {signature.place} called sys.exit{says}")
+    message, unquoted = (
+        left(step, steps, code, f"code in {signature.place} called sys.exit{say}") for say in (says, "")
+    )
     # The numbers of the trainer's own exit codes keep their meaning.
     exit_code, reason = (
         (LeftEarly.exit_code, exit_reason(LeftEarly.exit_code)) if code in set(ExitCode) else (code, Reason.RANK_FAILED)
     )
-    return RankError(exit_code=exit_code, reason=reason, message=message, signature=signature)
+    return RankError(exit_code=exit_code, reason=reason, message=message, unquoted=unquoted, signature=signature)
 
 
 def shown(text: str) -> str:
