@@ -49,7 +49,8 @@ class Client:
     def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:
         """Create a job from a file, a dict or a model. A namespace given to the client wins over the manifest's.
 
-        Raises ManifestError for a file or a dict that is no job that can run.
+        Raises ManifestError, before anything is sent, for one that cannot run, or has fields that are unknown or have
+        moved; the API server refuses what is left of these.
         """
         body = body_of(job)
         namespace = self._given_namespace or body["metadata"].get("namespace") or self.namespace
@@ -199,15 +200,19 @@ class Client:
 
 
 def body_of(job: "str | Path | Raw | DistTrainingJob") -> Raw:
-    """Return the object that is sent for a file, a dict or a model. Raises ManifestError for a file and a dict.
-
-    A dict is sent as it is, once it is known to be a job: the API server leaves out what it does not know.
-    """
+    """Return the object that is sent for a file, a dict or a model. Raises ManifestError for one that cannot run."""
     if isinstance(job, dict):
         manifest.of_object(job)
         return job
-    model = job if isinstance(job, DistTrainingJob) else manifest.load(job)
-    body = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    if not isinstance(job, DistTrainingJob):
+        return _body(manifest.load(job))
+    body = _body(job)
+    manifest.of_object(body)
+    return body
+
+
+def _body(model: DistTrainingJob) -> Raw:
+    body: Raw = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
     if model.metadata.generate_name is not None:
         del body["metadata"]["name"]
     return {**body, "apiVersion": model.api_version, "kind": model.kind}

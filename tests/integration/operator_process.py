@@ -178,7 +178,7 @@ class Team:
             "metadata": {"name": name},
             "spec": a_spec(**spec),
         }
-        return self.ask("POST", JOBS.format(self.namespace), manifest)
+        return self.ask("POST", f"{JOBS.format(self.namespace)}?fieldValidation=Strict", manifest)
 
     def patch(self, name: str = "job", **spec: Any) -> Raw:
         return self.ask("PATCH", f"{JOBS.format(self.namespace)}/{name}", {"spec": spec})

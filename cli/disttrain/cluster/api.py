@@ -21,6 +21,8 @@ Query = Mapping[str, str | int]
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_LINE_BYTES = 4 * 2**20
+STRICT: Query = {"fieldValidation": "Strict"}
+"""Nothing is left out in silence: an unknown field, or one that stands twice, is refused with its name."""
 PAGE = 500
 """Objects that are asked for at once."""
 _TIMEOUT = urllib3.Timeout(connect=10, read=60)
@@ -58,11 +60,11 @@ class Api:
 
     def create(self, path: str, body: Raw, *, what: str) -> Raw:
         """Create an object in a collection and return it as stored."""
-        return self._ask("POST", path, None, body=body, what=what)
+        return self._ask("POST", path, STRICT, body=body, what=what)
 
     def patch(self, path: str, body: Raw, *, what: str) -> Raw:
         """Lay `body` over an object (RFC 7386) and return the whole."""
-        return self._ask("PATCH", path, None, body=body, content=_MERGE_PATCH, what=what)
+        return self._ask("PATCH", path, STRICT, body=body, content=_MERGE_PATCH, what=what)
 
     def delete(self, path: str, body: Raw | None = None, *, what: str) -> None:
         """Delete an object."""

@@ -10,6 +10,11 @@ Watches are not counted: they last for minutes.
 
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
 
+What is made or patched is validated strictly: a field that the API server does not know is refused with its name, and
+the refusal told, where it would be left out in silence otherwise. What is replaced is not: jobs' statuses and the
+Lease, which must be written also where the CustomResourceDefinition is older than the operator. What is left out of
+these is logged.
+
 Every answer is read up to a bound of bytes. One that is larger, or cannot be decoded, is Undecodable, and not asked for
 again: it would be the same. One of much text is decoded in a thread, and there, too, is taken from it what its reader
 keeps. Collections are read by kube/lists.py.
@@ -19,6 +24,7 @@ connections: of the kept ones others may be just as dead, and each would cost an
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -31,6 +37,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from disttrain_api.bounds import cut
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.errors import (
     KubeError,
@@ -46,6 +53,8 @@ from disttrain_operator.kube.one_at_a_time import in_thread
 from disttrain_operator.kube.sizes import LARGE_BYTES, MAX_PARSED_BYTES, parsed_size
 from disttrain_operator.kube.slots import Slots, namespace_of
 
+logger = logging.getLogger(__name__)
+
 Raw = dict[str, Any]
 Query = Mapping[str, str]
 Answer = TypeVar("Answer")
@@ -60,6 +69,8 @@ MAX_BODY_BYTES = 16 * 2**20
 MAX_ERROR_BYTES = 2**20
 TOO_MANY_PARTS = f"it has so many parts that it takes more than {MAX_PARSED_BYTES // 2**20} MiB to read"
 MERGE_PATCH = "application/merge-patch+json"
+_STRICT: Query = {"fieldValidation": "Strict"}
+_MAX_WARNINGS = 100
 # The first retry is immediate: a kept connection that the server has closed meanwhile is the usual case.
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # OSError: also a token file that is not there for a moment.
@@ -92,6 +103,7 @@ class Client:
         self._tls = access.ssl_context()
         self._session = self._new_session()
         self._users: Counter[aiohttp.ClientSession] = Counter()
+        self._warned: set[str] = set()
 
     def _new_session(self) -> aiohttp.ClientSession:
         # An explicit context also keeps aiohttp from building the system's default one, which takes 30 ms.
@@ -132,7 +144,7 @@ class Client:
 
     async def create(self, path: str, body: Raw | bytes, *, trim: Trim | None = None) -> Raw:
         """POST an object into a collection. A repeated POST whose first answer was lost raises Conflict."""
-        return await self.request("POST", path, body=body, trim=trim)
+        return await self.request("POST", path, query=_STRICT, body=body, trim=trim)
 
     async def replace(self, path: str, body: Raw | bytes, *, trim: Trim | None = None) -> Raw:
         """PUT. With metadata.resourceVersion in the body a stale writer is told Conflict."""
@@ -140,7 +152,7 @@ class Client:
 
     async def patch(self, path: str, body: Raw, *, trim: Trim | None = None) -> Raw:
         """A merge patch. With metadata.uid in the body, Conflict where the name belongs to another by now."""
-        return await self.request("PATCH", path, body=body, trim=trim)
+        return await self.request("PATCH", path, query=_STRICT, body=body, trim=trim)
 
     async def delete(self, path: str, *, uid: str, grace_seconds: int | None = None, trim: Trim | None = None) -> Raw:
         """Delete the object with this uid; Conflict where the name belongs to another by now."""
@@ -228,7 +240,15 @@ class Client:
             if isinstance(refusal, Throttled):
                 self._throttle(response.headers.get("Retry-After"))
             raise refusal
+        for warning in response.headers.getall("Warning", ()):
+            self._warn(cut(warning))
         return answer
+
+    def _warn(self, warning: str) -> None:
+        """Log once what the API server leaves out of what was written."""
+        if "unknown field" in warning and warning not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(warning)
+            logger.warning("left out by the API server: %s; is its CustomResourceDefinition of this release?", warning)
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query, *, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:

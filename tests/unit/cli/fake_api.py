@@ -25,6 +25,8 @@ class FakeApi:
         self.logs: dict[str, list[str]] = {}
         self.answers: dict[str, tuple[int, Any]] = {}
         self.asked: list[str] = []
+        self.validated: list[str] = []
+        """The query of each write that made or changed something."""
         self.changed = threading.Condition()
         self._version = 0
         fake = self
@@ -107,8 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"message": f'disttrainingjobs.disttrain.io "{name}" not found'})
 
     def do_POST(self) -> None:
-        body = self._body()
-        self.api.asked.append(f"POST {self.path}")
+        body = self._written("POST")
         if self.path in self.api.answers:
             self._answer(*self.api.answers[self.path])
             return
@@ -118,14 +119,21 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(201, self.api.objects[f"{self.path}/{body['metadata']['name']}"])
 
     def do_PATCH(self) -> None:
-        body = self._body()
-        self.api.asked.append(f"PATCH {self.path} {json.dumps(body)}")
+        body = self._written("PATCH")
         if self.path not in self.api.objects:
             self._answer(404, {"message": "not found"})
             return
         collection, _, name = self.path.rpartition("/")
         self.api.put(collection, {**body, "metadata": {"name": name}})
         self._answer(200, self.api.objects[self.path])
+
+    def _written(self, method: str) -> Raw:
+        """The body of a write. From here on the path is without its query."""
+        body, url = self._body(), urlsplit(self.path)
+        self.path = url.path
+        self.api.asked.append(f"{method} {self.path} {json.dumps(body)}")
+        self.api.validated.append(url.query)
+        return body
 
     def do_DELETE(self) -> None:
         self._body()

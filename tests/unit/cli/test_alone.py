@@ -7,7 +7,7 @@ import pytest
 from disttrain.local.alone import alone
 from tests.builders import a_job
 
-HERE = {"gangScheduler": "None"}
+HERE = {"schedulingPolicy": {"gangScheduler": "None"}, "failureLogInStatus": True}
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ HERE = {"gangScheduler": "None"}
 )
 def test_a_limit_that_nobody_watches_here_is_left_out_and_named(spec: dict[str, Any], field: str) -> None:
     job, left_out = alone(a_job(**spec))
-    assert (job.spec, left_out) == (a_job(runPolicy={"schedulingPolicy": HERE}).spec, [field])
+    assert (job.spec, left_out) == (a_job(runPolicy=HERE).spec, [field])
     assert alone(a_job())[1] == []

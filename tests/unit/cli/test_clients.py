@@ -52,6 +52,7 @@ async def test_asyncio_awaits_the_same_calls(kubeconfig: Path) -> None:
         assert [found.name for found in await client.list()] == [job.name]
         assert (await client.suspend("digits")).suspend
         assert not (await client.resume("digits")).suspend
+        assert api.validated == ["fieldValidation=Strict"] * 3, "nothing is left out in silence"
         api.put_pod(
             ended(a_raw_pod(a_job()), 0), "2026-01-01T12:00:00Z [rank 0] one", "2026-01-01T12:00:01Z [rank 0] two"
         )
@@ -88,14 +89,26 @@ def test_a_name_is_left_to_the_api_server(kubeconfig: Path, tmp_path: Path) -> N
         ({"metadata": {}}, "metadata.name"),
         ({"metadata": None}, "metadata"),
         ({"spec": {"workers": {"replicas": 1, "imgae": "x"}}}, "spec.workers.imgae"),
+        ({"spec": {"workers": {"replicas": "2"}}}, "spec.workers.replicas"),
+        ({"spec": {"workers": {}, "runPolicy": {"suspend": True}}}, "spec.runPolicy.suspend: .*`spec.suspend` now"),
     ],
 )
 def test_a_dict_that_is_no_job_is_refused_and_not_sent(kubeconfig: Path, wrong: dict[str, object], said: str) -> None:
     with FakeApi() as api:
         api.kubeconfig(kubeconfig, namespace="default")
-        with pytest.raises(ManifestError, match=rf"^manifest: {said}: "):
+        with pytest.raises(ManifestError, match=rf"(?m)^manifest: {said}"):
             Client().submit(a_manifest() | wrong)
         assert Client().list() == []
+
+
+def test_a_job_of_a_program_that_cannot_run_is_refused_and_not_sent(kubeconfig: Path) -> None:
+    job = parse(json.dumps(a_manifest()))
+    wrong = job.model_copy(update={"spec": job.spec.model_copy(update={"training": None})})
+    with FakeApi() as api:
+        api.kubeconfig(kubeconfig)
+        with pytest.raises(ManifestError, match=r"^manifest: spec"):
+            Client().submit(wrong)
+        assert api.validated == []
 
 
 def test_on_this_machine_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class FakeApi:
         self.requests: list[tuple[str, str]] = []
         self.queries: list[dict[str, str]] = []
         """Of the lists that were asked for."""
+        self.validated: list[tuple[str, str | None]] = []
+        """Method and validation of fields of each write."""
         self.refusals: list[Refusal] = []
         self.watch_answers: list[web.Response] = []
         """Answers to the next watches, instead of a stream."""
@@ -125,6 +127,8 @@ class FakeApi:
         body = json.loads(await request.read() or b"null")
         watching, asking = request.query.get("watch") == "true", request.query.get("dryRun") == "All"
         self.requests.append(("WATCH" if watching else "ASK" if asking else method, path))
+        if method in ("POST", "PUT", "PATCH"):
+            self.validated.append((method, request.query.get("fieldValidation")))
         for refuse in list(self.refusals):
             refused = refuse(method, path, body)
             if refused is not None:

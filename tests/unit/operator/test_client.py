@@ -251,3 +251,23 @@ async def test_a_request_that_is_given_up_while_it_waits_takes_no_slot_with_it(a
     await asyncio.gather(*waiting, return_exceptions=True)
     assert (await asyncio.wait_for(client.get("/api/v1/namespaces/last/pods"), GENEROUS))["items"] == []
     await client.close()
+
+
+async def test_what_is_made_or_patched_is_validated_strictly(api: FakeApi, client: Client) -> None:
+    api.refusals.append(lambda *_: web.json_response({}))
+    await client.create(PODS, POD)
+    await client.patch(f"{PODS}/a", {})
+    await client.replace(f"{PODS}/a/status", POD)
+    assert api.validated == [("POST", "Strict"), ("PATCH", "Strict"), ("PUT", None)]
+
+
+async def test_what_is_left_out_of_a_status_is_logged_once(
+    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"Warning": '299 - "unknown field \\"status.newer\\""'}
+    api.refusals.append(lambda *_: web.json_response({}, headers=said))
+    for _ in range(2):
+        await client.replace(f"{PODS}/a/status", POD)
+    (line,) = caplog.messages
+    assert "status.newer" in line
+    assert "is its CustomResourceDefinition of this release?" in line
