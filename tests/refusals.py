@@ -262,20 +262,20 @@ REFUSALS = (
     Refusal(
         "TimeoutNeedsGateOrCoscheduling",
         f"{PLACEMENT}.timeoutSeconds",
-        "`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of None: remove it or change `gangScheduler`"
+        "`timeoutSeconds` is a setting of Gate and Coscheduling, not of None: remove it or change `gangScheduler`"
         " (`startingDeadlineSeconds` bounds the start of every job)",
         placement(timeoutSeconds=60),
     ),
     Refusal(
         "QueueNeedsKueueOrVolcano",
         f"{PLACEMENT}.queueName",
-        "`queueName` is a setting of gang Kueue and Volcano, not of Gate: remove it or change `gangScheduler`",
+        "`queueName` is a setting of Kueue and Volcano, not of Gate: remove it or change `gangScheduler`",
         placement(gangScheduler="Gate", queueName="mine"),
     ),
     Refusal(
         "KueueNeedsQueue",
         f"{PLACEMENT}.queueName",
-        "gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
+        "`gangScheduler` Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
         placement(gangScheduler="Kueue"),
     ),
     *(

@@ -187,8 +187,8 @@ SERVER_REFUSALS = (
         Refusal(
             "SnapshotsNeedVolume",
             f"{DATA_PARALLEL}.parameterServer.snapshotInterval",
-            "`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or `size`,"
-            " or remove the interval",
+            "`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or"
+            " `volumeClaimTemplate`, or remove the interval",
             {**on_servers(synchronization="Async", snapshotInterval=9), **storage},
         )
         for storage in ({}, {"storage": {"url": "s3://bucket"}})

@@ -24,14 +24,18 @@ Schema = dict[str, Any]
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 _COLUMNS = (
-    ("PHASE", "string", ".status.phase", "Where the job stands."),
-    ("MESH", "string", ".status.mesh", "Degrees of the mesh."),
-    ("READY", "string", ".status.ready", "Worker pods that run / wanted."),
-    ("STEP", "integer", ".status.progress.step", "Optimizer steps done."),
-    ("LOSS", "number", ".status.progress.loss", "Training loss of the last logged step."),
+    ("Phase", "string", ".status.phase", "Where the job stands."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Why it runs or does not."),
+    ("Ready", "string", ".status.ready", "Worker pods that run / wanted."),
     ("ETA", "string", ".status.progress.remaining", "Time to the last step."),
-    ("RESTARTS", "integer", ".status.restarts", "Restarts so far, of the gang or of single pods."),
-    ("AGE", "date", ".metadata.creationTimestamp", "Since the job was made."),
+    ("Restarts", "integer", ".status.restarts", "Restarts so far, of the gang or of single pods."),
+    ("Age", "date", ".metadata.creationTimestamp", "Since the job was made."),
+)
+# With `-o wide`: programs of one's own mostly have none of these.
+_WIDE_COLUMNS = (
+    ("Mesh", "string", ".status.mesh", "Degrees of the mesh."),
+    ("Step", "integer", ".status.progress.step", "Optimizer steps done."),
+    ("Loss", "number", ".status.progress.loss", "Of the last logged step."),
 )
 
 # Lists whose items are found by a key, so that patches meet the right one.
@@ -78,7 +82,8 @@ def custom_resource_definition() -> dict[str, Any]:
                 "plural": PLURAL,
                 "singular": SINGULAR,
                 "shortNames": [SHORT_NAME],
-                "categories": ["all", "disttrain"],
+                # Not `all`: `kubectl delete all --all` would take the jobs with it.
+                "categories": ["disttrain"],
             },
             "scope": "Namespaced",
             "versions": [_version()],
@@ -107,7 +112,7 @@ class _Compact(dict[str, Any]):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what stands twice twice."""
+    """Writes in full what stands at two places, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -122,8 +127,9 @@ _Dumper.add_representer(_Compact, _Dumper.represent_compact)
 
 def _version() -> dict[str, Any]:
     columns = [
-        {"name": name, "type": kind, "jsonPath": path, "description": description}
-        for name, kind, path, description in _COLUMNS
+        {"name": name, "type": kind, "jsonPath": path, "description": description} | priority
+        for part, priority in ((_COLUMNS, {}), (_WIDE_COLUMNS, {"priority": 1}))
+        for name, kind, path, description in part
     ]
     return {
         "name": VERSION,

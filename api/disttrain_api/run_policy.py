@@ -158,16 +158,16 @@ class RunPolicy(ApiModel):
     """Time without a new step, while ranks train, before the gang restarts; more than between two lines of the log.
     Absent: no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
-    """Time that a pod may take to end after its grace is over, or on a dead node after its deletion, before it is
-    removed by force. The checkpoints are fenced against what may still run there."""
+    """Time that a pod may take to end after its grace, or on a dead node after its deletion, before it is removed by
+    force; checkpoints are fenced against it."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     failure_log_in_status: bool = False
-    """True puts what the program that failed first said last into the status and Events, which are read without the
-    right to read logs."""
+    """True puts the last words of what failed first into status and Events, which are read without the right to read
+    logs."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
-    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template leaves the
-    pods as the template has them, which an image that must run as root needs."""
+    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template fills in
+    nothing, which an image that must run as root needs."""
     disruption_budget: DisruptionBudget | None = None
     """Absent: none, so that nodes can be drained."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()

@@ -34,9 +34,8 @@ class SchedulingPolicy(ApiModel):
     """How the pods of a gang are placed."""
 
     gang_scheduler: GangScheduler = GangScheduler.NONE
-    """None leaves each pod to the cluster's scheduler. Gate holds all pods until the whole gang fits; it needs an
-    operator that serves all namespaces and has its gate switched on. Kueue, Volcano and Coscheduling
-    (scheduler-plugins) must be installed."""
+    """None leaves each pod to the cluster's scheduler. Gate holds all pods until the gang fits, where the operator
+    serves all namespaces with its gate on. Kueue, Volcano and Coscheduling (scheduler-plugins) must be installed."""
     queue_name: Name | None = None
     """Queue of Kueue (a LocalQueue; it needs one) or of Volcano."""
     priority_class_name: Name | None = None

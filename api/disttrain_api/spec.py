@@ -44,7 +44,7 @@ class JobSpec(ApiModel):
     parallelism: Parallelism = Parallelism()
     """How the work is cut over the ranks."""
     training: Training | None = None
-    """What the trainer image runs. Absent when the template has a command of its own."""
+    """What the trainer image runs. Absent: a program of your own runs."""
     storage: Storage | None = None
     """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
     run_policy: RunPolicy = RunPolicy()

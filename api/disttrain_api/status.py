@@ -1,4 +1,4 @@
-"""`status` of a DistTrainingJob. Conditions are the truth; `phase` is one word for people and read by no code.
+"""`status` of a DistTrainingJob. Conditions are the truth; `phase` is one word for people and read by no decision.
 
 Another version of the operator may have written it, or may read it next. So its words are open strings, which code
 compares with the constants below, and fields that this version does not know are kept and written back.
@@ -179,8 +179,8 @@ class Verdict(StatusModel):
     signal: int | None = None
     """The signal that ended it."""
     signature: Signature | None = None
-    """What makes the failure recognisable when it comes again: a job ends with the second of two that are the same,
-    without a step between them. Absent: it came from outside, or its program was not the trainer."""
+    """What makes the failure recognisable: the second of two that are equal, with no step between, ends the job.
+    Absent: it came from outside, or not from the trainer."""
     log: str | None = None
     """The last lines of its log, where they could be had and `failureLogInStatus` asks for them."""
 
@@ -208,8 +208,8 @@ class Attempt(StatusModel):
     start_time: Time
     """When the operator began to create its pods."""
     admitted_time: Time | None = None
-    """When the queue or the gate let its pods go to nodes (the gate's is written when they run). Absent: neither holds
-    the pods back, or it still does."""
+    """When queue or gate let its pods go (the gate's is written when they run). Absent: neither holds them back, or it
+    still does."""
     running_time: Time | None = None
     """When all its pods ran."""
     end_time: Time | None = None

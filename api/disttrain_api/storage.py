@@ -29,8 +29,8 @@ class Storage(ApiModel):
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing PersistentVolumeClaim of the job's namespace."""
     volume_claim_template: dict[str, JsonValue] | None = None
-    """The PersistentVolumeClaim that the operator makes for the job: its labels, annotations and spec, of which
-    `resources.requests.storage` must be given. Without `accessModes` it is ReadWriteMany."""
+    """Labels, annotations and spec of the claim that is made for the job; `resources.requests.storage` must be given.
+    Without `accessModes` it is ReadWriteMany."""
     url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
     """A prefix in an object store; credentials and endpoint come from the environment of the container `trainer`."""
     retention_policy: RetentionPolicy | None = None

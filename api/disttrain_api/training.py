@@ -234,8 +234,8 @@ class Evaluation(ApiModel):
     batch_size: Count | None = None
     """Samples per rank and forward pass. Absent: microBatchSize."""
     on_failure: OnFailure = OnFailure.WARN
-    """What follows an evaluation that raises; the checkpoint of its step is written before. Warn: the job goes on, and
-    status and log say what failed. Fail: the job fails."""
+    """What follows an evaluation that raises; the checkpoint of its step is written before. Warn: the job goes on;
+    status and log say so. Fail: the job fails."""
 
 
 class SinkName(StrEnum):

@@ -141,7 +141,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     for name, help_ in (
         ("json-logs", "one JSON object per line"),
         ("leader-elect", "act only while holding a lease: for several replicas"),
-        ("gang-gate", "serve jobs with gang Gate: watches all nodes and pods of the cluster"),
+        ("gang-gate", "serve jobs with gangScheduler Gate: watches all nodes and pods of the cluster"),
         ("network-policies", "make a NetworkPolicy per job: its pods are reached by its own pods alone"),
     ):
         given_there = environment.get("DISTTRAIN_" + name.upper().replace("-", "_"), "").lower() in ("1", "true", "yes")

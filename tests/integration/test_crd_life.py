@@ -24,7 +24,7 @@ FREE = (
 )
 FROZEN: dict[str, Raw] = {
     "spec.workers": {"workers": {"replicas": 3}},
-    "spec.parameterServers": {"training": None, "parameterServers": {"template": {}}},
+    "spec.parameterServers": {"parameterServers": {}},
     "spec.parallelism": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "spec.training": {"training": {"steps": 7}},
     "spec.storage": {"storage": {"claimName": "another"}},
@@ -188,23 +188,35 @@ def test_items_of_status_lists_are_found_by_their_keys(jobs: Jobs) -> None:
 
 def test_the_columns_say_how_a_job_goes(jobs: Jobs) -> None:
     name = jobs.a_job()
+    condition = {"type": "Running", "status": "True", "reason": "AllPodsRunning", "message": "all 2 pods run"}
+    condition |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
     status = {
         "phase": "Running",
+        "conditions": [condition],
         "mesh": "dp2",
         "ready": "2/2",
         "restarts": 1,
-        "progress": {"step": 40, "totalSteps": 100, "loss": 0.25, "updateTime": "2026-01-01T00:00:00Z"},
+        "progress": {
+            "step": 40,
+            "totalSteps": 100,
+            "loss": 0.25,
+            "remaining": "9m",
+            "updateTime": "2026-01-01T00:00:00Z",
+        },
     }
     assert "status" in jobs.patch(name, {"status": status}, "/status")
     header, row = jobs.output("get", "dtj", name).splitlines()
-    assert header.split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "ETA", "RESTARTS", "AGE"]
-    assert row.split()[:-1] == [name, "Running", "dp2", "2/2", "40", "0.25", "1"]
+    assert header.split() == ["NAME", "PHASE", "REASON", "READY", "ETA", "RESTARTS", "AGE"]
+    assert row.split()[:-1] == [name, "Running", "AllPodsRunning", "2/2", "9m", "1"]
+    header, row = jobs.output("get", "dtj", name, "-o", "wide").splitlines()
+    assert header.split()[-3:] == ["MESH", "STEP", "LOSS"]
+    assert row.split()[-3:] == ["dp2", "40", "0.25"]
 
 
-def test_jobs_are_listed_among_all(jobs: Jobs) -> None:
+def test_jobs_have_a_category_of_their_own_and_are_not_deleted_with_all(jobs: Jobs) -> None:
     name = jobs.a_job()
-    assert name in jobs.output("get", "all")
     assert name in jobs.output("get", "disttrain")
+    assert name not in jobs.output("get", "all")
 
 
 @pytest.mark.parametrize(

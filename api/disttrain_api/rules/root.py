@@ -55,7 +55,9 @@ _HAS_RUN = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status
 _STATUS_IS_WRITTEN = "has(self.status) && self.status != oldSelf.status"
 
 
-# Then it has no pods, and those of the next attempt are made of the spec as it is by then.
+# Then it has no pods, and those of the next attempt are made of the spec as it is by then. Servers may come and go, too:
+# the job's Service, which is made once, selects the same pods of programs of one's own with them and without. With
+# `training` the mode decides whether there are some, and that stays.
 _IS_IDLE = "oldSelf.spec.suspend && has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended'"
 
 
@@ -83,13 +85,22 @@ class FreezeRule:
 
     def validation(self) -> dict[str, str]:
         """The entry under `x-kubernetes-validations` of the root; it exists for updates only, as it names `oldSelf`."""
-        unchanged = {part: _unchanged(part, idle=part in self.idle) for part in self.parts}
-        cel = " || ".join([*self.free, f"({' && '.join(unchanged.values())})"])
+        unchanged = {part: _unchanged(part) for part in self.parts}
+        kept = [same for part, same in unchanged.items() if part not in self.idle]
+        if self.idle:
+            kept.append(f"({_IS_IDLE} || {' && '.join(unchanged[part] for part in self.idle)})")
+        cel = " || ".join([*self.free, f"({' && '.join(kept)})"])
         changed = " : ".join(f"!{same} ? '{part}'" for part, same in unchanged.items() if part not in self.idle)
         at = self.parts[0] if len(self.parts) == 1 else "spec"
         entry = validation(cel, self.sentence("{part}"), {"part": f"({changed} : '')"}, f".{at}")
-        special = "".join(f"!{unchanged[part]} ? '{self.sentence(part)}' : " for part in self.idle)
-        return entry | {"messageExpression": special + entry["messageExpression"]}
+        if not self.idle:
+            return entry
+        # Where all others are as they were, one of these has changed while it may not.
+        *first, last = (f"'{self.sentence(part)}'" for part in self.idle)
+        idle = "".join(f"!{unchanged[part]} ? {said} : " for part, said in zip(self.idle, first, strict=False)) + last
+        name = f"({changed} : '')"
+        said = entry["messageExpression"].replace(name, "part")
+        return entry | {"messageExpression": f"[{name}].map(part, part != '' ? {said} : {idle})[0]"}
 
 
 def _is_always_there(path: str) -> bool:
@@ -103,15 +114,13 @@ def _is_always_there(path: str) -> bool:
     return True
 
 
-def _unchanged(path: str, *, idle: bool) -> str:
+def _unchanged(path: str) -> str:
     # Optional values (`.?`) would read better; the API server takes them for endless when it estimates a rule's cost.
     here, before = f"self.{path}", f"oldSelf.{path}"
     same = f"{here} == {before}"
     if not _is_always_there(path):
         same = f"has({here}) == has({before}) && (!has({here}) || {same})"
-    # Servers may come and go, too: the job's Service, which is made once, selects the same pods of programs of one's
-    # own with them and without. With `training` the mode decides whether there are some, and that stays.
-    return f"({same} || ({_IS_IDLE}))" if idle else f"({same})"
+    return f"({same})"
 
 
 _FOLDER = "`training.checkpoint.folder`"

@@ -63,7 +63,7 @@ SCHEDULING_RULES = (
     Rule(
         id="GateSeesNodesOnly",
         path=_GANG,
-        sentence="gang Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
+        sentence="`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
         " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
         " (`topology` puts pods together)",
         check=lambda spec: when(_gate_cannot_see(spec)),
@@ -84,7 +84,7 @@ SCHEDULING_RULES = (
         id="TimeoutNeedsGateOrCoscheduling",
         path=f"{_PATH}.timeoutSeconds",
         scope=_PATH,
-        sentence="`timeoutSeconds` is a setting of gang Gate and Coscheduling, not of {gang}: remove it or change"
+        sentence="`timeoutSeconds` is a setting of Gate and Coscheduling, not of {gang}: remove it or change"
         " `gangScheduler` (`startingDeadlineSeconds` bounds the start of every job)",
         check=lambda spec: when(
             _policy(spec).timeout_seconds is not None and _policy(spec).gang_scheduler not in _WITH_TIMEOUT,
@@ -98,8 +98,7 @@ SCHEDULING_RULES = (
         id="QueueNeedsKueueOrVolcano",
         path=f"{_PATH}.queueName",
         scope=_PATH,
-        sentence="`queueName` is a setting of gang Kueue and Volcano, not of {gang}: remove it or change"
-        " `gangScheduler`",
+        sentence="`queueName` is a setting of Kueue and Volcano, not of {gang}: remove it or change `gangScheduler`",
         check=lambda spec: when(
             _policy(spec).queue_name is not None and _policy(spec).gang_scheduler not in _WITH_QUEUES,
             gang=_policy(spec).gang_scheduler.value,
@@ -112,7 +111,7 @@ SCHEDULING_RULES = (
         id="KueueNeedsQueue",
         path=f"{_PATH}.queueName",
         scope=_PATH,
-        sentence="gang Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
+        sentence="`gangScheduler` Kueue needs `queueName`: the name of a LocalQueue in the job's namespace",
         check=lambda spec: when(
             _policy(spec).gang_scheduler is GangScheduler.KUEUE and _policy(spec).queue_name is None
         ),

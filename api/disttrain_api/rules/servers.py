@@ -264,7 +264,7 @@ SERVER_RULES = (
         id="SnapshotsNeedVolume",
         path=f"{_SETTINGS}.snapshotInterval",
         sentence="`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or"
-        " `size`, or remove the interval",
+        " `volumeClaimTemplate`, or remove the interval",
         check=lambda spec: when(
             (spec.storage is None or spec.storage.url is not None)
             and getattr(_data_parallel(spec).parameter_server, "snapshot_interval", None) is not None
