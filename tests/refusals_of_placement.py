@@ -7,9 +7,9 @@ from tests.refusal import SERVERS, WORKERS, Refusal, own_program, servers, untra
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a/zone", "whenUnsatisfiable": "DoNotSchedule"}
 BETWEEN_PODS = (
-    "`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity and podAntiAffinity and"
-    " topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences (`topology` puts pods"
-    " together)"
+    "`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
+    " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
+    " (`topology` puts pods together)"
 )
 
 

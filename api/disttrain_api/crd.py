@@ -12,9 +12,11 @@ from typing import Any
 
 import yaml
 
+from disttrain_api.moved import CARRIED, MOVED
 from disttrain_api.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
+from disttrain_api.rules.rule import validation
 from disttrain_api.size import CONFIG, TASK_CONFIG
 from disttrain_api.spec import DistTrainingJob, JobSpec
 from disttrain_api.status import JobStatus
@@ -163,6 +165,11 @@ def openapi_schema() -> Schema:
     for rule in RULES:
         if rule.cel is not None:
             _at(schema, rule.scope).setdefault("x-kubernetes-validations", []).append(_Compact(rule.validation()))
+    for path, (kind, _) in CARRIED.items():
+        above, _, name = path.rpartition(".")
+        # Stored jobs keep it.
+        known = validation("oldSelf.hasValue()", MOVED[path], {}, "") | {"optionalOldSelf": True}
+        _at(schema, above)["properties"][name] = _Compact({"type": kind, "x-kubernetes-validations": [known]})
     return schema
 
 

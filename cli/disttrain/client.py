@@ -87,7 +87,9 @@ class Client:
     def _set_suspend(self, name: str, value: bool, namespace: str | None) -> RemoteJob:
         namespace = namespace or self.namespace
         what = f"cannot {'suspend' if value else 'resume'} {namespace}/{name}"
-        return RemoteJob(self.api.patch(_job(namespace, name), {"spec": {"suspend": value}}, what=what))
+        # What a job of an earlier version was suspended by goes, too.
+        former: Raw = {} if value else {"runPolicy": {"suspend": None}}
+        return RemoteJob(self.api.patch(_job(namespace, name), {"spec": {"suspend": value, **former}}, what=what))
 
     def pods(self, job: RemoteJob) -> _Objects:
         """Return the job's pods, of all attempts, as the API server holds them."""

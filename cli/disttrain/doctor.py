@@ -9,12 +9,16 @@ from typing import Any
 
 from disttrain.client import Client
 from disttrain.cluster.api import Api, ApiError, NoAnswer
+from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.output import show
 from disttrain.terminal import plain
+from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.crd import CRD_NAME, custom_resource_definition
+from disttrain_api.moved import carried_over
 from disttrain_api.names import DEFAULT_GPU_RESOURCE, GROUP, PLURAL, Label
 from disttrain_api.times import parse_time
+from disttrain_api.validate import read_spec
 
 Raw = dict[str, Any]
 
@@ -69,7 +73,7 @@ def _findings(client: Client) -> Iterator[Finding]:
         yield Finding("bad", "cluster", str(error).partition(": ")[2], "check the kubeconfig's context and the network")
         return
     yield of_version(version, client.api.server)
-    checks = (_definition, _rights, _lease, _nodes, _images)
+    checks = (_definition, _stored, _rights, _lease, _nodes, _images)
     for check in checks:
         try:
             yield from check(client)
@@ -163,6 +167,32 @@ def _may(client: Client, group: str, resource: str, sub: str, verb: str) -> bool
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = client.api.create(path, body, what="rights")
     return bool((answer.get("status") or {}).get("allowed"))
+
+
+def _stored(client: Client) -> Iterator[Finding]:
+    for everywhere in (True, False):
+        try:
+            yield of_jobs(client.list(all_namespaces=everywhere))
+            return
+        except ApiError as error:
+            if error.status == 404:
+                return
+            if error.status != 403 or not everywhere:
+                raise
+
+
+def of_jobs(jobs: list[RemoteJob]) -> Finding:
+    """Judge the stored jobs: whether an operator of this version reads them as they were meant."""
+    unlike = []
+    for job in jobs:
+        spec, _ = carried_over(job.raw.get("spec"))
+        found = [] if job.finished else read_spec(spec, job.raw["metadata"].get("labels"))[1]
+        unlike += [f"{job.namespace}/{job.name} ({violation})" for violation in found[:1]]
+    if unlike:
+        more = f" and {len(unlike) - MAX_LISTED} more" if len(unlike) > MAX_LISTED else ""
+        said = f"this version refuses stored jobs: {', '.join(unlike[:MAX_LISTED])}{more}"
+        return Finding("bad", "jobs", said, "do this before the operator is upgraded (docs/installing.md)")
+    return Finding("ok", "jobs", f"this version reads all {len(jobs)} that are stored")
 
 
 def _lease(client: Client) -> Iterator[Finding]:

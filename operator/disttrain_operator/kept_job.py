@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from disttrain_api.moved import carried_over
 from disttrain_api.names import API_VERSION
 from disttrain_api.queue_label import queue_label
 from disttrain_api.size import size_problems
@@ -59,6 +60,7 @@ def keep(raw: Raw) -> Raw:
 def _kept(raw: Raw) -> Raw:
     metadata, spec, status = raw["metadata"], raw.get("spec"), raw.get("status")
     data, refused = _spec_text(spec)
+    read_as, _ = carried_over(spec)
     words = _json(status)
     return {
         "apiVersion": API_VERSION,
@@ -72,7 +74,7 @@ def _kept(raw: Raw) -> Raw:
         "parsed": parsed_size(data) + parsed_size(words),
         "phase": _word(_at(status, "phase")),
         "state": _word(_at(status, "goodput", "state")),
-        "gang": _word(_at(spec, "runPolicy", "schedulingPolicy", "gangScheduler")),
+        "gang": _word(_at(read_as, "runPolicy", "schedulingPolicy", "gangScheduler")),
         "begun": _begun(status),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
     }
@@ -103,7 +105,7 @@ def _spec_text(spec: Any) -> tuple[bytes, tuple[str, ...]]:
         # It nests more than 250 levels deep, which exceeds the bound of a manifest.
         data, refused = b"", _size_problems(spec)
     if refused:
-        manager = _at(spec, "managedBy")
+        manager = _at(carried_over(spec)[0], "managedBy")
         data = _json({"managedBy": manager} if isinstance(manager, str) else {})
     return data, refused
 

@@ -55,8 +55,8 @@ _HAS_RUN = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status
 _STATUS_IS_WRITTEN = "has(self.status) && self.status != oldSelf.status"
 
 
-# Then it has no pods, and those of the next attempt are made of the spec as it is by then. Servers may come and go, too:
-# the job's Service, which is made once, selects the same pods of programs of one's own with them and without. With
+# Then it has no pods, and those of the next attempt are made of the spec as it is by then. Servers may come and go,
+# too: the job's Service, which is made once, selects the same pods of programs of one's own with them and without. With
 # `training` the mode decides whether there are some, and that stays.
 _IS_IDLE = "oldSelf.spec.suspend && has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended'"
 

@@ -63,9 +63,9 @@ SCHEDULING_RULES = (
     Rule(
         id="GateSeesNodesOnly",
         path=_GANG,
-        sentence="`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
-        " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
-        " (`topology` puts pods together)",
+        sentence="`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity"
+        " and podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them"
+        " preferences (`topology` puts pods together)",
         check=lambda spec: when(_gate_cannot_see(spec)),
         cel="self.runPolicy.schedulingPolicy.gangScheduler != 'Gate'"
         f" || (!{_cel_needs_other_pods('self.workers.template')} && (!has(self.parameterServers)"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from disttrain_api.moved import carried_over
 from disttrain_api.status import Condition, ConditionType, JobStatus
 from disttrain_api.times import parse_time
 
@@ -42,8 +43,8 @@ class RemoteJob:
 
     @property
     def suspend(self) -> bool:
-        """Whether `spec.suspend` is set."""
-        spec = self.raw.get("spec")
+        """Whether `spec.suspend` is set, or in a job of an earlier version what was called so before."""
+        spec, _ = carried_over(self.raw.get("spec"))
         return isinstance(spec, Mapping) and spec.get("suspend") is True
 
     def condition(self, type_: ConditionType) -> Condition | None:

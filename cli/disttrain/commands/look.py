@@ -84,7 +84,7 @@ def logs(
 
 
 def doctor(namespace: Namespace = None, context: Context = None) -> int:
-    """Look whether a cluster has what jobs need: version, definition, rights, operator, nodes, images."""
+    """Look whether a cluster has what jobs need: version, definition, stored jobs, rights, operator, nodes, images."""
     from disttrain.client import Client
     from disttrain.doctor import doctor
 

@@ -26,6 +26,7 @@ from disttrain.views.case import (
     todo_of,
     words_of,
 )
+from disttrain_api.moved import carried_over
 from disttrain_api.names import MANAGED_BY_US, Reason
 from disttrain_api.status import ConditionType, Verdict
 from disttrain_api.times import parse_time
@@ -63,7 +64,7 @@ def _of_a_living_job(case: Case) -> Why:
         left = [pod.name for pod in case.pods if pod.pod_alive]
         waits = f"; {len(left)} pods are still ending, for example {left[0]}" if left else ""
         return Why(f"{job.name} is being deleted{waits}.", next=(f"kubectl get pods -n {job.namespace}",))
-    manager = (job.raw.get("spec") or {}).get("managedBy")
+    manager = (carried_over(job.raw.get("spec"))[0] or {}).get("managedBy")
     if isinstance(manager, str) and manager != MANAGED_BY_US:
         return Why(
             f"{job.name} is left alone by this operator: spec.managedBy names the controller {plain(manager)}.",

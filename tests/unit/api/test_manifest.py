@@ -1,5 +1,6 @@
 """Files -> jobs: everything that is wrong is said at once, each with its line, and nothing ends in a traceback."""
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from disttrain_api import DistTrainingJob, ManifestError, load, parse
 from disttrain_api.crd import openapi_schema
-from disttrain_api.moved import MOVED, RESHAPED
+from disttrain_api.moved import CARRIED, MOVED, RESHAPED, carried_over
 from disttrain_api.validate import problems, read_job, read_spec
-from tests.builders import a_claim_template, a_manifest
+from tests.builders import a_claim_template, a_manifest, merge
 
 GOOD = """\
 apiVersion: disttrain.io/v1alpha1
@@ -340,7 +341,36 @@ def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
 
 def test_no_field_that_is_said_to_have_moved_is_there() -> None:
     known = set(fields_of(openapi_schema()["properties"]["spec"], "spec"))
-    assert known.isdisjoint(MOVED)
+    assert known & set(MOVED) == set(CARRIED)
     assert known.issuperset(RESHAPED)
     successors = [word for hint in (MOVED | RESHAPED).values() for word in re.findall(r"`(spec[^`]*)`", hint)]
     assert set(successors) <= known
+
+
+@pytest.mark.parametrize(
+    ("stored", "read", "counting"),
+    [
+        ({"suspend": True}, {"suspend": True}, ["spec.runPolicy.suspend"]),
+        ({"suspend": False}, {}, []),
+        ({"managedBy": "a.example/b"}, {"managedBy": "a.example/b"}, ["spec.runPolicy.managedBy"]),
+        ({"schedulingPolicy": {"gang": "None"}}, {"runPolicy": {"schedulingPolicy": {"gangScheduler": "None"}}}, []),
+        (
+            {"schedulingPolicy": {"gang": "Gate"}},
+            {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Gate"}}},
+            ["spec.runPolicy.schedulingPolicy.gang"],
+        ),
+    ],
+)
+def test_what_a_stored_job_waits_for_counts_at_its_former_place(
+    stored: dict[str, Any], read: dict[str, Any], counting: list[str]
+) -> None:
+    filled_in = {"suspend": False, "runPolicy": {"maxRestarts": 3, "schedulingPolicy": {"gangScheduler": "None"}}}
+    spec = merge(filled_in, {"runPolicy": stored})
+    before = copy.deepcopy(spec)
+    assert carried_over(spec) == (merge(filled_in, read), tuple(counting))
+    assert spec == before
+
+
+@pytest.mark.parametrize("odd", [None, 3, [], {"runPolicy": None}, {"runPolicy": {"schedulingPolicy": ["gang"]}}])
+def test_what_is_no_spec_is_left_as_it_is(odd: Any) -> None:
+    assert carried_over(odd) == (odd, ())

@@ -215,7 +215,17 @@ def test_suspending_and_resuming_change_one_field(api: FakeApi, capfd: pytest.Ca
     assert "goes on" in said(capfd, "resume", "digits")
     assert "is not suspended" in said(capfd, "resume", "digits")
     bodies = [line.split(" ", 2)[2] for line in api.asked if line.startswith("PATCH")]
-    assert bodies == ['{"spec": {"suspend": true}}', '{"spec": {"suspend": false}}']
+    resumed = '{"spec": {"suspend": false, "runPolicy": {"suspend": null}}}'
+    assert bodies == ['{"spec": {"suspend": true}}', resumed], "and the field of an earlier version goes"
+
+
+def test_a_job_that_an_earlier_version_suspended_is_suspended_and_goes_on(
+    api: FakeApi, capfd: pytest.CaptureFixture[str]
+) -> None:
+    api.put_job(a_raw_job(status=a_status("Suspended"), runPolicy={"suspend": True}, suspend=False))
+    assert "is suspended already" in said(capfd, "suspend", "digits")
+    assert "goes on" in said(capfd, "resume", "digits")
+    assert "is not suspended" in said(capfd, "resume", "digits")
 
 
 def play_operator(api: FakeApi, *holding: str) -> threading.Thread:

@@ -12,6 +12,7 @@ from disttrain.main import main
 from disttrain_api.crd import CRD_NAME, custom_resource_definition
 from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, waiting
 from tests.unit.cli.fake_api import FakeApi
+from tests.unit.cli.test_cluster_verbs import a_status
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
@@ -38,7 +39,7 @@ def healthy(api: FakeApi) -> None:
 def test_a_cluster_that_has_everything_is_well(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     *lines, empty, hint = capfd.readouterr().out.splitlines()
-    assert [line[:4] for line in lines] == ["ok  "] * 9
+    assert [line[:4] for line in lines] == ["ok  "] * 10
     assert (empty, hint.startswith("Next: ")) == ("", True)
     assert "with the fields that this command knows" in lines[1]
 
@@ -110,3 +111,20 @@ def test_what_is_left_follows_from_the_pace_of_the_attempt() -> None:
     assert top.left(job, NOW + timedelta(minutes=25)) == "25m"
     assert top.left(RemoteJob(a_raw_job()), NOW) == "-"
     assert [top.bar(*pair) for pair in ((0, 0), (-5, 10), (99, 10))] == ["", "░" * 20, "█" * 20]
+
+
+def test_stored_jobs_that_this_version_would_refuse_are_named(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    former = {"runPolicy": {"suspend": False}}
+    for name, change in (
+        ("fine", former),
+        ("old", {"storage": {"size": "1Gi"}}),
+        ("over", {"storage": {"size": "1Gi"}}),
+    ):
+        status = a_status("Complete", "Finished") if name == "over" else None
+        api.put_job(a_raw_job(name=name, status=status, **change))
+    assert main(["doctor"]) == 1
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if " jobs: " in line)
+    assert line.startswith("BAD   jobs: this version refuses stored jobs: default/old (spec.storage.size: ")
+    assert "it is `spec.storage.volumeClaimTemplate` now" in line
+    assert "default/fine" not in line
+    assert "default/over" not in line

@@ -195,7 +195,7 @@ def test_a_kept_pod_tells_which_further_container_has_failed() -> None:
     facts = pod_facts(read_pod(kept))
     assert facts == pod_facts(raw)
     assert facts is not None
-    assert facts.failed_beside == "container log failed (exit code 2): no route"
+    assert facts.failed_beside == "container log failed (exit code 2)"
 
 
 ENDED: Raw = {"exitCode": 3, "reason": "OOMKilled", "finishedAt": "2026-01-01T12:00:00Z"}

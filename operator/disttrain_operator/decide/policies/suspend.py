@@ -1,5 +1,6 @@
 """Suspension: the pods get SIGTERM and write a checkpoint within their grace; resuming is a new attempt."""
 
+from disttrain_api.moved import CARRIED, MOVED
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Event, Move, State
@@ -9,19 +10,23 @@ from disttrain_operator.decide.situation import Situation
 
 
 def suspend(situation: Situation) -> Move | None:
-    """Stop all pods while spec.suspend is true."""
+    """Stop all pods while spec.suspend is true, or in a job of an earlier version what was called so before."""
     if not situation.spec.suspend:
         return None
-    verdict = Verdict(reason=Reason.SUSPENDED, message="spec.suspend was set")
+    former = next((field for field in situation.job.carried if CARRIED[field][1] == "spec.suspend"), None)
+    field, advice = former or "spec.suspend", "set it to false to go on"
+    if former is not None:
+        advice = f"{MOVED[former]}: remove it to go on, as `disttrain resume` does"
+    verdict = Verdict(reason=Reason.SUSPENDED, message=f"{field} was set")
     ledger = end_attempt(situation.status, situation.now, verdict).model_copy(update={"start_time": None})
     existing = [pod for pod in situation.observed.pods if not pod.gone]
-    removal = remove(existing, situation.run_policy, situation.now, "spec.suspend is true")
+    removal = remove(existing, situation.run_policy, situation.now, f"{field} is true")
     if any(pod.pod_alive for pod in existing):
-        sentence = "spec.suspend is true: pods write a checkpoint and stop"
+        sentence = f"{field} is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
         return Move(
             State.SUSPENDING, Reason.SUSPENDING, sentence, ledger, removal.actions, (event,), removal.look_again_at
         )
-    sentence = "spec.suspend is true; set it to false to go on"
+    sentence = f"{field} is true; {advice}"
     event = Event(Reason.SUSPENDED, sentence)
     return Move(State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, removal.actions, (event,), removal.look_again_at)
