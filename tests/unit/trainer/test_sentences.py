@@ -104,6 +104,27 @@ def test_a_report_also_says_what_happened_without_the_text_of_an_exception(
     assert told.unquoted == unquoted
 
 
+@pytest.mark.parametrize(
+    ("module", "config", "kept"),
+    [
+        ("raises_secret", {}, False),
+        ("not_there", {}, True),
+        ("json", {"odd": 1}, True),
+    ],
+)
+def test_a_sentence_is_cut_where_code_of_others_raised_what_it_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, config: dict[str, int], kept: bool
+) -> None:
+    (tmp_path / "raises_secret.py").write_text("raise RuntimeError('a secret')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises((EntrypointNotImportable, InvalidConfiguration)) as caught:
+        call_entrypoint("training.model", f"{module}:loads", config)
+    told = describe(caught.value)
+    assert caught.value.__cause__ is not None
+    assert (told.unquoted is None) == kept
+    assert "a secret" not in (told.unquoted or "")
+
+
 def test_what_code_said_as_it_left_is_text_of_its_own() -> None:
     told = describe_exit(SystemExit("a secret"), 3, 5)
     assert told.message.endswith("called sys.exit: a secret")

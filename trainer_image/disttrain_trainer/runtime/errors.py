@@ -48,6 +48,7 @@ _OUTAGES = frozenset(
 )
 """Error numbers of a server that is away and of a machine that lacks something. EIO may also mean a lost block."""
 _SHOWN_CHARACTERS = 200
+_OURS = ("disttrain_agent", "disttrain_api", "disttrain_session", "disttrain_trainer")
 
 
 class StoreError(OSError):
@@ -224,16 +225,20 @@ def describe(error: BaseException) -> RankError:
     unquoted = type(error).__name__
     message = f"{unquoted}: {one_line(error)}"
     if isinstance(error, CallbackFailed):
-        message, unquoted, error = escaped(str(error)), _unquoted(error) or unquoted, error.__cause__ or error
+        message = escaped(str(error))
+        unquoted, error = _unquoted(error) or message, error.__cause__ or error
     # What may pass without a change to the program must not end the job when it comes a second time.
     signature = None if isinstance(error, OSError) and does_not_answer(error) else signature_of(error)
     return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, unquoted=unquoted, signature=signature)
 
 
 def _unquoted(error: BaseException) -> str | None:
-    """Return the error's sentence without the text of the exception that it was raised from; None where it has none."""
-    said, sentence = "" if error.__cause__ is None else one_line(error.__cause__), str(error)
-    before, found, after = sentence.rpartition(said) if said else ("", "", sentence)
+    """Return the error's sentence without the text of the exception that it was raised from; None where it has none, or
+    code of ours raised that."""
+    cause, sentence = error.__cause__, str(error)
+    if cause is None or raised_in(cause, _OURS):
+        return None
+    before, found, after = sentence.rpartition(one_line(cause))
     return escaped(f"{before}…{after}") if found else None
 
 
