@@ -66,6 +66,13 @@ test-all: setup ## Everything, up to a real cluster that it starts itself: an ho
 test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch that pyproject.toml allows (TESTS=… for others)
 	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer tests/unit/session)
 
+.PHONY: mutants
+mutants: setup ## Break 100 places of the operator's core and 60 of the trainer, and name what no test of the gate notices: hours
+	$(BIN)/python -m pip install --quiet -c constraints.txt coverage
+	$(BIN)/python -m tools.mutants --count 100 api/disttrain_api/rules $(addprefix operator/disttrain_operator/,decide gate plan) \
+		--tests $(FAST)
+	$(BIN)/python -m tools.mutants --count 60 trainer_image/disttrain_trainer --tests tests/unit/trainer --by-file --seconds 1200
+
 .PHONY: setup-oldest
 setup-oldest: $(OLDEST)/.stamp
 	@:

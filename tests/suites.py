@@ -91,7 +91,7 @@ IN_GATE = {
         r"/test_limits\.py::test_a_model_of_a_trillion_parameters_is_refused",
         r"/test_full_disk\.py::test_a_rank_that_needs_room_of_its_own",
         r"/test_environment\.py::test_the_environment_is_the_users",
-        r"/test_examples\.py::test_an_example_runs_to_its_end_and_learns\[(parameter-server|pipeline|fsdp-tensor|entrypoint)\]",
+        r"/test_examples\.py::test_an_example_runs_to_its_end_and_learns\[parameter-server\]",
     ),
 }
 """Of folders of which the gate has little: that. They start many processes, and take ten minutes each."""

@@ -1,0 +1,61 @@
+"""tools/mutants.py: what it breaks, and what it leaves alone."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import mutants
+
+
+@pytest.fixture
+def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+
+    def of(source: str) -> list[mutants.Mutant]:
+        (tmp_path / "it.py").write_text(source)
+        return list(mutants.mutants(Path("it.py")))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        ("x = a < b\n", ["x = (a <= b)\n"]),
+        ("x = a and b\n", ["x = (a or b)\n"]),
+        ("x = not a\n", ["x = (a)\n"]),
+        ("x = a + b\n", ["x = (a - b)\n"]),
+        ("x = True\n", ["x = (False)\n"]),
+        ("x = 7\n", ["x = (8)\n"]),
+        ("x = a if b else c\n", ["x = (a)\n", "x = (c)\n"]),
+        ("x = [a for a in b if c]\n", ["x = [a for a in b if True]\n"]),
+        ("if a:\n    b.c()\n", ["if False:\n    b.c()\n", "if True:\n    b.c()\n", "if a:\n    pass\n"]),
+        ("def f():\n    return a\n", ["def f():\n    return None\n"]),
+        # The lines below keep their numbers.
+        ("f(\n    a,\n)\nb = c\n", ["pass\n\n\nb = c\n"]),
+        ("é = 'é'; x = 7\n", ["é = 'é'; x = (8)\n"]),
+    ],
+)
+def test_a_place_is_broken_in_these_ways(changes, source: str, broken: list[str]) -> None:
+    assert [mutant.applied().decode() for mutant in changes(source)] == broken
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x: A[1] | None\n",
+        "@f(1)\ndef g(x: B[2]) -> C[3]: ...\n",
+        "assert a < b\n",
+        "if TYPE_CHECKING:\n    x = 1\n",
+        'def f():\n    """Text."""\n    return None\n',
+        "raise_ = 'text'\n",
+    ],
+)
+def test_what_does_nothing_is_left_alone(changes, source: str) -> None:
+    assert changes(source) == []
+
+
+def test_a_context_of_coverage_is_a_test() -> None:
+    assert (
+        mutants.test_id("tests.unit.test_mutants.TestIt.test_that") == "tests/unit/test_mutants.py::TestIt::test_that"
+    )
