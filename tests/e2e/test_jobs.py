@@ -62,7 +62,7 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
     assert status["progress"]["samplesPerSecond"] > 0
     assert (status["restarts"], status["mesh"], status["phase"]) == (0, "dp2", "Succeeded")
     line = kubectl("get", "dtj", "ddp").splitlines()
-    assert line[0].split() == ["NAME", "PHASE", "MESH", "READY", "STEP", "LOSS", "ETA", "RESTARTS", "AGE"]
+    assert line[0].split() == ["NAME", "PHASE", "REASON", "READY", "ETA", "RESTARTS", "AGE"]
 
 
 @pytest.mark.parametrize(
