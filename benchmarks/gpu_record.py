@@ -39,7 +39,7 @@ QUIET = ["-W", "ignore::pytest.PytestUnknownMarkWarning", "-p", "no:cacheprovide
 PYTEST = ["-m", "pytest", "-c", os.devnull, f"--rootdir={REPOSITORY}", *QUIET]
 SECONDS = 480.0
 TESTS_PART = 0.6
-"""Of the seconds, where the benchmark is to run, too; it has what is left."""
+"""The tests' share of the seconds where the benchmark runs, too."""
 LOOK_SECONDS = 0.5
 ENDED_EARLY = 124
 """As timeout(1) ends."""

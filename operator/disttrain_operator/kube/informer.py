@@ -13,7 +13,6 @@ import logging
 
 from disttrain_operator.kube.cache import Listing, Raw
 from disttrain_operator.kube.errors import Throttled, Unavailable
-from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamError, Watch
 
 logger = logging.getLogger(__name__)
@@ -39,16 +38,12 @@ class Informer(Watch):
 
     async def catch_up(self) -> None:
         """See `Watch`. Raises a KubeError where nobody answers."""
-        await self._take_list(older=False)
+        version = await self._take_list(older=False)
+        if version is not None:
+            self._is_as_of(version)
 
     def _took(self, kind: str, raw: Raw) -> None:
         self.cache.apply(kind, raw, self.within)
-
-    def _left_out(self, kind: str, found: Unreadable) -> None:
-        if kind == "DELETED":
-            self.cache.forget(found)
-        else:
-            self.cache.skip(found)
 
     async def _list(self) -> None:
         self._begin_to_list()
@@ -78,8 +73,6 @@ class Informer(Watch):
             await self._large.taken()
             return None
         listing.end()
-        self._listed_version = version
-        self._large.drop_until(version)
         return version
 
     async def _follow(self) -> None:

@@ -16,6 +16,7 @@ is kept from it here:
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -24,11 +25,12 @@ from typing import Any
 
 import orjson
 
-from disttrain_operator.kube.cache import Listing, Raw, version_of
+from disttrain_operator.kube.cache import Cache, Listing, Raw, version_of
+from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import Throttled, Unavailable
 from disttrain_operator.kube.lists import Page
 from disttrain_operator.kube.tolerant import Unreadable
-from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamError, Watch
+from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, SILENCE_SECONDS, BrokenStreamError, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,19 @@ GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 class KopfWatch(Watch):
     """Answers kopf's lists and watches of one collection. One list and one watch at a time, as kopf asks."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        cache: Cache,
+        *,
+        within: str | None = None,
+        silence: float = SILENCE_SECONDS,
+        chunk: int = 500,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """See `Watch`."""
+        super().__init__(client, path, cache, within=within, silence=silence, chunk=chunk, clock=clock)
         self._at_hand: dict[str, Callable[[], None]] = {}
         """What is to be done when the handler is called for an object, by its uid."""
         self._of_list = set[str]()
@@ -220,7 +233,7 @@ class KopfWatch(Watch):
             await self._told.wait()
 
     def _left_out(self, kind: str, found: Unreadable) -> None:
-        self._tell(kind, _identity_of(found), partial(self._mark, kind, found))
+        self._tell(kind, _identity_of(found), partial(super()._left_out, kind, found))
 
     def _tell(self, kind: str, identity: Raw, take: Callable[[], None]) -> None:
         # Where kopf has not come to an earlier event of this object, the handler takes this one at once.
@@ -236,13 +249,7 @@ class KopfWatch(Watch):
             if found is None:
                 self._missed = True
             else:
-                self._mark(kind, found)
-
-    def _mark(self, kind: str, found: Unreadable) -> None:
-        if kind == "DELETED":
-            self.cache.forget(found)
-        else:
-            self.cache.skip(found)
+                super()._left_out(kind, found)
 
 
 def _identity(raw: Raw) -> Raw:

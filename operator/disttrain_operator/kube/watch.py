@@ -8,6 +8,7 @@ most every `RELIST_SECONDS`: who changes such an object all the time must not ma
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ class BrokenStreamError(Exception):
     """The stream said something that is no event; its place in history is not to be trusted."""
 
 
-class Watch:
+class Watch(ABC):
     """The objects below `path`, for `cache`. Subclasses say who lists, and what becomes of an event."""
 
     def __init__(
@@ -94,20 +95,23 @@ class Watch:
         """Returns after the first complete list."""
         await self._synced.wait()
 
+    @abstractmethod
     async def catch_up(self) -> None:
         """Returns when the cache is no older than this call. May raise a KubeError where nobody answers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _took(self, kind: str, raw: Raw) -> None:
         """An event of an object that could be read. Raises for one that is odd."""
-        raise NotImplementedError
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self) -> None:  # noqa: B027: an informer has taken each event before the next
         """Returns when a further event can be taken."""
 
     def _left_out(self, kind: str, found: Unreadable) -> None:
         """An event of an object that could not."""
-        raise NotImplementedError
+        if kind == "DELETED":
+            self.cache.forget(found)
+        else:
+            self.cache.skip(found)
 
     def _list_pages(self) -> AsyncIterator[Page]:
         """All that there is, trimmed."""
@@ -119,10 +123,14 @@ class Watch:
         self._listed_at, self._missed = self._clock(), False
         self._large.drop_all()
 
-    def _listed(self, version: int) -> None:
-        """All was taken in that there was at this version."""
+    def _is_as_of(self, version: int) -> None:
+        """Nothing older than this version is to be taken in any more."""
         self._listed_version = version
         self._large.drop_until(version)
+
+    def _listed(self, version: int) -> None:
+        """All was taken in that there was at this version."""
+        self._is_as_of(version)
         self.lists += 1
         self.failing_since = None
         self._synced.set()
