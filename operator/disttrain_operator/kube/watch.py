@@ -103,8 +103,8 @@ class Watch(ABC):
     def _took(self, kind: str, raw: Raw) -> None:
         """An event of an object that could be read. Raises for one that is odd."""
 
-    async def _wait_for_room(self) -> None:  # noqa: B027: an informer has taken each event before the next
-        """Returns when a further event can be taken."""
+    async def _wait_for_room(self) -> None:  # noqa: B027
+        """Returns when a further event can be taken: an informer has taken each before the next."""
 
     def _left_out(self, kind: str, found: Unreadable) -> None:
         """An event of an object that could not."""
