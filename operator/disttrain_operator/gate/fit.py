@@ -166,4 +166,4 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
         return False
     if toleration.operator == "Exists":
         return toleration.key in ("", taint.key)
-    return toleration.operator in ("", "Equal") and (toleration.key, toleration.value) == (taint.key, taint.value)
+    return toleration.operator == "Equal" and (toleration.key, toleration.value) == (taint.key, taint.value)

@@ -64,10 +64,11 @@ def fits(
     if counted is not None:
         return counted
     placement = place(members, room, together, fixed)
-    for member in members if placement is not None else ():
-        assert placement is not None
+    if placement is None:
+        return False
+    for member in members:
         room.give_back(placement[member.uid], member.needs.requests)
-    return placement is not None
+    return True
 
 
 def by_counting(

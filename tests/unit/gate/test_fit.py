@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from disttrain_api.names import GANG_GATE
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.gate.fit import Needs, NodeFacts, Requirement, Taint, Term, Toleration, matches, unfit
 from disttrain_operator.gate.quantities import amount, spell
@@ -99,6 +100,14 @@ def test_taints_need_a_toleration(toleration: Toleration, fits: bool) -> None:
     node = NodeFacts("a", {}, taints=(Taint("k", "NoSchedule", "v"),))
     assert unfit(Needs(), node) == "are tainted k"
     assert (unfit(Needs(tolerations=(toleration,)), node) is None) is fits
+
+
+def test_a_toleration_is_read_with_the_defaults_of_the_api_server() -> None:
+    tolerations = [{"operator": "Exists"}, {"key": "k", "value": "v"}]
+    pod = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": GANG_GATE}], "tolerations": tolerations}}
+    needs = cluster_pod(pod).needs
+    assert needs is not None
+    assert needs.tolerations == (Toleration("", "Exists"), Toleration("k", "Equal", "v"))
 
 
 def test_nodes_that_take_no_pods() -> None:

@@ -194,6 +194,7 @@ def test_where_the_heuristic_is_not_complete() -> None:
     nodes = [node("a", 9), node("b", 9)]
     assert exhaustive(pods, nodes, None)
     assert place(pods, Room(nodes)) is None
+    assert not fits(pods, Room(nodes))
     assert why_not(pods, None, Room(nodes)).endswith("; not all of them at once")
 
 
