@@ -57,11 +57,10 @@ def why_not_running(gang: Gang, now: datetime) -> tuple[str, str]:
     told = told_at(gang)
     if told is not None and now >= told and (without := why_without_address(gang)) is not None:
         return without
-    failed = next((pod for pod in gang.failed if pod.exit is not None), None)
-    ended = f"; pod {failed.name} has failed before all had started" if failed is not None else ""
     why = why_waiting(gang)
     if why is not None:
         return why
+    ended = f"; pod {gang.failed[0].name} has failed before all had started" if gang.failed else ""
     silent = unexplained_at(gang)
     detail = f": {unexplained(gang)}" if silent is not None and now >= silent else ""
     return Reason.WAITING_FOR_PODS, f"waiting for {len(gang.members)} pods to run{ended}{detail}"

@@ -184,6 +184,7 @@ def test_a_pod_whose_room_is_lost_is_made_again() -> None:
     assert gated.decide(lost).actions == ()
     decision = gated.wait(1).decide(lost)
     assert [pod.uid for pod in of_kind(decision, DeletePod)] == [gated.pods[1]["metadata"]["uid"]]
+    assert [(event.reason, event.warning) for event in decision.events] == [("RoomLost", True)]
     assert gated.said()[0] == "RoomLost"
     assert gated.said()[1].endswith("was let go and not scheduled within 30 s: taken")
     del gated.pods[1]
@@ -199,6 +200,7 @@ def test_half_a_gang_whose_rest_finds_no_room_is_taken_back_uncounted() -> None:
     gated = a_gated().let_go(0)
     decision = gated.decide(NO_ROOM)
     assert [pod.uid for pod in of_kind(decision, DeletePod)] == [pod["metadata"]["uid"] for pod in gated.pods.values()]
+    assert [(event.reason, event.warning) for event in decision.events] == [("RoomLost", True)]
     status = gated.raw["status"]
     assert (status["attempt"], status["restarts"]) == (2, 0)
     assert status["attempts"][0]["verdict"]["reason"] == "RoomLost"

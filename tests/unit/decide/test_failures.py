@@ -288,6 +288,8 @@ def test_restarts_that_do_not_count_pause_all_the_same() -> None:
         world.end(1, 137)
         restart(world)
     assert world.condition("Running")[1] == "BackingOff"
+    told = [event.reason for event in world.events if event.warning]
+    assert told == ["GangRestarted", "GangRestarted"], "with a pause before the next attempt and without"
 
 
 def test_an_ignored_failure_leaves_the_others_alone() -> None:

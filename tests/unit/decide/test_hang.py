@@ -62,7 +62,7 @@ def test_ranks_do_not_stall_where_one_does_anything_else(other: RankStatus) -> N
     [
         (599, 1, 1.0, False),
         (600, 1, 1.0, True),
-        (600, 1, None, True),
+        (600, 1000, None, True),
         (2999, 100, 10.0, False),
         (3000, 100, 10.0, True),
     ],

@@ -95,6 +95,13 @@ def test_a_verdict_of_another_version_stays_and_counts_as_a_failure() -> None:
     assert world.raw_job["status"]["restarts"] == 2
 
 
+def test_a_job_that_runs_with_a_spec_of_another_version_is_left_alone() -> None:
+    world = a_running_world().edit(training={"mood": "good"})
+    decision = world.decide()
+    assert (decision.reason, decision.status, decision.actions) == ("InvalidSpec", None, ())
+    assert decision.message.startswith("left alone: spec.training.mood: ")
+
+
 WORDS = ("Queued", "True", "Failed", "RestartGang", "0/0", "", "ï" * 40, "Program", "worker", "Running")
 TIMES = ("soon", "", "0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-01-01T11:59:00Z", "2026-01-01T12:30:00Z")
 NUMBERS = (0, 1, 2, -1, 2**31, 2**63 - 1, -(2**63))
