@@ -22,7 +22,7 @@ from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 from tests.unit.operator.test_reconcile import JOBS, Shell, a_shell, refuse
 
 REFUSALS = {
-    "422": lambda: refusal(422, "Invalid", "status.progress.loss: Invalid value " + "x" * 100_000),
+    "422": lambda: refusal(422, "Invalid", "status.progress.loss: Invalid value\n\x1b[31m" + "x" * 100_000),
     "413": lambda: refusal(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728"),
     "500": lambda: refusal(500, "InternalError", "etcdserver: request is too large"),
 }
@@ -66,6 +66,7 @@ async def test_a_refused_status_is_written_without_the_reports_and_the_job_goes_
     assert "progress" not in status
     message = shell.running()["message"]
     assert "the API server refused a part of the status" in message
+    assert message.isprintable()
     assert len(message.encode()) <= MAX_MESSAGE_BYTES
     deleted = api.asked("DELETE", "/pods/")
     assert len(deleted) == 2  # what the decision asked for is done
