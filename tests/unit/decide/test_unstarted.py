@@ -240,6 +240,13 @@ def test_a_pod_that_fails_while_the_others_are_about_to_start_is_judged_when_the
     assert world.job.status.restarts_since_checkpoint == 1
 
 
+def test_a_pod_whose_loss_is_ignored_is_named_while_the_others_are_waited_for() -> None:
+    world = begun({"action": "Ignore"})
+    world.put(running(world.pod(0))).settle().drain(0, "DeletionByTaintManager", ready=False).settle()
+    failed = "pod digits-3f9a1-worker-0-a1 has failed before all had started"
+    assert world.condition("Running")[1:] == ("WaitingForPods", f"waiting for 3 pods to run; {failed}")
+
+
 def test_pods_that_never_give_a_reason_fail_the_job_at_the_deadline_whoever_failed_before() -> None:
     world = give_up(begun(startingDeadlineSeconds=60), 0).pass_time(60).settle()
     assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
