@@ -12,16 +12,16 @@ from disttrain_api.training import Training
 # The sentences, with their numbers; the API server says the same ones (rules/batch.py).
 NO_SIZE = "`microBatchSize` or `globalBatchSize` must be given"
 NO_MICRO = (
-    "`globalBatchSize` {world:d} must be a multiple of gradientAccumulationSteps x data-parallel degree x pipeline"
-    " microbatches, which is {accumulation:d} x {replicas:d} x {pipeline:d} = {product:d}"
+    "`globalBatchSize` {world} must be a multiple of gradientAccumulationSteps x data-parallel degree x pipeline"
+    " microbatches, which is {accumulation} x {replicas} x {pipeline} = {product}"
 )
 NO_ACCUMULATION = (
-    "`globalBatchSize` {world:d} must be a multiple of microBatchSize x data-parallel degree x pipeline microbatches,"
-    " which is {micro:d} x {replicas:d} x {pipeline:d} = {product:d}"
+    "`globalBatchSize` {world} must be a multiple of microBatchSize x data-parallel degree x pipeline microbatches,"
+    " which is {micro} x {replicas} x {pipeline} = {product}"
 )
 ALL_SIZES = (
-    "`globalBatchSize` {world:d} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree x"
-    " pipeline microbatches, which is {micro:d} x {accumulation:d} x {replicas:d} x {pipeline:d} = {product:d}"
+    "`globalBatchSize` {world} must equal microBatchSize x gradientAccumulationSteps x data-parallel degree x"
+    " pipeline microbatches, which is {micro} x {accumulation} x {replicas} x {pipeline} = {product}"
 )
 
 

@@ -38,8 +38,8 @@ CHECKPOINT_RULES = (
         id="KeepBestNeedsMultiple",
         path="spec.training.checkpoint.keepBest",
         scope="spec.training",
-        sentence="`keepBest` goes by an evaluation at each checkpoint: `checkpoint.interval` {interval:d} must be a"
-        " multiple of `evaluation.interval`, which is {evaluation:d}",
+        sentence="`keepBest` goes by an evaluation at each checkpoint: `checkpoint.interval` {interval} must be a"
+        " multiple of `evaluation.interval`, which is {evaluation}",
         check=_judged_elsewhere,
         cel=f"!({_BEST}) || !has(self.evaluation.interval) || self.checkpoint.interval % self.evaluation.interval == 0",
         values={"interval": "self.checkpoint.interval", "evaluation": "self.evaluation.interval"},

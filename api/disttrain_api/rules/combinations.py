@@ -37,7 +37,7 @@ def _device_rule(what: str, alias: str, field: str) -> Rule:
         id=f"DevicesWith{what}",
         path="spec.parallelism.devicesPerProcess",
         scope="spec.parallelism",
-        sentence=f"`devicesPerProcess` {{devices:d}} does not go with `{alias}` {{degree:d}}, which wants a process per"
+        sentence=f"`devicesPerProcess` {{devices}} does not go with `{alias}` {{degree}}, which wants a process per"
         " device: choose one of the two",
         check=lambda spec: when(_devices(spec) > 1 and degree(spec) > 1, devices=_devices(spec), degree=degree(spec)),
         cel=f"{_DEVICES} == 1 || {cel} == 1",
@@ -87,7 +87,7 @@ COMBINATION_RULES = (
     Rule(
         id="TensorNeedsPlan",
         path="spec.parallelism.tensorParallelDegree",
-        sentence="the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found {degree:d}; use"
+        sentence="the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found {degree}; use"
         " `dataParallelShardDegree`",
         check=lambda spec: when(_tensor(spec) > 1 and _model(spec) == ModelName.RESNET, degree=_tensor(spec)),
         cel=f"{_TENSOR} == 1 || {_MODEL} != 'resnet'",
@@ -97,7 +97,7 @@ COMBINATION_RULES = (
     Rule(
         id="ExpertsNeedExperts",
         path="spec.parallelism.expertParallelDegree",
-        sentence="the model '{model}' has no experts: `expertParallelDegree` must be 1, found {degree:d}; use"
+        sentence="the model '{model}' has no experts: `expertParallelDegree` must be 1, found {degree}; use"
         " `dataParallelShardDegree`",
         check=lambda spec: when(
             _expert(spec) > 1 and _model(spec) in _WITHOUT_EXPERTS, model=_model(spec), degree=_expert(spec)
@@ -136,7 +136,7 @@ COMBINATION_RULES = (
     Rule(
         id="DevicesWithOffload",
         path="spec.parallelism.devicesPerProcess",
-        sentence="`devicesPerProcess` {devices:d} does not go with `offload.parameters`, which wants a process per"
+        sentence="`devicesPerProcess` {devices} does not go with `offload.parameters`, which wants a process per"
         " device: choose one of the two",
         check=lambda spec: when(
             _devices(spec) > 1 and spec.training is not None and spec.training.offload.parameters,
@@ -150,8 +150,8 @@ COMBINATION_RULES = (
     Rule(
         id="GpusAreDevices",
         path="spec.workers.gpusPerPod",
-        sentence="`gpusPerPod` {gpus:d} must equal processes per pod x `devicesPerProcess`, which is {processes:d} x"
-        " {devices:d}",
+        sentence="`gpusPerPod` {gpus} must equal processes per pod x `devicesPerProcess`, which is {processes} x"
+        " {devices}",
         check=_gpus_of_devices,
         cel="!has(self.workers.gpusPerPod) || !has(self.parallelism.devicesPerProcess)"
         f" || self.workers.gpusPerPod == {PROCESSES} * self.parallelism.devicesPerProcess",

@@ -55,7 +55,7 @@ def _rules() -> Iterable[Rule]:
     yield Rule(
         id="DisruptionBudgetWithinPods",
         path="spec.runPolicy.disruptionBudget.minAvailable",
-        sentence="`minAvailable` {available:d} must be at most the number of the job's pods, which is {pods:d}",
+        sentence="`minAvailable` {available} must be at most the number of the job's pods, which is {pods}",
         check=_budget_beyond_pods,
         cel=f"!has({_BUDGET}) || {_BUDGET}.minAvailable <= self.workers.replicas + {_SERVERS}",
         values={"available": f"{_BUDGET}.minAvailable", "pods": f"self.workers.replicas + {_SERVERS}"},

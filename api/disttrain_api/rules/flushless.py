@@ -83,7 +83,7 @@ FLUSHLESS_RULES = (
         id="PipeDreamHasNoBatches",
         path=_PIPELINE,
         scope=_PIPELINE,
-        sentence="schedule 'PipeDream' updates after every microbatch, `microbatches` is {found:d}: leave it out, or"
+        sentence="schedule 'PipeDream' updates after every microbatch, `microbatches` is {found}: leave it out, or"
         " use PipeDream2BW",
         check=_several_microbatches,
         cel=f"!({_IS_PIPEDREAM}) || !has(self.microbatches) || self.microbatches == 1",

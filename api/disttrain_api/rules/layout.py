@@ -119,8 +119,8 @@ LAYOUT_RULES = (
     Rule(
         id="WorldSizeEqualsDegrees",
         path="spec.parallelism",
-        sentence="world size {world:d} ({pods:d} pods x {processes:d} processes) must equal the product of the degrees,"
-        " which is {product:d}",
+        sentence="world size {world} ({pods} pods x {processes} processes) must equal the product of the degrees,"
+        " which is {product}",
         check=_product_differs,
         cel=f"!has({_REPLICATE}) || {WORLD} == {_REPLICATE} * {OTHERS}",
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": f"{_REPLICATE} * {OTHERS}"},
@@ -129,8 +129,8 @@ LAYOUT_RULES = (
     Rule(
         id="WorldSizeMultipleOfDegrees",
         path="spec.parallelism",
-        sentence="world size {world:d} ({pods:d} pods x {processes:d} processes) must be a multiple of the product of"
-        " the degrees, which is {product:d}: every stage and every part has as many replicas as the others",
+        sentence="world size {world} ({pods} pods x {processes} processes) must be a multiple of the product of"
+        " the degrees, which is {product}: every stage and every part has as many replicas as the others",
         check=_does_not_divide,
         cel=f"has({_REPLICATE}) || ({WORLD}) % ({OTHERS}) == 0",
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},
@@ -140,8 +140,8 @@ LAYOUT_RULES = (
         id="ExpertsDivideRanks",
         path="spec.parallelism.expertParallelDegree",
         scope="spec.parallelism",
-        sentence="`expertParallelDegree` {degree:d} must divide the product of the shard and tensor degrees,"
-        " which is {product:d}: experts are spread over those ranks; raise `dataParallelShardDegree`",
+        sentence="`expertParallelDegree` {degree} must divide the product of the shard and tensor degrees,"
+        " which is {product}: experts are spread over those ranks; raise `dataParallelShardDegree`",
         check=_experts_do_not_divide,
         cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",
         values={"degree": EXPERT, "product": EXPERT_RANKS},
@@ -151,7 +151,7 @@ LAYOUT_RULES = (
         id="GpusMultipleOfProcesses",
         path="spec.workers.gpusPerPod",
         scope="spec.workers",
-        sentence="`gpusPerPod` {gpus:d} must be a multiple of `processesPerPod` {processes:d}",
+        sentence="`gpusPerPod` {gpus} must be a multiple of `processesPerPod` {processes}",
         check=_gpus_do_not_divide,
         cel="!has(self.gpusPerPod) || !has(self.processesPerPod) || self.gpusPerPod % self.processesPerPod == 0",
         values={"gpus": "self.gpusPerPod", "processes": "self.processesPerPod"},

@@ -57,7 +57,7 @@ MODEL_RULES = (
         id="SyncBatchNormWithDevices",
         path=_PATH,
         scope="spec.parallelism",
-        sentence="`syncBatchNorm` does not go with `devicesPerProcess` {devices:d}, whose copies would each wait for"
+        sentence="`syncBatchNorm` does not go with `devicesPerProcess` {devices}, whose copies would each wait for"
         " the others: run a process per device, or use `deviceMode` Place",
         check=_copies,
         cel="!self.dataParallel.syncBatchNorm || !has(self.devicesPerProcess) || self.devicesPerProcess == 1"

@@ -52,7 +52,7 @@ def _stages_per_rank_must_be(
     return Rule(
         id=identifier,
         path="spec.parallelism.pipeline",
-        sentence=f"schedule '{{schedule}}' has {wanted} per rank, `stagesPerRank` is {{stages:d}}: {advice}",
+        sentence=f"schedule '{{schedule}}' has {wanted} per rank, `stagesPerRank` is {{stages}}: {advice}",
         check=check,
         cel=f"!({_one_of(schedules)}) || {STAGES_PER_RANK} == {wanted}",
         values={"schedule": SCHEDULE, "stages": STAGES_PER_RANK},
@@ -120,8 +120,8 @@ PIPELINE_RULES = (
     Rule(
         id="MicrobatchesFillStages",
         path="spec.parallelism.pipeline",
-        sentence="schedule '{schedule}' needs at least as many `microbatches` as stages: {microbatches:d} are fewer"
-        " than {stages:d}",
+        sentence="schedule '{schedule}' needs at least as many `microbatches` as stages: {microbatches} are fewer"
+        " than {stages}",
         check=_too_few,
         cel=f"!({_one_of(_AT_LEAST_STAGES)}) || {MICROBATCHES} >= {STAGES}",
         values={"schedule": SCHEDULE, "microbatches": MICROBATCHES, "stages": STAGES},
@@ -130,8 +130,8 @@ PIPELINE_RULES = (
     Rule(
         id="MicrobatchesInRounds",
         path="spec.parallelism.pipeline",
-        sentence="schedule '{schedule}' takes microbatches in rounds: {microbatches:d} `microbatches` must be a"
-        " multiple of microbatches / pipelineParallelDegree, which is {rounds:d}",
+        sentence="schedule '{schedule}' takes microbatches in rounds: {microbatches} `microbatches` must be a"
+        " multiple of microbatches / pipelineParallelDegree, which is {rounds}",
         check=_no_whole_rounds,
         cel=f"!({_one_of(ROUND_SCHEDULES)}) || [{MICROBATCHES}].all(m, m % {_ROUNDS_OF_M} == 0)",
         values={
@@ -144,7 +144,7 @@ PIPELINE_RULES = (
     Rule(
         id="LayersOfEveryStage",
         path="spec.parallelism.pipeline",
-        sentence="`layersPerStage` has {given:d} numbers, there are {stages:d} stages: give one for each",
+        sentence="`layersPerStage` has {given} numbers, there are {stages} stages: give one for each",
         check=_other_number_of_stages,
         cel=f"{PIPELINE} == 1 || !({_HAS_LAYERS}) || {_LAYERS}.size() == {STAGES}",
         values={"given": f"{_LAYERS}.size()", "stages": STAGES},

@@ -126,7 +126,7 @@ RELAXED_RULES = (
         id="GlobalPeriodIsLonger",
         path=_GLOBAL_PERIOD,
         scope=f"{_DATA_PARALLEL}.localSGD",
-        sentence="`globalPeriod` {found:d} must be a multiple of `period` {period:d} and longer",
+        sentence="`globalPeriod` {found} must be a multiple of `period` {period} and longer",
         check=_uneven_periods,
         cel="!has(self.globalPeriod) || (self.globalPeriod > self.period && self.globalPeriod % self.period == 0)",
         values={"found": "self.globalPeriod", "period": "self.period"},
@@ -135,7 +135,7 @@ RELAXED_RULES = (
     Rule(
         id="GlobalPeriodNeedsPods",
         path=_GLOBAL_PERIOD,
-        sentence="`globalPeriod` needs several pods of several processes, found {pods:d} x {processes:d}: remove it, or"
+        sentence="`globalPeriod` needs several pods of several processes, found {pods} x {processes}: remove it, or"
         " raise `replicas` or `processesPerPod`",
         check=_needs_pods_of_several,
         cel=f"!{_HAS_GLOBAL} || ({PODS} > 1 && {PROCESSES} > 1)",

@@ -14,7 +14,7 @@ _NAME = "self.metadata.name"
 
 @dataclass(frozen=True)
 class NameRule:
-    """A rule about `metadata.name`; its sentence may hold `{name}` and `{length:d}`."""
+    """A rule about `metadata.name`; its sentence may hold `{name}` and `{length}`."""
 
     id: str
     sentence: str
@@ -36,7 +36,7 @@ class NameRule:
 NAME_RULES = (
     NameRule(
         id="NameLength",
-        sentence=f"the name has {{length:d}} characters and may have at most {MAX_JOB_NAME_LENGTH}:"
+        sentence=f"the name has {{length}} characters and may have at most {MAX_JOB_NAME_LENGTH}:"
         " names of pods and hosts are made of it",
         pattern=f"^.{{0,{MAX_JOB_NAME_LENGTH}}}$",
     ),

@@ -12,7 +12,7 @@ from disttrain_api.spec import JobSpec
 
 Values = Mapping[str, int | str]
 
-_PLACEHOLDER = re.compile(r"\{(\w+)(:d)?\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def when(wrong: bool, **values: int | str) -> Values | None:
@@ -29,7 +29,7 @@ class Rule:
     path: str
     """The field that it is reported at, for example `spec.parallelism`."""
     sentence: str
-    """What is wrong and what to do; `{name}` stands for a word, `{name:d}` for a number."""
+    """What is wrong and what to do; `{name}` stands for a word or a number."""
     check: Callable[[JobSpec], Values | None]
     """The values of the sentence where the spec breaks the rule, else None."""
     cel: str | None
@@ -64,8 +64,8 @@ def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: s
     names = _PLACEHOLDER.findall(sentence)
     if names:
         # `'…' + string(n)` is refused for its estimated cost; format is not.
-        text = _PLACEHOLDER.sub(lambda match: "%d" if match[2] else "%s", sentence).replace("'", "\\'")
-        entry["messageExpression"] = f"'{text}'.format([{', '.join(values[name] for name, _ in names)}])"
+        text = _PLACEHOLDER.sub("%s", sentence).replace("'", "\\'")
+        entry["messageExpression"] = f"'{text}'.format([{', '.join(values[name] for name in names)}])"
     else:
         entry["message"] = sentence
     if field_path:

@@ -168,7 +168,7 @@ SERVER_RULES = (
         id="GroupsArePods",
         path="spec.parallelism",
         sentence="`groupReduce` WithinGroup: ranks that share a model must lie in one pod, so the processes per pod,"
-        " {processes:d}, must be a multiple of the product of the degrees, which is {product:d}: set"
+        " {processes}, must be a multiple of the product of the degrees, which is {product}: set"
         " `workers.processesPerPod`",
         check=_cut_across_pods,
         cel=f"!{_HAS_GROUPS} || ({PROCESSES}) % ({OTHERS}) == 0",

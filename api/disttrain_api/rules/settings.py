@@ -122,7 +122,7 @@ SETTING_RULES = (
         id="WarmupWithinSteps",
         path="spec.training.lrSchedule.warmupSteps",
         scope="spec.training",
-        sentence="`warmupSteps` {warmup:d} must be less than or equal to `steps` {steps:d}",
+        sentence="`warmupSteps` {warmup} must be less than or equal to `steps` {steps}",
         check=lambda spec: when(
             spec.training is not None and spec.training.lr_schedule.warmup_steps > spec.training.steps,
             warmup=spec.training.lr_schedule.warmup_steps if spec.training else 0,
@@ -136,8 +136,8 @@ SETTING_RULES = (
         id="ProfilingWithinSteps",
         path="spec.training.profiling",
         scope="spec.training",
-        sentence="`profiling` ends with step {end:d} (`firstStep` + `steps` - 1), which must be less than or equal to"
-        " `training.steps` {steps:d}",
+        sentence="`profiling` ends with step {end} (`firstStep` + `steps` - 1), which must be less than or equal to"
+        " `training.steps` {steps}",
         check=_profiled_too_late,
         cel=f"!has(self.profiling) || {_PROFILED} <= self.steps",
         values={"end": _PROFILED, "steps": "self.steps"},
@@ -168,7 +168,7 @@ SETTING_RULES = (
         id="MaxRestartsNeedsGang",
         path="spec.runPolicy.maxRestarts",
         scope="spec.runPolicy",
-        sentence="`maxRestarts` {restarts:d} is a setting of restartPolicy Gang, not of Never: remove it or change"
+        sentence="`maxRestarts` {restarts} is a setting of restartPolicy Gang, not of Never: remove it or change"
         " `restartPolicy`",
         # The default stands in every stored object and says nothing; zero says what Never says.
         check=lambda spec: when(

@@ -78,8 +78,8 @@ STORAGE_RULES = (
     Rule(
         id="ClaimOfOnePod",
         path=f"{_TEMPLATE}.spec.accessModes",
-        sentence="a ReadWriteOnce claim serves one pod, and the job has {pods:d} ({workers:d} workers +"
-        " {servers:d} servers): use ReadWriteMany",
+        sentence="a ReadWriteOnce claim serves one pod, and the job has {pods} ({workers} workers +"
+        " {servers} servers): use ReadWriteMany",
         check=_claim_of_one_pod,
         cel="!has(self.storage) || !has(self.storage.volumeClaimTemplate)"
         f" || !has({_CLAIM}.accessModes) || {_CLAIM}.accessModes.size() == 0"
