@@ -110,7 +110,7 @@ format: setup ## Put the code in shape
 
 .PHONY: docs
 docs: setup ## Build the documentation site into build/site; a link or an anchor that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # quiet, it would be strict about nothing
 
 .PHONY: figures
 figures: setup ## Draw the figures of docs/figures

@@ -26,8 +26,9 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 def outside_pages(repository: Path) -> dict[str, str]:
     """Return the page of the site for each file outside docs/ that has one, both as paths with slashes."""
-    examples = sorted(path for path in (repository / "examples").iterdir() if path.suffix in _LANGUAGES)
-    return _WHOLE_PAGES | _MONITORING | {f"examples/{path.name}": f"examples/{path.name}.md" for path in examples}
+    files = sorted(path for path in (repository / "examples").rglob("*") if path.suffix in _LANGUAGES)
+    examples = [path.relative_to(repository).as_posix() for path in files]
+    return _WHOLE_PAGES | _MONITORING | {example: f"{example}.md" for example in examples}
 
 
 def text_of(repository: Path, source: str) -> str:

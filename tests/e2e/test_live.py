@@ -29,7 +29,7 @@ def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
     assert status["progress"]["totalSteps"] == 1_000_000
     assert status["progress"]["loss"] > 0
     assert status["progress"]["remainingSeconds"] > 0
-    heading, line = (row.split() for row in kubectl("get", "dtj", "live").splitlines())
+    heading, line = (row.split() for row in kubectl("get", "dtj", "live", "-o", "wide").splitlines())
     shown = dict(zip(heading, line, strict=True))
     assert int(shown["STEP"]) >= 20
     assert float(shown["LOSS"]) > 0

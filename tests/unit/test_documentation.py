@@ -14,15 +14,34 @@ from tests.documented import documented_jobs
 from tools.documentation import outside_pages, relinked
 
 
+def build(site: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Build a site as `make docs` does."""
+    command = [str(Path(sys.executable).with_name("mkdocs")), "build", "--strict", *options, "--site-dir", str(site)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it: a link that leads nowhere, or a page in no menu, is an error."""
+    """The project's site: a link that leads nowhere, or a page in no menu, is an error."""
     folder = tmp_path_factory.mktemp("site")
-    command = [str(Path(sys.executable).with_name("mkdocs")), "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [("[a](b.md)", "'b.md'"), ("[a](#b)", "'#b'"), ("# whole", None)],
+)
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, page: str, complaint: str | None) -> None:
+    settings = tmp_path / "mkdocs.yml"
+    settings.write_text(f"INHERIT: {REPOSITORY}/mkdocs.yml\nhooks: []\nnav: [index.md]\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(page)
+    done = build(tmp_path / "site", "--config-file", str(settings))
+    assert (done.returncode, complaint or "") in ((1, complaint), (0, "")), done.stderr
+    assert complaint is None or complaint in done.stderr
 
 
 def test_the_site_builds_and_fetches_nothing_from_outside(site: Path) -> None:
