@@ -15,7 +15,6 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from disttrain_api.builtin import model_config
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import ActivationCheckpointing, Training
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
@@ -44,6 +43,7 @@ from disttrain_trainer.parallel.sparse_gradients import require_dense, sparse_em
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
 from disttrain_trainer.parallel.units import composes, layers_of
+from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
@@ -71,7 +71,6 @@ def build_state(config: Config, world: World) -> State:
     seed_everything(training.seed)
     data = task.data()
     sampler = build_sampler(data, config, world)
-    _require_vocabulary(data, training)
     data = agree_on_data(data, world)
     _note_small_data(data, config, world)
     require_memory_to_build(config, world)
@@ -81,6 +80,7 @@ def build_state(config: Config, world: World) -> State:
     else:
         module = task.model().to(world.device.torch)
     require_elements_apart(module)
+    _require_vocabulary(data, module)
     if not module.training:
         say(
             world,
@@ -235,15 +235,18 @@ def _first_inputs(task: RunnableTask, data: Datasets, sampler: Sampler, world: W
     return load_microbatch(task, data.training, slots, world.device.torch).inputs
 
 
-def _require_vocabulary(data: Datasets, training: Training) -> None:
-    """Tokens beyond the model's would end a GPU's process without a word. An entry point's model is its own affair."""
-    if data.vocabulary is None or training.model.name is None:
+def _require_vocabulary(data: Datasets, model: nn.Module) -> None:
+    """Raise InvalidConfiguration where the corpus has tokens that the model does not take, as far as it says which.
+
+    They would end a GPU's process without a word.
+    """
+    size_of = offered(model, "vocabulary_size")
+    if data.vocabulary is None or size_of is None:
         return
-    known = getattr(model_config(training), "vocabulary_size", None)
-    if known is not None and known < data.vocabulary:
+    if (size := size_of()) < data.vocabulary:
         raise InvalidConfiguration(
-            f"`training.model.config.vocabularySize`: {known} must be greater than or equal to that of the corpus, "
-            f"which is {data.vocabulary}"
+            f"`training.model`: its vocabulary of {size} must be greater than or equal to that of the corpus, which "
+            f"is {data.vocabulary}"
         )
 
 

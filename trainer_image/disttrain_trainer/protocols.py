@@ -110,6 +110,13 @@ class OffersLoss(Protocol):
         """Return the loss of each target, neither summed nor averaged."""
 
 
+class OffersVocabulary(Protocol):
+    """A model of tokens that says which it takes."""
+
+    def vocabulary_size(self) -> int:
+        """Return a number; the model takes the tokens below it. A corpus with others is refused before the first step."""
+
+
 class OffersFlopsPerToken(Protocol):
     """A model that says what a forward and backward pass costs."""
 

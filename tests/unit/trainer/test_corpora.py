@@ -23,6 +23,7 @@ from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.runtime.errors import DataNotFound
 from tests.corpora import prepared, sentences, trained_tokenizer
+from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import job, launch
 
 
@@ -205,11 +206,19 @@ def test_a_checkpoint_goes_on_with_its_own_corpus_alone(folder, tmp_path):
     assert (rank.code, rank.report.step) == (0, 4), rank.err
 
 
-def test_a_model_with_fewer_tokens_than_the_corpus_is_refused(folder, tmp_path):
-    with launch(tmp_path / "world", job(training(folder, 2, vocabularySize=200))) as world:
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "gpt", "config": {"layers": 1, "heads": 1, "width": 8, "vocabularySize": 200}},
+        {"name": "gpt", "config": {"layers": 1, "heads": 1, "width": 8, "vocabularySize": 200}, "metaDevice": True},
+        {"name": "transformers", "config": {"config": described("llama") | {"vocab_size": 200}}},
+    ],
+)
+def test_a_model_with_fewer_tokens_than_the_corpus_is_refused(folder, tmp_path, model):
+    with launch(tmp_path / "world", job(training(folder, 2) | {"model": model})) as world:
         (rank,) = world.ended()
-    assert rank.report.error.reason == "InvalidConfiguration"
-    assert "200 must be greater than or equal to that of the corpus, which is 256" in rank.report.error.message
+    assert rank.report.error.reason == "InvalidConfiguration", rank.err
+    assert "`training.model`: its vocabulary of 200 must be greater than or equal to that" in rank.report.error.message
 
 
 def test_a_mixture_draws_from_each_corpus_in_its_share_and_reads_all_of_each(tmp_path):

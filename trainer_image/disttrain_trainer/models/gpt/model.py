@@ -101,6 +101,10 @@ class Gpt(nn.Module):
         if config.tie_weights:
             self.head.logits.weight = self.embeddings.tokens.weight
 
+    def vocabulary_size(self) -> int:
+        """Return the number of tokens that the table of embeddings has rows for."""
+        return self.embeddings.tokens.num_embeddings
+
     def initialise_layer(self, layer: nn.Module) -> None:
         """Give values to what the layer holds itself, from torch's random state."""
         if isinstance(layer, nn.LayerNorm | FeedForwardExperts):

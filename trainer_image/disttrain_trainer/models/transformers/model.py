@@ -95,6 +95,10 @@ class CausalLanguageModel(nn.Module):
         adapted = () if self.lora is None else self.lora.targets
         return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
 
+    def vocabulary_size(self) -> int:
+        """Return the number of tokens that the table of embeddings has rows for."""
+        return int(self.config.vocab_size)
+
     def begins_without(self, name: str) -> bool:
         """Whether weights to begin with may lack this parameter: it then keeps its initial values."""
         return is_adapter(name)
