@@ -95,7 +95,7 @@ class Progress(StatusModel):
     loss: float | None = None
     """Training loss of the last logged step, averaged over all ranks."""
     samples_per_second: float | None = None
-    """Samples of all ranks per second since training began or resumed."""
+    """Samples of all ranks per second, over the last logged steps."""
     metrics: list[Metric] = []
     """Figures of the last evaluation on held-out data."""
     evaluation_failure: str | None = None

@@ -1,7 +1,7 @@
 """Checks of what a script reports. Pure: nothing here imports torch, also where a figure is a tensor of torch's."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -74,3 +74,17 @@ def _require_number(name: str, value: Any) -> None:
 
 def _shown(value: Any) -> str:
     return f"a {type(value).__name__}" if hasattr(value, "shape") else f"{value!r:.40} ({type(value).__name__})"
+
+
+class Pace:
+    """The time that a program's steps take, since the first one that it told of. clock: seconds that only grow."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def remaining_seconds(self, step: int, total: int) -> float | None:
+        """Return the time until the last step at the pace so far; None before a second step is told of."""
+        now = self._clock()
+        first, began = self._first = self._first or (step, now)
+        return (total - step) * (now - began) / (step - first) if step > first else None

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankReport
-from disttrain_session.figures import Figures, plain
+from disttrain_session.figures import Figures, Pace, plain
 from disttrain_session.files import METRICS_FILE, ReportFiles, append_line, metrics_line
 from disttrain_session.place import Place, place_of
 from disttrain_session.reporting import INTERVAL_SECONDS
@@ -23,6 +23,7 @@ class SessionProgress:
         self.report = RankReport(rank=rank, total_steps=steps)
         self._pending: Figures | None = None
         self._written_at = float("-inf")
+        self._pace = Pace(time.monotonic)
 
     def metrics_beside(self, checkpoints: CheckpointPlace | None) -> None:
         """Append metrics.jsonl in the folder of the checkpoints, where the pod has no other folder for it."""
@@ -50,7 +51,8 @@ class SessionProgress:
             return
         numbers = {name: plain(value) for name, value in found.others.items()}
         metrics = {name: number for name, number in numbers.items() if number is not None}
-        self._update(step=found.step, loss=plain(found.loss), metrics=metrics)
+        remaining = self._pace.remaining_seconds(found.step, found.total)
+        self._update(step=found.step, loss=plain(found.loss), metrics=metrics, remaining_seconds=remaining)
         line = metrics_line(self.report)
         if self._files is not None:
             self._files.add_line(line)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from disttrain_api.report import RankReport
-from disttrain_session.figures import Figures, checked, plain
+from disttrain_session.figures import Figures, Pace, checked, plain
 from disttrain_session.files import ReportFiles, metrics_line
 from disttrain_session.place import Place, place_of
 
@@ -27,6 +27,7 @@ class Reporter:
         self._rank = place.rank
         self._pending: Figures | None = None
         self._written_at: float | None = None
+        self._pace = Pace(clock)
 
     def take(self, figures: Figures) -> None:
         """Keep the figures, and write them where that is due."""
@@ -41,7 +42,7 @@ class Reporter:
         figures, self._pending = self._pending, None
         if figures is None:
             return
-        report = _report_of(self._rank, figures)
+        report = _report_of(self._rank, figures, self._pace.remaining_seconds(figures.step, figures.total))
         self._files.write(report)
         self._files.add_line(metrics_line(report))
         if report.step == report.total_steps:
@@ -66,7 +67,7 @@ def report(
         reporter.take(found)
 
 
-def _report_of(rank: int, figures: Figures) -> RankReport:
+def _report_of(rank: int, figures: Figures, remaining_seconds: float | None) -> RankReport:
     numbers = {name: plain(value) for name, value in figures.others.items()}
     return RankReport(
         rank=rank,
@@ -74,6 +75,7 @@ def _report_of(rank: int, figures: Figures) -> RankReport:
         total_steps=figures.total,
         loss=plain(figures.loss),
         samples_per_second=plain(figures.samples_per_second),
+        remaining_seconds=remaining_seconds,
         metrics={name: number for name, number in numbers.items() if number is not None},
     )
 

@@ -16,7 +16,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.training import ActivationCheckpointing, Training
+from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.data.alike import agree_on_data

@@ -114,7 +114,7 @@ class OffersVocabulary(Protocol):
     """A model of tokens that says which it takes."""
 
     def vocabulary_size(self) -> int:
-        """Return a number; the model takes the tokens below it. A corpus with others is refused before the first step."""
+        """Return the number of tokens that the model takes. A corpus with more is refused before the first step."""
 
 
 class OffersFlopsPerToken(Protocol):

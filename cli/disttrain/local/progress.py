@@ -22,6 +22,7 @@ class LiveProgress:
     loss: float | None = None
     samples_per_second: float | None = None
     checkpoint_step: int | None = None
+    remaining_seconds: float | None = None
 
     @classmethod
     def of(cls, status: JobStatus) -> "LiveProgress":
@@ -30,7 +31,8 @@ class LiveProgress:
         if status.progress is None:
             return cls(checkpoint_step=checkpoint)
         known = status.progress
-        return cls(known.step, known.total_steps, known.loss, known.samples_per_second, checkpoint)
+        rate, remaining = known.samples_per_second, known.remaining_seconds
+        return cls(known.step, known.total_steps, known.loss, rate, checkpoint, remaining)
 
     def look(self, scratch_folders: Iterable[Path]) -> "LiveProgress":
         """The figures of the lowest rank that reports any, else these."""
@@ -39,7 +41,8 @@ class LiveProgress:
             return self
         report = min(reports, key=lambda each: each.rank)
         checkpoint = report.checkpoint.step if report.checkpoint else self.checkpoint_step
-        return LiveProgress(report.step, report.total_steps, report.loss, report.samples_per_second, checkpoint)
+        rate, remaining = report.samples_per_second, report.remaining_seconds
+        return LiveProgress(report.step, report.total_steps, report.loss, rate, checkpoint, remaining)
 
 
 def live(pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path]) -> Live | None:

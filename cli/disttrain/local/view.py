@@ -8,7 +8,7 @@ from typing import Self, TextIO
 
 from disttrain.local.progress import LiveProgress
 from disttrain.output import person
-from disttrain.terminal import console, steps
+from disttrain.terminal import console, duration, steps
 from disttrain_api.escape import escaped
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.decision import Event
@@ -23,7 +23,7 @@ def open_view(name: str) -> "PlainView | TerminalView":
 
 
 def figures(progress: LiveProgress) -> str:
-    """ "step 120/400  loss 0.1234  5120 samples/s"; without the steps on a terminal, where a bar shows them."""
+    """ "step 120/400  loss 0.1234  5,120 samples/s  12m left"; on a terminal without the steps, which a bar shows."""
     parts = [f"step {steps(progress.step, progress.total_steps)}", *_figures(progress)]
     return "  ".join(parts)
 
@@ -34,6 +34,8 @@ def _figures(progress: LiveProgress) -> list[str]:
         parts.append(f"loss {progress.loss:.4g}")
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+    if progress.remaining_seconds:
+        parts.append(f"{duration(progress.remaining_seconds)} left")
     return parts
 
 
@@ -74,7 +76,7 @@ class PlainView:
 
 
 class TerminalView:
-    """One live line: phase, bar, loss, samples/s, restarts. What happens is printed above it."""
+    """One live line: phase, bar, loss, samples/s, time left, restarts. What happens is printed above it."""
 
     def __init__(self, name: str) -> None:
         # Imported here: rich costs a tenth of a second that a run without a terminal need not pay.

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from matplotlib.image import imread
 
-from disttrain.local.plots import draw, series
+from disttrain.local.plots import draw, restarted_at, series
 
 
 def write(folder: Path, *lines: object) -> None:
@@ -13,6 +13,26 @@ def write(folder: Path, *lines: object) -> None:
 def test_a_step_done_again_counts_as_its_last_attempt_has_it():
     lines = [{"step": 1, "x": 5}, {"step": 2, "x": 4}, {"step": 2, "x": 3}, {"step": 3, "x": None}, {"step": 4}]
     assert series(lines, "x") == ([1, 2], [5.0, 3.0])
+
+
+def test_an_attempt_begins_at_the_first_step_that_it_logs():
+    lines = [
+        {"attempt": 1, "step": 10},
+        {"attempt": 1, "step": 20},
+        {"attempt": 2, "step": 15},
+        {"attempt": 4, "step": 25},
+    ]
+    assert restarted_at(lines) == [15, 25]
+    assert restarted_at(lines[:2]) == restarted_at([]) == []
+
+
+def test_figures_of_ones_own_have_a_plot(tmp_path: Path):
+    write(tmp_path, {"step": 1, "task/a": -1.0, "reward": 2, "lr": 1, "grad_norm": 1, "time_metrics/end_to_end(s)": 1})
+    assert [path.name for path in draw(tmp_path)] == ["figures.png"]
+    two = imread(tmp_path / "figures.png").shape[0]
+    write(tmp_path, {"step": 1, "attempt": 1, "reward": 2}, {"step": 1, "attempt": 2, "reward": 3})
+    draw(tmp_path)
+    assert imread(tmp_path / "figures.png").shape[0] < two, "a panel for each"
 
 
 def test_plots_are_pictures(tmp_path: Path):

@@ -1,9 +1,12 @@
 """Lines of a run without a terminal."""
 
 import io
+import re
+
+import pytest
 
 from disttrain.local.progress import LiveProgress
-from disttrain.local.view import PlainView
+from disttrain.local.view import PlainView, TerminalView
 from disttrain_api.status import JobStatus, Phase
 from disttrain_operator.decide.decision import Event
 
@@ -31,6 +34,29 @@ def test_progress_is_said_every_few_seconds_and_at_the_last_step() -> None:
         "00:10 digits: step 90/100  loss 0.01099  1,234 samples/s\n"
         "00:11 digits: step 100/100  loss 0.009901  1,234 samples/s\n"
     )
+
+
+def test_the_time_that_is_left_is_said_where_it_is_known() -> None:
+    view, _, stream = a_view()
+    view.progress(LiveProgress(100, 100, 0.5, 10, remaining_seconds=0.0))
+    view.progress(LiveProgress(100, 99, 0.5, 10, remaining_seconds=250.0))
+    assert [line.partition("samples/s")[2] for line in stream.getvalue().splitlines()] == ["", "  4m left"]
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "200"])
+def test_the_bar_is_one_line_on_a_narrow_terminal_too(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stream = io.StringIO()
+    monkeypatch.setattr("disttrain.local.view.person", lambda: stream)
+    view = TerminalView("a-name-that-is-rather-long-for-a-job")
+    view.status(JobStatus(phase=Phase.RUNNING, attempt=2, restarts=1))
+    view.progress(LiveProgress(123_456, 1_000_000, 0.123, 123_456.0, remaining_seconds=123_456.0))
+    with view:
+        pass
+    shown = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", stream.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
+    assert len(set(lines)) == 1, lines
+    assert ("34h17m left" in lines[0]) == (columns == "200")
 
 
 def test_a_checkpoint_with_more_steps_than_the_job_is_no_fraction_of_them() -> None:

@@ -84,12 +84,15 @@ def test_numbers_of_any_kind_are_figures(tmp_path: Path) -> None:
 def test_writes_are_as_many_as_seconds_and_the_last_step_is_always_written(tmp_path: Path) -> None:
     now = 0.0
     reporter = Reporter(place(tmp_path, RANK="0", LOCAL_RANK="0", NODE_RANK="0"), clock=lambda: now)
-    steps = []
+    steps, remaining = [], []
     for step in range(1, 11):
         take(reporter, step, loss=1 / step)
         steps.append(written(tmp_path, 0).step)
+        remaining.append(written(tmp_path, 0).remaining_seconds)
         now += 0.3
     assert steps == [1, 1, 1, 1, 5, 5, 5, 5, 9, 10]
+    assert remaining[:4] == [None] * 4, "one step has no pace"
+    assert remaining[4:] == pytest.approx([1.5] * 4 + [0.3, 0.0])
     lines = [json.loads(line) for line in (tmp_path / "metrics" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["attempt"], line["step"]) for line in lines] == [(2, 1), (2, 5), (2, 9), (2, 10)]
     assert lines[1]["loss_metrics/global_avg_loss"] == 0.2
@@ -104,7 +107,9 @@ def test_the_termination_message_is_left_to_the_log_until_the_work_is_done(tmp_p
     report = decode_pod_report(message.read_text())
     assert report is not None
     assert report.failure is None
-    assert report.progress == RankReport(rank=2, step=10, total_steps=10, metrics={"reward": 3.0})
+    assert report.progress == RankReport(
+        rank=2, step=10, total_steps=10, remaining_seconds=0.0, metrics={"reward": 3.0}
+    )
 
 
 def test_of_a_pod_the_lowest_rank_that_reports_speaks(tmp_path: Path) -> None:

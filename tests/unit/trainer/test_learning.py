@@ -58,6 +58,7 @@ def test_metrics_have_torchtitans_names(digits):
     }
     assert all(line.keys() == keys for line in steps)
     assert steps[-1]["loss_metrics/global_avg_loss"] == ranks[0].report.loss
+    assert steps[-1]["throughput(sps)"] == ranks[0].report.samples_per_second
     assert lines[-1]["validation_metrics/accuracy"] == ranks[0].report.metrics["accuracy"]
 
 

@@ -22,6 +22,8 @@ from disttrain_trainer.runtime.files import rewrite
 from disttrain_trainer.runtime.mesh import World
 
 METRICS_FILE = "metrics.jsonl"
+THROUGHPUT = "throughput(sps)"
+"""Samples of all ranks per second, over the steps since the line before: what the bar, the plot and the status show."""
 
 
 class Reporter:
@@ -118,7 +120,6 @@ class Metrics:
     """Since the last line of the log."""
     started: float = field(default_factory=time.monotonic)
     logged: float = field(default_factory=time.monotonic)
-    samples: float = 0.0
 
     def last_logged(self) -> int:
         """The last step that this attempt has a line of, from a former life of this rank; 0: none."""
@@ -139,7 +140,6 @@ class Metrics:
             return {}
         self.results.append(result)
         self.count += 1
-        self.samples += result.samples
         if result.step == self.last_step or result.step % self.interval == 0:
             return self._log()
         return {}
@@ -154,7 +154,7 @@ class Metrics:
         self.reporter.update(
             step=step,
             loss=loss,
-            samples_per_second=self.samples / seconds,
+            samples_per_second=values[THROUGHPUT],
             remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
         )
         self.logged = now
@@ -199,16 +199,17 @@ class Metrics:
         """Entries of metrics.jsonl for the results since the last line; seconds: that they took."""
         last = self.results[-1]
         memory, gib = self.device.memory()
-        counted = sum(one.weight if self.counts_tokens else one.samples for one in self.results)
         samples = sum(one.samples for one in self.results)
-        flops = self.work.of(counted if self.counts_tokens else None, samples)
-        unit = "tps" if self.counts_tokens else "sps"
+        tokens = sum(one.weight for one in self.results) if self.counts_tokens else None
+        flops = self.work.of(tokens, samples)
         return {
             "step": last.step,
             "loss_metrics/global_avg_loss": loss,
             "grad_norm": norm,
             "lr": last.rate,
-            f"throughput({unit})": counted / seconds / self.ranks,
+            THROUGHPUT: samples / seconds,
+            # As torchtitan has it, which knows no samples: of one rank.
+            **({} if tokens is None else {"throughput(tps)": tokens / seconds / self.ranks}),
             **utilisation(flops, seconds, self.devices, self.peak_flops),
             "time_metrics/end_to_end(s)": seconds / len(self.results),
             "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.results) / len(self.results),
@@ -236,10 +237,10 @@ def _without_inf_and_nan(values: dict[str, Any]) -> dict[str, Any]:
 
 def _line(values: dict[str, Any]) -> str:
     memory = next(value for key, value in values.items() if key.startswith("memory/"))
-    unit, rate = next((key[11:14], value) for key, value in values.items() if key.startswith("throughput("))
     return (
         f"step: {values['step']}  loss: {values['loss_metrics/global_avg_loss']:.5f}  "
-        f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  {unit}: {rate:,.0f}"
+        f"grad_norm: {values['grad_norm']:.4f}  memory: {memory:.2f}GiB  samples/s: {values[THROUGHPUT]:,.0f}"
+        + (f"  tps: {values['throughput(tps)']:,.0f}" if "throughput(tps)" in values else "")
         + (f"  tflops: {values['tflops']:,.2f}" if "tflops" in values else "")
         + (f"  mfu: {values['mfu(%)']:.2f}%" if "mfu(%)" in values else "")
     )
