@@ -135,6 +135,13 @@ SERVER_REFUSALS = (
         {**on_servers(), "training": {"preflight": True}},
     ),
     Refusal(
+        "ServersWithDataWorkers",
+        "spec.training.dataWorkers",
+        "`dataWorkers` read the samples of the next steps ahead, and with `mode` ParameterServer a worker learns which"
+        " samples it has when a step begins: remove it, or use AllReduce",
+        {**on_servers(), "training": {"dataWorkers": 2}},
+    ),
+    Refusal(
         "PowerSgdOnServers",
         f"{DATA_PARALLEL}.compression",
         "compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an all-reduce, and"

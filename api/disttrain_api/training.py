@@ -285,6 +285,8 @@ class Training(ApiModel):
     """The model."""
     data: Data = Data()
     """The data."""
+    data_workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes per rank that read training samples ahead; 0: the rank reads them itself. Not with ParameterServer."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
     lr_schedule: LrSchedule = LrSchedule()

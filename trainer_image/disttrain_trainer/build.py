@@ -21,6 +21,7 @@ from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets, load_microbatch
+from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.flops import work_of
@@ -147,6 +148,7 @@ def assemble(
         data=data,
         routing=routing,
         sampler=sampler,
+        loader=_loader_of(task, data, sampler, config, world),
         average_whole=partial(average_whole, left_whole([model]), world),
         layer_order=LayerOrder.of(model, world),
         gradient_sum=attach_gradient_sum(model, config, world),
@@ -163,7 +165,7 @@ def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:
     """The sampler of the data; where they are iterated, this rank's part is opened. Raises InvalidConfiguration."""
     stream = data.training
     if not isinstance(stream, Stream):
-        return Sampler(len(stream), config.training.seed, config.batch, world.replicas)
+        return Sampler(len(stream), config.training.seed, config.batch, world.replicas, data.draws)
     servers = config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
     if servers or world.mesh.pipeline > 1:
         raise InvalidConfiguration(
@@ -176,7 +178,7 @@ def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:
             f"{stream.place} returned training samples that are iterated, without shard(index, count): the "
             f"{world.replicas} replicas would all train on the same ones"
         )
-    sampler = StreamSampler.of(config.batch, world.replicas)
+    sampler = StreamSampler.of(config.batch, world.replicas, config.training.seed)
     stream.open(world.replica, world.replicas, sampler.per_step)
     return sampler
 
@@ -227,6 +229,19 @@ def compiles_whole(config: Config) -> bool:
         or parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE
     )
     return training.compile and config.world_size == 1 and not between
+
+
+def _loader_of(task: RunnableTask, data: Datasets, sampler: Sampler, config: Config, world: World) -> Loader | None:
+    """Return what reads ahead, where the manifest asks for it. Raises InvalidConfiguration."""
+    workers = config.training.data_workers
+    if not workers:
+        return None
+    if isinstance(data.training, Stream):
+        raise InvalidConfiguration(
+            f"`training.dataWorkers`: {data.training.place} returned training samples that are iterated, whose "
+            "position is this rank's: remove it, or give the samples numbers (__len__ and __getitem__)"
+        )
+    return Loader(task, data.training, sampler, world.replica, workers)
 
 
 def _first_inputs(task: RunnableTask, data: Datasets, sampler: Sampler, world: World) -> Tensor:

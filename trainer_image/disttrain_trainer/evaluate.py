@@ -33,7 +33,8 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     failure: BaseException | None = None
     try:
         with evaluating(state.module), torch.no_grad():
-            for slots in share_of(len(dataset), batch_size, world.replica, world.replicas):
+            own = share_of(len(dataset), batch_size, world.replica, world.replicas, draws=state.data.draws)
+            for slots in own:
                 batch = load_microbatch(state.task, dataset, slots, world.device.torch)
                 with state.precision.autocast():
                     totals.add(state.task.evaluate(model, batch))

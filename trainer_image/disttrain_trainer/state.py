@@ -8,6 +8,7 @@ from torch import nn
 
 from disttrain_trainer.callbacks import Callbacks
 from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.metrics.flops import Work
 from disttrain_trainer.moe.step import RoutingOfStep
@@ -34,6 +35,8 @@ class State:
     """What is trained: batches, their loss and figures."""
     data: Datasets
     sampler: Sampler
+    loader: Loader | None
+    """What reads samples ahead, in processes of its own; None where this rank reads them itself."""
     routing: RoutingOfStep
     """What the layers with experts, if there are any, are told of each microbatch."""
     average_whole: Callable[[], None] = lambda: None

@@ -16,11 +16,16 @@ from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
 
 
-def load_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
-    """This rank's microbatches of the global batch at `cursor`; none where it uses none, in the middle of a pipeline.
+def load_step(state: State, world: World, cursor: Cursor) -> list[Microbatch]:
+    """Return this rank's microbatches of the global batch at `cursor`, read ahead where the job has processes for that;
+    none where the rank uses none, in the middle of a pipeline."""
+    if state.loader is not None and state.takes_samples:
+        return state.loader.load(cursor, world.device.torch)
+    return read_step(state, world, cursor)
 
-    first_replica: of the job's, the one that the first replica of this world is.
-    """
+
+def read_step(state: State, world: World, cursor: Cursor, first_replica: int = 0) -> list[Microbatch]:
+    """Return the same, read here. first_replica: of the job's, the one that the first replica of this world is."""
     if not state.takes_samples:
         return []
     slots = state.sampler.microbatches(cursor, first_replica + world.replica)
@@ -35,7 +40,7 @@ def form_buckets(state: State, world: World) -> None:
     """
     untouched = Untouched([state.module])
     with keeping_random_state():
-        microbatch = load_step(state, world, state.cursor)[:1]
+        microbatch = read_step(state, world, state.cursor)[:1]
         for _ in range(2):
             accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
             state.optimizer.zero_grad()

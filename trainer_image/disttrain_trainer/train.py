@@ -6,7 +6,7 @@ until all steps are done:
     at the parameters of exactly one step: checkpoint, evaluation, a stop that ranks have agreed on
 """
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 from disttrain_trainer.between_steps import BetweenSteps, completing
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
@@ -38,7 +38,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     watched = watching_layers(state.layer_order, world, reporter)
-    with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched:
+    read = nullcontext() if state.loader is None else closing(state.loader)
+    with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched, read:
 
         def updated() -> None:
             profiler.step()

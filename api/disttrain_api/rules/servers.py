@@ -220,6 +220,15 @@ SERVER_RULES = (
         reads=(_MODE, "spec.training.preflight"),
     ),
     Rule(
+        id="ServersWithDataWorkers",
+        path="spec.training.dataWorkers",
+        sentence="`dataWorkers` read the samples of the next steps ahead, and with `mode` ParameterServer a worker"
+        " learns which samples it has when a step begins: remove it, or use AllReduce",
+        check=lambda spec: when(_has_mode(spec) and spec.training is not None and spec.training.data_workers > 0),
+        cel=f"!({_IS_MODE}) || !has(self.training) || self.training.dataWorkers == 0",
+        reads=(_MODE, "spec.training.dataWorkers"),
+    ),
+    Rule(
         id="PowerSgdOnServers",
         path=f"{_DATA_PARALLEL}.compression",
         scope=_DATA_PARALLEL,

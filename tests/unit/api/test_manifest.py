@@ -62,9 +62,9 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
             "    zzz: 1\n    steps: 10",
             (
                 "9: spec.training.zzz: unknown field; known here: `activationCheckpointing`, `callbacks`, "
-                "`checkpoint`, `compile`, `data`, `evaluation`, `globalBatchSize`, `gradientAccumulationSteps`, "
-                "`logging`, `loss`, `lrSchedule`, `maxGradientNorm`, `microBatchSize`, `model`, `offload`, "
-                "`optimizer`, `precision`, `preflight`, `profiling`, `seed`, `steps`, `task`"
+                "`checkpoint`, `compile`, `data`, `dataWorkers`, `evaluation`, `globalBatchSize`, "
+                "`gradientAccumulationSteps`, `logging`, `loss`, `lrSchedule`, `maxGradientNorm`, `microBatchSize`, "
+                "`model`, `offload`, `optimizer`, `precision`, `preflight`, `profiling`, `seed`, `steps`, `task`"
             ),
         ),
         (

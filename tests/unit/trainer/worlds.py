@@ -148,6 +148,8 @@ class FreshRank:
 
 def forked_main(environment: dict[str, str], folder: Path, file_size_limit: int | None) -> None:
     """What a forked rank does: become what a fresh one is, then run its module."""
+    # It dies with pytest, as a daemon does; but daemons may have no children, and ranks may.
+    multiprocessing.current_process().daemon = False
     os.environ.clear()
     os.environ.update(environment)
     # An interpreter reads it when it starts: here that was before the environment was known.

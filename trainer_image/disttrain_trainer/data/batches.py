@@ -14,6 +14,7 @@ from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.protocols import Batch, MapDataset
 from disttrain_trainer.runtime.device import in_host_memory, pins_memory
+from disttrain_trainer.runtime.randomness import drawing_from
 
 MAX_DEPTH = 16
 """Containers inside each other in a batch."""
@@ -29,6 +30,8 @@ class Datasets:
     """All tokens are below; None where nobody has said so."""
     fingerprint: str | None = None
     """64 hexadecimal digits that tell corpora apart; None where the data has none."""
+    draws: bool = True
+    """Whether samples may be drawn at random while they are read."""
     sketches: Sequence[tuple[str, list[tuple[float, float]]] | None] = ()
     """What some of the training samples are (sketch.py); none where they are iterated, or drawn anew each time."""
 
@@ -45,7 +48,7 @@ class Datasets:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A batch on the device. weights: [B], 1 for a sample and 0 for padding."""
+    """A batch. weights: [B], 1 for a sample and 0 for padding."""
 
     batch: Batch
     weights: Tensor
@@ -83,13 +86,24 @@ class Batching(Protocol):
 
 def load_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slots, device: torch.device) -> Microbatch:
     """Read the samples of `slots` and move them to the device. Raises InvalidConfiguration for what is no sample."""
+    return on_device(read_microbatch(batching, dataset, slots), device)
+
+
+def read_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slots) -> Microbatch:
+    """Return the same on the host."""
     if not batching.pads:
         slots = _without_padding(slots)
     indices = [int(index) for index in slots.indices]
-    batch = batching.collate([dataset[index] for index in indices], indices)
+    with drawing_from(slots.seeds):
+        batch = batching.collate([dataset[index] for index in indices], indices)
     weights = torch.from_numpy(slots.weights)
-    weight = batching.weight(batch, weights)
-    return Microbatch(moved(batch, device), _moved(weights, device), weight, int(slots.weights.sum()))
+    return Microbatch(batch, weights, batching.weight(batch, weights), int(slots.weights.sum()))
+
+
+def on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:
+    """Return the microbatch with every tensor on the device; a GPU fetches them when it comes to it."""
+    batch, weights = moved(microbatch.batch, device), _moved(microbatch.weights, device)
+    return dataclasses.replace(microbatch, batch=batch, weights=weights)
 
 
 def _without_padding(slots: Slots) -> Slots:
@@ -97,7 +111,7 @@ def _without_padding(slots: Slots) -> Slots:
     counted = slots.weights > 0
     if not counted.any():
         counted[0] = True
-    return Slots(slots.indices[counted], slots.weights[counted])
+    return Slots(slots.indices[counted], slots.weights[counted], slots.seeds)
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
@@ -140,14 +154,14 @@ def _moved(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
-def share_of(size: int, batch_size: int, part: int, parts: int) -> Iterator[Slots]:
+def share_of(size: int, batch_size: int, part: int, parts: int, *, draws: bool = True) -> Iterator[Slots]:
     """Part `part` of 0..size - 1, in batches: every index has weight 1 in exactly one part.
 
     All parts have as many batches, of the same sizes: ranks that share layers must call them together. What is missing
-    is filled up with sample 0 of weight 0.
+    is filled up with sample 0 of weight 0. What is drawn for a batch is the same each time.
     """
     own = np.arange(part, part + math.ceil(size / parts) * parts, parts)
     for start in range(0, len(own), batch_size):
         indices = own[start : start + batch_size]
         there = indices < size
-        yield Slots(np.where(there, indices, 0), there.astype(np.float32))
+        yield Slots(np.where(there, indices, 0), there.astype(np.float32), (part, start) if draws else ())

@@ -30,16 +30,24 @@ class Slots:
 
     indices: NDArray[np.int64]
     weights: NDArray[np.float32]
+    seeds: tuple[int, ...] = ()
+    """Of what data may draw while they are read; empty where they draw nothing."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Cuts epochs of `size` samples into global batches, and those into microbatches of each replica."""
+    """Cuts epochs of `size` samples into global batches, and those into microbatches of each replica.
+
+    What is drawn for a microbatch is a function of its place, too: all ranks that share it draw the same, in any
+    layout, in any process, and again after a resume.
+    """
 
     size: int
     seed: int
     batch: Batch
     replicas: int
+    draws: bool = True
+    """Whether samples may be drawn at random while they are read, as augmentation is."""
 
     def microbatches(self, cursor: Cursor, replica: int) -> list[Slots]:
         """The microbatches of one replica in the global batch at `cursor`, in order.
@@ -59,7 +67,8 @@ class Sampler:
         weights = (positions < self.size).astype(np.float32)
         # Padding repeats the first sample of the batch, which is always there.
         positions = np.where(weights > 0, positions, cursor.position)
-        return Slots(permute(positions, self.size, self.seed, cursor.epoch), weights)
+        seeds = (self.seed, cursor.epoch, start) if self.draws else ()
+        return Slots(permute(positions, self.size, self.seed, cursor.epoch), weights, seeds)
 
 
 def permute(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -117,9 +117,9 @@ class StreamSampler(Sampler):
     """Numbers the samples of each replica from 0. `size` is 0; a cursor's position counts those of all replicas."""
 
     @classmethod
-    def of(cls, batch: Batch, replicas: int) -> StreamSampler:
+    def of(cls, batch: Batch, replicas: int, seed: int = 0) -> StreamSampler:
         """The sampler of these batches."""
-        return cls(size=0, seed=0, batch=batch, replicas=replicas)
+        return cls(size=0, seed=seed, batch=batch, replicas=replicas)
 
     @property
     def per_step(self) -> int:
@@ -132,10 +132,10 @@ class StreamSampler(Sampler):
 
     def microbatches(self, cursor: Cursor, replica: int) -> list[Slots]:
         begin, micro = self.number(cursor), self.batch.micro
-        return [self._of(begin + at, micro) for at in range(0, self.per_step, micro)]
+        return [self._of(begin + at, micro, replica) for at in range(0, self.per_step, micro)]
 
     def advance(self, cursor: Cursor) -> Cursor:
         return Cursor(cursor.epoch, cursor.position + self.per_step * self.replicas)
 
-    def _of(self, begin: int, count: int) -> Slots:
-        return Slots(np.arange(begin, begin + count), np.ones(count, dtype=np.float32))
+    def _of(self, begin: int, count: int, replica: int) -> Slots:
+        return Slots(np.arange(begin, begin + count), np.ones(count, dtype=np.float32), (self.seed, replica, begin))

@@ -40,7 +40,7 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration, Stopped
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
-from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, read_step
 
 
 def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
@@ -179,7 +179,7 @@ class Worker:
         state, world, task = self.state, self.world, answer.task
         self.tables.pulled(whole=False)
         begin = time.monotonic()
-        microbatches = load_step(state, world, answer.cursor, task.part * world.replicas)
+        microbatches = read_step(state, world, answer.cursor, task.part * world.replicas)
         self.loading_seconds = time.monotonic() - begin
         own_weight = sum(microbatch.weight for microbatch in microbatches)
         own_samples = sum(microbatch.samples for microbatch in microbatches)

@@ -60,6 +60,11 @@ def does_not_answer(error: OSError) -> bool:
     return isinstance(error, StoreError) or error.errno in _OUTAGES
 
 
+def lost_reader(error: BaseException) -> bool:
+    """Return whether a process that reads data was ended from outside, for example since the memory was short."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
 class TrainerError(Exception):
     """Base: ends the rank with `exit_code` and its message as it stands."""
 
@@ -228,7 +233,8 @@ def describe(error: BaseException) -> RankError:
         message = escaped(str(error))
         unquoted, error = _unquoted(error) or message, error.__cause__ or error
     # What may pass without a change to the program must not end the job when it comes a second time.
-    signature = None if isinstance(error, OSError) and does_not_answer(error) else signature_of(error)
+    passing = (isinstance(error, OSError) and does_not_answer(error)) or lost_reader(error)
+    signature = None if passing else signature_of(error)
     return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, unquoted=unquoted, signature=signature)
 
 

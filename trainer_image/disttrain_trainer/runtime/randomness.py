@@ -3,7 +3,7 @@
 Determinism. On CPUs two runs of one manifest with the same layout, thread count, versions and kind of machine are equal
 bit for bit, also when one of them was stopped and resumed:
 - parameters: initialised from `seed` alone, alike on every rank and in every layout;
-- data order: a pure function of (seed, epoch, position), see data/sampler.py;
+- data order: a pure function of (seed, epoch, position), see data/sampler.py, and so is what samples draw;
 - dropout and the like: each rank draws from its own stream, from (seed, rank), kept in the checkpoint; with dropout,
   layouts therefore differ in their noise, and runs do where copies on the logical devices of one CPU share a stream;
 - sums of gradients: DDP's buckets keep one order from the first step on, see parallel/data_parallel.py.
@@ -44,6 +44,17 @@ def keeping_random_state() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
+
+
+@contextmanager
+def drawing_from(seeds: tuple[int, ...]) -> Iterator[None]:
+    """Draw from a stream of its own inside, that of `seeds`; without any, as outside."""
+    if not seeds:
+        yield
+        return
+    with keeping_random_state():
+        seed_everything(*seeds)
+        yield
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

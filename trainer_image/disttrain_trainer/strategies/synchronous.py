@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
-from disttrain_trainer.runtime.randomness import random_state, restore_random_state
 from disttrain_trainer.step import accumulate_gradients, clip_gradients, form_buckets, load_step, update_parameters
 from disttrain_trainer.strategies.base import Surroundings
 
@@ -32,8 +31,6 @@ class Batch(NamedTuple):
     loading_seconds: float
     counts: Callable[[], list[float]]
     """Weight and samples of all ranks, how many of these want to stop, and digests of what they have called."""
-    before: dict[str, Any]
-    """Random states before the samples were loaded, which may draw from them."""
 
 
 class Synchronous(SumOverRanks):
@@ -57,7 +54,6 @@ class Synchronous(SumOverRanks):
             weight, samples, stopping, *digests = batch.counts()
             self._require_same_layers(digests)
             if stopping:
-                restore_random_state(batch.before)
                 self.stopping = True
                 return
             yield self._step(batch, weight, samples, until)
@@ -72,7 +68,7 @@ class Synchronous(SumOverRanks):
         rate = learning_rate(training, state.step)
         loss = self._compute_gradients(batch, weight, samples)
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
-        # What is due after `until` looks at the state between two steps, random numbers included, which data may use.
+        # What is due after `until` looks at the state between two steps.
         if state.layer_order is not None:
             state.layer_order.end_pass()
         if state.step + 1 < until:
@@ -98,7 +94,7 @@ class Synchronous(SumOverRanks):
 
     def _load(self, cursor: Cursor) -> Batch:
         """Load this rank's part of the global batch at `cursor`."""
-        begin, before = time.monotonic(), random_state()
+        begin = time.monotonic()
         microbatches = load_step(self._state, self.world, cursor)
         loading = time.monotonic() - begin
         weight = sum(microbatch.weight for microbatch in microbatches)
@@ -108,7 +104,7 @@ class Synchronous(SumOverRanks):
         order = self._state.layer_order
         digests = () if order is None else order.take()
         counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end(), *digests)
-        return Batch(microbatches, weight, samples, loading, counts, before)
+        return Batch(microbatches, weight, samples, loading, counts)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:
         """Raise InvalidConfiguration, on all ranks, where they have not called the same layers."""

@@ -1,6 +1,7 @@
 """The built-in task: (input, target) samples, a model that takes the input, a loss of outputs and targets."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -160,7 +161,7 @@ def load_data(training: Training) -> Datasets:
     """The built-in data, or what the entry point returns."""
     if training.data.name is not None:
         data: Datasets = import_module(f"disttrain_trainer.data.{training.data.name}").load(data_config(training.data))
-        return data
+        return replace(data, draws=False)
     assert training.data.entrypoint is not None
     returned = call_entrypoint("training.data", training.data.entrypoint, training.data.config)
     return as_datasets("training.data", training.data.entrypoint, returned)
