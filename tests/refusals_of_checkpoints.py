@@ -36,10 +36,23 @@ CHECKPOINT_REFUSALS = (
         "`bestMetric` says what `keepBest` goes by: give `keepBest`, or remove it",
         saving(evaluation=5, interval=10, bestMetric="Accuracy"),
     ),
+    *(
+        Refusal(
+            "BestMetricNeedsMode",
+            f"{CHECKPOINT}.bestMode",
+            "`bestMode` goes with a `bestMetric` of your own, and says which value of it is best: give both",
+            saving(evaluation=5, interval=10, keepBest=1, **settings),
+        )
+        for settings in ({"bestMetric": "f1"}, {"bestMode": "Max"})
+    ),
 )
 
 CHECKPOINTS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "the best of the judged checkpoints": saving(evaluation=5, interval=10, keepBest=2, bestMetric="Loss"),
+    "the best by a figure of one's own": saving(
+        evaluation=5, interval=10, keepBest=2, bestMetric="recall/top-5", bestMode="Max"
+    ),
+    "the best by a figure in lower case": saving(evaluation=5, interval=10, keepBest=2, bestMetric="accuracy"),
     "checkpoints in an object store": {"storage": {"url": "s3://bucket/a/prefix"}},
     "checkpoints that training waits for": saving(asynchronous=False),
 }

@@ -59,11 +59,11 @@ class LossName(StrEnum):
     MODEL = "Model"
 
 
-class BestMetric(StrEnum):
-    """Figures of the held-out data that say which checkpoint is best."""
+class BestMode(StrEnum):
+    """Which value of a figure is best."""
 
-    LOSS = "Loss"
-    ACCURACY = "Accuracy"
+    MAX = "Max"
+    MIN = "Min"
 
 
 class Precision(StrEnum):
@@ -198,6 +198,10 @@ class Loss(ApiModel):
     """CrossEntropy only. Absent: 0."""
 
 
+KNOWN_MODES = {"Loss": BestMode.MIN, "Accuracy": BestMode.MAX}
+"""Which value is best of the figures that the trainer has by itself; its own names of them are in lower case."""
+
+
 class Checkpoint(ApiModel):
     """When checkpoints are written, and which are kept. Needs `storage`."""
 
@@ -207,8 +211,10 @@ class Checkpoint(ApiModel):
     """Checkpoints kept; older ones are deleted after a newer one is complete."""
     keep_best: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Checkpoints kept besides, those that are best by `bestMetric`. Absent: none."""
-    best_metric: BestMetric | None = None
-    """Loss (the least) or Accuracy (the highest) on held-out data. Absent: Loss."""
+    best_metric: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", max_length=63)] | None = None
+    """Figure on held-out data: Loss (the least is best), Accuracy (the highest) or one of your task's. Absent: Loss."""
+    best_mode: BestMode | None = None
+    """Max or Min: which value of `bestMetric` is best."""
     initial_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Weights to begin with while the job has no checkpoint: a .safetensors file or a checkpoint's folder, relative to
     the storage. Absent: the model's own."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch.distributed.checkpoint.api import CheckpointException
 
 from disttrain_api.report import MAX_SENTENCE, RankPhase
-from disttrain_api.training import OnFailure
+from disttrain_api.training import Checkpoint, OnFailure
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
+from disttrain_trainer.checkpoint.rotation import require_judged
 from disttrain_trainer.due import next_due
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.evaluation_mark import read_mark, write_mark
@@ -109,6 +110,7 @@ class BetweenSteps:
             self.metrics.evaluated(state.step, figures)
             if self.checkpoints is not None:
                 self.checkpoints.add_figures(state.step, figures)
+                require_judged(self.config.training.checkpoint or Checkpoint(), figures)
             state.callbacks.call("on_evaluation", state, figures)
 
     def _report_failure(self, sentence: str) -> None:

@@ -2,7 +2,9 @@
 
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
+from disttrain_api.training import KNOWN_MODES
 
+_OWN_FIGURES = [name for one in KNOWN_MODES for name in (one, one.lower())]
 _BEST = "has(self.checkpoint) && has(self.checkpoint.keepBest)"
 
 
@@ -22,6 +24,15 @@ def _not_judged(spec: JobSpec) -> Values | None:
 def _judged_elsewhere(spec: JobSpec) -> Values | None:
     interval, evaluation = _intervals(spec) or (0, None)
     return when(evaluation is not None and interval % evaluation != 0, interval=interval, evaluation=evaluation or 0)
+
+
+def _unknown_mode(spec: JobSpec) -> Values | None:
+    settings = spec.training.checkpoint if spec.training is not None else None
+    if settings is None:
+        return None
+    if settings.best_mode is not None:
+        return when(settings.best_metric is None)
+    return when(settings.best_metric is not None and settings.best_metric not in _OWN_FIGURES)
 
 
 CHECKPOINT_RULES = (
@@ -62,5 +73,14 @@ CHECKPOINT_RULES = (
         ),
         cel="!has(self.bestMetric) || has(self.keepBest)",
         reads=("spec.training.checkpoint.bestMetric", "spec.training.checkpoint.keepBest"),
+    ),
+    Rule(
+        id="BestMetricNeedsMode",
+        path="spec.training.checkpoint.bestMode",
+        scope="spec.training.checkpoint",
+        sentence="`bestMode` goes with a `bestMetric` of your own, and says which value of it is best: give both",
+        check=_unknown_mode,
+        cel=f"has(self.bestMode) ? has(self.bestMetric) : !has(self.bestMetric) || self.bestMetric in {_OWN_FIGURES}",
+        reads=("spec.training.checkpoint.bestMetric", "spec.training.checkpoint.bestMode"),
     ),
 )

@@ -50,6 +50,12 @@ class Classify:
         return {"loss": Mean(loss, len(classes)), "accuracy": right(outputs, classes)}
 
 
+class JudgedByItsOwn(Classify):
+    """Its figures on held-out data are those of training."""
+
+    evaluate = None  # type: ignore[assignment]
+
+
 def right(outputs: Tensor, classes: Tensor) -> Mean:
     return Mean((outputs.argmax(-1) == classes).sum(), len(classes))
 

@@ -20,6 +20,9 @@ FIGURES = {10: 0.5, 20: 0.2, 30: 0.4, 40: None, 50: 0.2, 60: 0.9}
         ({"keep_latest": 1, "keep_best": 2}, {20, 50, 60}),
         ({"keep_latest": 2, "keep_best": 2}, {20, 50, 60}),
         ({"keep_latest": 1, "keep_best": 3, "best_metric": "Accuracy"}, {10, 30, 60}),
+        ({"keep_latest": 1, "keep_best": 3, "best_metric": "f1", "best_mode": "Max"}, {10, 30, 60}),
+        ({"keep_latest": 1, "keep_best": 1, "best_metric": "cost", "best_mode": "Min"}, {20, 60}),
+        ({"keep_latest": 1, "keep_best": 1, "best_metric": "accuracy", "best_mode": "Min"}, {20, 60}),
         ({"keep_latest": 3, "keep_best": 9}, {10, 20, 30, 40, 50, 60}),
     ],
 )
@@ -34,6 +37,9 @@ JUMPY = small(
     evaluation={"interval": 1},
     logging={"interval": 1},
 )
+OWN = {name: value for name, value in JUMPY.items() if name not in ("model", "data")} | {
+    "task": {"entrypoint": "tests.unit.trainer.task_code:JudgedByItsOwn"}
+}
 BEST = {"interval": 2, "keepLatest": 1, "keepBest": 2}
 
 
@@ -53,6 +59,8 @@ class TestRuns:
         cases = {
             "Loss": runs(),
             "Accuracy": runs(bestMetric="Accuracy"),
+            "right": [{"training": {**OWN, "checkpoint": {**BEST, "bestMetric": "right", "bestMode": "Max"}}}],
+            "no such figure": [{"training": {**OWN, "checkpoint": {**BEST, "bestMetric": "left", "bestMode": "Max"}}}],
             "nothing held out": [{"training": {**JUMPY, "data": user("float_samples"), "checkpoint": BEST}}],
             "no classes": [
                 {
@@ -83,6 +91,16 @@ class TestRuns:
         for step in folders.complete():
             assert read_manifest(folders.path(step)).figures[metric.lower()] == figures[step]
 
+    def test_the_best_by_a_figure_of_ones_own_stay(self, folder, results):
+        name = "validation_metrics/right"
+        figures = {line["step"]: line[name] for line in results["right"]["metrics"] if name in line}
+        judged = sorted((-figures[step], step) for step in range(2, 13, 2))
+        assert results["right"]["errors"] == [None]
+        assert StepFolders(folder / "right" / "test").complete() == sorted({12} | {step for _, step in judged[:2]})
+
     def test_what_cannot_be_judged_is_refused(self, results):
         assert "the data has none" in results["nothing held out"]["errors"][0]
         assert "figure of classes" in results["no classes"]["errors"][0]
+        assert (
+            "left is no figure of the evaluation, which has `loss`, `right`" in results["no such figure"]["errors"][0]
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from disttrain_api.training import BestMetric, Checkpoint
+from disttrain_api.training import KNOWN_MODES, BestMode, Checkpoint
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.tasks.base import RunnableTask
@@ -10,15 +10,17 @@ from disttrain_trainer.tasks.base import RunnableTask
 
 def figure_name(settings: Checkpoint) -> str:
     """Key of the figure, as evaluation names it."""
-    return (settings.best_metric or BestMetric.LOSS).value.lower()
+    name = settings.best_metric or "Loss"
+    return name.lower() if name in KNOWN_MODES else name
 
 
 def kept(figures: Mapping[int, float | None], settings: Checkpoint) -> set[int]:
     """The steps that stay, of all that have a complete checkpoint; None: it was not judged.
 
-    The least loss and the highest accuracy are best; of two alike, the earlier.
+    The least loss and the highest accuracy are best, of other figures what the manifest says; of two alike, the earlier.
     """
-    sign = -1 if settings.best_metric is BestMetric.ACCURACY else 1
+    mode = settings.best_mode or KNOWN_MODES[figure_name(settings).capitalize()]
+    sign = -1 if mode is BestMode.MAX else 1
     judged = sorted((sign * figure, step) for step, figure in figures.items() if figure is not None)
     return {*sorted(figures)[-settings.keep_latest :], *(step for _, step in judged[: settings.keep_best or 0])}
 
@@ -31,7 +33,16 @@ def require_figure(settings: Checkpoint, task: RunnableTask, data: Datasets) -> 
         raise InvalidConfiguration(
             "`training.checkpoint.keepBest` goes by held-out samples, and the data has none: hold some out or remove it"
         )
-    if task.has_figure(figure_name(settings), data) is False:
+    name = figure_name(settings)
+    if task.has_figure(name, data) is False:
+        found = "a figure of classes, and the targets are not" if name == "accuracy" else "no figure of this job's"
+        raise InvalidConfiguration(f"`training.checkpoint.bestMetric` {settings.best_metric} is {found}: use Loss")
+
+
+def require_judged(settings: Checkpoint, figures: Mapping[str, float]) -> None:
+    """Raises InvalidConfiguration where an evaluation has not found the figure that the best checkpoints go by."""
+    if settings.keep_best is not None and figures and figure_name(settings) not in figures:
         raise InvalidConfiguration(
-            "`training.checkpoint.bestMetric` Accuracy is a figure of classes, and the targets are not: use Loss"
+            f"`training.checkpoint.bestMetric` {settings.best_metric} is no figure of the evaluation, which has "
+            f"{', '.join(f'`{name}`' for name in sorted(figures))}: use one of them"
         )
