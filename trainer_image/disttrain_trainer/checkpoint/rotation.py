@@ -17,7 +17,7 @@ def figure_name(settings: Checkpoint) -> str:
 def kept(figures: Mapping[int, float | None], settings: Checkpoint) -> set[int]:
     """The steps that stay, of all that have a complete checkpoint; None: it was not judged.
 
-    The least loss and the highest accuracy are best, of other figures what the manifest says; of two alike, the earlier.
+    The least loss and the highest accuracy are best, of other figures what the manifest says; of two alike the first.
     """
     mode = settings.best_mode or KNOWN_MODES[figure_name(settings).capitalize()]
     sign = -1 if mode is BestMode.MAX else 1
