@@ -15,7 +15,7 @@ from tests.refusals_of_programs import PROGRAM_REFUSALS, PROGRAMS_ACCEPTED
 from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
-from tests.refusals_of_tasks import BETWEEN_STEPS_REFUSALS, TASK_REFUSALS, TASKS_ACCEPTED
+from tests.refusals_of_tasks import BETWEEN_STEPS_REFUSALS, ENTRYPOINT_REFUSALS, TASK_REFUSALS, TASKS_ACCEPTED
 
 
 def optimizer(**settings: Any) -> dict[str, Any]:
@@ -39,6 +39,7 @@ REFUSALS = (
     *MODEL_REFUSALS,
     *TASK_REFUSALS,
     *BETWEEN_STEPS_REFUSALS,
+    *ENTRYPOINT_REFUSALS,
     *CHECKPOINT_REFUSALS,
     *GRADIENT_SUM_REFUSALS,
     *SERVER_REFUSALS,

@@ -137,8 +137,8 @@ SERVER_REFUSALS = (
     Refusal(
         "ServersWithDataWorkers",
         "spec.training.dataWorkers",
-        "`dataWorkers` read the samples of the next steps ahead, and with `mode` ParameterServer a worker learns which"
-        " samples it has when a step begins: remove it, or use AllReduce",
+        "`dataWorkers` do not go with `mode` ParameterServer, where a worker learns which samples it has when a step"
+        " begins: remove it, or use AllReduce",
         {**on_servers(), "training": {"dataWorkers": 2}},
     ),
     Refusal(

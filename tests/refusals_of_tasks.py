@@ -32,6 +32,40 @@ CALLBACKS = {"callbacks": [{"entrypoint": "mine:Log", "config": {"every": 10}}]}
 _SERVERS = {"parallelism": {"dataParallel": {"mode": "ParameterServer"}}, "parameterServers": {"replicas": 1}}
 _PIPEDREAM = {"parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream2BW"}}}
 
+_OWN = {"entrypoint": "mine:Make"}
+_ALONE = (
+    *(
+        ("Optimizer", "optimizer", setting)
+        for setting in ({"name": "SGD"}, {"beta1": 0.5}, {"beta2": 0.5}, {"epsilon": 1})
+    ),
+    *(("LrSchedule", "lrSchedule", setting) for setting in ({"name": "Linear"}, {"warmupSteps": 1})),
+)
+ENTRYPOINT_REFUSALS = (
+    *(
+        Refusal(
+            f"{rule}EntrypointAlone",
+            f"spec.training.{part}.entrypoint",
+            "`entrypoint` takes the place of `name` and its settings: remove these",
+            {"training": {part: {**_OWN, **setting}}},
+        )
+        for rule, part, setting in _ALONE
+    ),
+    *(
+        Refusal(
+            "EntrypointOnServers",
+            "spec.training",
+            "an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers update"
+            " the parameters: remove it, or use AllReduce",
+            {
+                "parallelism": {"dataParallel": {"mode": "ParameterServer"}},
+                "parameterServers": {"replicas": 1},
+                "training": {part: _OWN},
+            },
+        )
+        for part in ("optimizer", "lrSchedule")
+    ),
+)
+
 BETWEEN_STEPS_REFUSALS = tuple(
     Refusal(
         "CallbacksWithLayout",
@@ -45,6 +79,9 @@ BETWEEN_STEPS_REFUSALS = tuple(
 
 TASKS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a task in place of model and data": {"training": TASK},
+    "an optimizer and a schedule of one's own": {
+        "training": {"optimizer": {**_OWN, "learningRate": 0.1, "weightDecay": 0.1}, "lrSchedule": _OWN}
+    },
     "callbacks in a pipeline with a flush": {"training": CALLBACKS, "parallelism": {"pipelineParallelDegree": 2}},
     "callbacks of replicas that train alone": {
         "training": CALLBACKS,

@@ -158,6 +158,9 @@ class Optimizer(ApiModel):
 
     name: OptimizerName = OptimizerName.ADAMW
     """SGD, Adam or AdamW."""
+    entrypoint: Entrypoint | None = None
+    """Another one: `package.module:Class`, for example `torch.optim:RAdam`; called with parameter groups, `lr` and
+    `weight_decay`. Not with ParameterServer."""
     learning_rate: PositiveNumber = 0.001
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -183,6 +186,9 @@ class LrSchedule(ApiModel):
 
     name: LrScheduleName = LrScheduleName.CONSTANT
     """Constant, Linear or Cosine; the latter two fall to `minimumRatio` of the peak at the last step."""
+    entrypoint: Entrypoint | None = None
+    """Another shape: `package.module:function`, called with the step, from 0, and the number of steps; returns rate /
+    peak rate. Not with ParameterServer."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Steps in which the rate rises linearly to the peak."""
     minimum_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None

@@ -13,6 +13,8 @@ from disttrain_api.spec import JobSpec
 Values = Mapping[str, int | str]
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_LONG = 60
+"""Characters."""
 
 
 def when(wrong: bool, **values: int | str) -> Values | None:
@@ -65,9 +67,24 @@ def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: s
     if names:
         # `'…' + string(n)` is refused for its estimated cost; format is not.
         text = _PLACEHOLDER.sub("%s", sentence).replace("'", "\\'")
-        entry["messageExpression"] = f"'{text}'.format([{', '.join(values[name] for name in names)}])"
+        entry["messageExpression"] = _said_once(text, [values[name] for name in names])
     else:
         entry["message"] = sentence
     if field_path:
         entry["fieldPath"] = field_path
     return entry
+
+
+def _said_once(text: str, values: list[str]) -> str:
+    """Return the expression that puts the values into the text; long ones that stand in others, too, stand in it once.
+
+    The definition of jobs is as large as kubectl can apply.
+    """
+    repeated = [value for value in values if len(value) > _LONG and sum(other.count(value) for other in values) > 1]
+    names = {value: f"v{number}" for number, value in enumerate(dict.fromkeys(repeated))}
+    for long, name in names.items():
+        values = [value.replace(long, name) for value in values]
+    said = f"'{text}'.format([{', '.join(values)}])"
+    for long, name in names.items():
+        said = f"[{long}].map({name}, {said})[0]"
+    return said

@@ -222,8 +222,8 @@ SERVER_RULES = (
     Rule(
         id="ServersWithDataWorkers",
         path="spec.training.dataWorkers",
-        sentence="`dataWorkers` read the samples of the next steps ahead, and with `mode` ParameterServer a worker"
-        " learns which samples it has when a step begins: remove it, or use AllReduce",
+        sentence="`dataWorkers` do not go with `mode` ParameterServer, where a worker learns which samples it has when"
+        " a step begins: remove it, or use AllReduce",
         check=lambda spec: when(_has_mode(spec) and spec.training is not None and spec.training.data_workers > 0),
         cel=f"!({_IS_MODE}) || !has(self.training) || self.training.dataWorkers == 0",
         reads=(_MODE, "spec.training.dataWorkers"),

@@ -6,7 +6,16 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.run_policy import RestartPolicy, RunPolicy
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Loss, LossName, LrScheduleName, OptimizerName, Training, WeightDecayOn
+from disttrain_api.training import (
+    Loss,
+    LossName,
+    LrSchedule,
+    LrScheduleName,
+    Optimizer,
+    OptimizerName,
+    Training,
+    WeightDecayOn,
+)
 
 _DEFAULT_MAX_RESTARTS: int = RunPolicy.model_fields["max_restarts"].default
 
@@ -61,6 +70,27 @@ def _optimizer_only(alias: str, field: str, *names: OptimizerName) -> Rule:
     )
 
 
+def _own_with_others(spec: JobSpec) -> Values | None:
+    found = spec.training.optimizer if spec.training is not None else Optimizer()
+    others = [getattr(found, alias) for alias in _OF_NAMED]
+    named = found.name is not OptimizerName.ADAMW or any(value is not None for value in others)
+    return when(found.entrypoint is not None and named)
+
+
+def _own_schedule_with_others(spec: JobSpec) -> Values | None:
+    found = spec.training.lr_schedule if spec.training is not None else LrSchedule()
+    return when(found.entrypoint is not None and found != LrSchedule(entrypoint=found.entrypoint))
+
+
+def _own_on_servers(spec: JobSpec) -> Values | None:
+    if spec.training is None or spec.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
+        return None
+    return when(spec.training.optimizer.entrypoint is not None or spec.training.lr_schedule.entrypoint is not None)
+
+
+_OF_NAMED = ("momentum", "nesterov", "beta1", "beta2", "epsilon")
+
+
 def _groups_with_servers(spec: JobSpec) -> Values | None:
     if spec.training is None or spec.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
         return None
@@ -86,6 +116,34 @@ SETTING_RULES = (
     _optimizer_only("beta1", "beta1", OptimizerName.ADAM, OptimizerName.ADAMW),
     _optimizer_only("beta2", "beta2", OptimizerName.ADAM, OptimizerName.ADAMW),
     _optimizer_only("epsilon", "epsilon", OptimizerName.ADAM, OptimizerName.ADAMW),
+    Rule(
+        id="OptimizerEntrypointAlone",
+        path="spec.training.optimizer.entrypoint",
+        scope="spec.training.optimizer",
+        sentence="`entrypoint` takes the place of `name` and its settings: remove these",
+        check=_own_with_others,
+        cel=f"!has(self.entrypoint) || (self.name == 'AdamW'{''.join(f' && !has(self.{one})' for one in _OF_NAMED)})",
+        reads=("spec.training.optimizer",),
+    ),
+    Rule(
+        id="LrScheduleEntrypointAlone",
+        path="spec.training.lrSchedule.entrypoint",
+        scope="spec.training.lrSchedule",
+        sentence="`entrypoint` takes the place of `name` and its settings: remove these",
+        check=_own_schedule_with_others,
+        cel="!has(self.entrypoint) || (self.name == 'Constant' && self.warmupSteps == 0 && !has(self.minimumRatio))",
+        reads=("spec.training.lrSchedule",),
+    ),
+    Rule(
+        id="EntrypointOnServers",
+        path="spec.training",
+        sentence="an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers"
+        " update the parameters: remove it, or use AllReduce",
+        check=_own_on_servers,
+        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
+        " || !has(self.training.optimizer.entrypoint) && !has(self.training.lrSchedule.entrypoint)",
+        reads=("spec.training", "spec.parallelism.dataParallel.mode"),
+    ),
     Rule(
         id="GroupsWithServers",
         path="spec.training.optimizer",

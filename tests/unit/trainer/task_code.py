@@ -101,6 +101,29 @@ class Optimized(Classify):
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
+def momentum(params: list[dict[str, Any]], lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """SGD, with an argument that no manifest has."""
+    return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay, momentum=0.9)
+
+
+def forgetful(params: list[dict[str, Any]], lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params[0]["params"][1:], lr=lr)
+
+
+def no_optimizer(params: list[dict[str, Any]], **settings: float) -> object:
+    return settings
+
+
+def halving(step: int, steps: int) -> float:
+    """A schedule that halves every 20 steps."""
+    return 0.5 ** (step // 20)
+
+
+def slow(step: int, steps: int) -> Any:
+    """Schedules that are none."""
+    return (-1.0, float("nan"), float("inf"), True, "slow", None)[step]
+
+
 class Wrong(Classify):
     """A task that is wrong in the way that it is asked for."""
 

@@ -6,6 +6,7 @@ from torch.optim import lr_scheduler
 
 from disttrain_api.training import LrSchedule
 from disttrain_trainer.optim.schedules import rate_factor
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 STEPS = 50
 
@@ -59,3 +60,11 @@ def test_the_last_step_has_the_minimum(name):
 def test_the_shortest_runs(name, warmup, steps):
     schedule = LrSchedule(name=name, warmup_steps=warmup)
     assert all(0.0 <= rate_factor(schedule, step, steps) <= 1.0 for step in range(steps))
+
+
+def test_a_shape_of_ones_own():
+    code = "tests.unit.trainer.task_code"
+    assert rates(entrypoint=f"{code}:halving") == [1.0] * 20 + [0.5] * 20 + [0.25] * 10
+    for step in range(6):
+        with pytest.raises(InvalidConfiguration, match="expected a number from 0 on"):
+            rate_factor(LrSchedule(entrypoint=f"{code}:slow"), step, STEPS)

@@ -20,10 +20,15 @@ def with_task(task: str, config: dict[str, Any] | None = None, **changes: Any) -
     return training
 
 
+def own(function: str, **settings: Any) -> dict[str, Any]:
+    return {"entrypoint": f"tests.unit.trainer.task_code:{function}", **settings}
+
+
 BUILT_IN = small(logging={"interval": 1}, evaluation={"interval": 3})
 PLANNED = {"plan": True}
 FIRST = {"learningRateFactor": 0}
-STILL = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9, "groups": [{**FIRST, "pattern": "4.*"}]}
+RATES = {"learningRate": 0.1, "groups": [{**FIRST, "pattern": "4.*"}]}
+STILL = {"name": "SGD", "momentum": 0.9, **RATES}
 # ranks, training, parallelism, the case that trains the same in one process
 CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], str | None]] = {
     "built in": (1, BUILT_IN, {}, None),
@@ -33,6 +38,7 @@ CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], str | None]] = {
     "planned": (1, with_task("Twins", PLANNED), {}, None),
     "grouped": (1, {**BUILT_IN, "optimizer": STILL}, {}, None),
     "an optimizer of its own, fsdp2": (2, with_task("Optimized", optimizer={}), {SHARD: 2}, "grouped"),
+    "one by entry point, fsdp2": (2, {**BUILT_IN, "optimizer": own("momentum", **RATES)}, {SHARD: 2}, "grouped"),
     "dp2": (2, with_task("Classify"), {}, "built in"),
     "dp2, accumulated": (2, with_task("Twins", gradientAccumulationSteps=4), {}, "twins"),
     "dp2, static graph": (2, with_task("Twins"), {"dataParallel": {"staticGraph": True}}, "twins"),
@@ -78,6 +84,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> dict[st
             ]
             cases |= {how: [{"training": with_task("Wrong", {"how": how})}] for how in REFUSED}
             cases["forgetful"] = [{"training": with_task("Optimized", {"forgets": "0.bias"}, optimizer={})}]
+            cases["forgetful function"] = [{"training": small(optimizer=own("forgetful"))}]
+            cases["no optimizer"] = [{"training": small(optimizer=own("no_optimizer"))}]
+            cases["not so"] = [{"training": small(optimizer={"entrypoint": "torch.optim:LBFGS"})}]
+            cases["not these"] = [{"training": small(optimizer={"entrypoint": "torch.optim:Muon"})}]
+            cases["no factor"] = [{"training": small(lrSchedule=own("slow"))}]
             cases["two optimizers"] = [{"training": with_task("Optimized")}]
             cases["no such parameter"] = [{"training": small(optimizer={"groups": [{**FIRST, "pattern": "head.*"}]})}]
             cases["two inputs"] = [
@@ -146,6 +157,11 @@ def test_a_sample_of_two_inputs_without_a_task_is_named(results: dict[str, dict[
             "forgetful",
             "Optimized.optimizer(parameters) returned one without 0.bias, expected one of all the parameters",
         ),
+        ("forgetful function", "task_code:forgetful returned one without 0.weight, expected one of all the parameters"),
+        ("no optimizer", "task_code:no_optimizer returned a dict, expected a torch.optim.Optimizer"),
+        ("not so", "torch.optim:LBFGS does not take (params, lr, weight_decay): got an unexpected keyword argument"),
+        ("not these", "`training.optimizer.entrypoint`: torch.optim:Muon: Muon only supports 2D parameters"),
+        ("no factor", "task_code:slow returned -1.0 for step 0 of 6, expected a number from 0 on"),
         ("two optimizers", "`training.optimizer`: Optimized has a method `optimizer`: remove one of the two"),
         ("no such parameter", "no parameter matches the pattern 'head.*'; the model has 0.weight, 0.bias,"),
     ],

@@ -8,19 +8,22 @@ from torch.nn import Parameter
 
 from disttrain_api.training import Optimizer, OptimizerName
 from disttrain_trainer.optim.groups import groups_of
+from disttrain_trainer.optim.own import named_optimizer
 from disttrain_trainer.runtime.device import fuses_updates
 
 
 def build_optimizer(
     settings: Optimizer, parameters: Iterable[Parameter] | Mapping[str, Parameter]
 ) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW of torch.optim at the peak rate; `step.py` sets the rate of each step.
+    """SGD, Adam or AdamW of torch.optim at the peak rate, or the user's own; `step.py` sets the rate of each step.
 
-    parameters: by name in the model where groups go by names.
+    parameters: by name in the model where groups go by names. Raises InvalidConfiguration, EntrypointNotImportable.
     """
     named = parameters if isinstance(parameters, Mapping) else dict(enumerate(parameters))
     trained = {str(name): parameter for name, parameter in named.items() if parameter.requires_grad}
     groups = groups_of(settings, trained)
+    if settings.entrypoint is not None:
+        return named_optimizer(settings, groups, trained)
     fused = _fuses(settings.name, trained.values()) or None
     common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
     if settings.name is OptimizerName.SGD:

@@ -30,6 +30,12 @@ def call_entrypoint(field: str, entrypoint: str, config: dict[str, Any]) -> Any:
         return function(**config)
 
 
+def import_entrypoint(field: str, entrypoint: str) -> Callable[..., Any]:
+    """Return what the name leads to. Raises EntrypointNotImportable."""
+    with _working_folder():
+        return _import(f"`{field}.entrypoint`", entrypoint)
+
+
 def _import(field: str, entrypoint: str) -> Callable[..., Any]:
     module_name, _, name = entrypoint.partition(":")
     try:

@@ -15,8 +15,8 @@ from disttrain_api.training import Optimizer, OwnTask
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate
 from disttrain_trainer.losses import exact
-from disttrain_trainer.optim.groups import FACTOR
 from disttrain_trainer.optim.optimizers import build_optimizer
+from disttrain_trainer.optim.own import as_optimizer
 from disttrain_trainer.protocols import Loss, Mean, offered
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -82,18 +82,8 @@ class OwnedTask:
             raise InvalidConfiguration(
                 f"`training.optimizer`: {type(self._task).__name__} has a method `optimizer`: remove one of the two"
             )
-        found = own(dict(parameters))
-        if not isinstance(found, torch.optim.Optimizer):
-            raise self._refused("optimizer(parameters)", _kind(found), "a torch.optim.Optimizer")
-        held = {id(parameter) for group in found.param_groups for parameter in group["params"]}
-        wanted = {id(parameter): name for name, parameter in parameters.items()}
-        if held != wanted.keys():
-            missing = [name for key, name in wanted.items() if key not in held]
-            what = f"one without {missing[0]}" if missing else "one of other parameters"
-            raise self._refused("optimizer(parameters)", what, "one of all the parameters that it was given")
-        for group in found.param_groups:
-            group[FACTOR] = float(group["lr"]) / self._settings.learning_rate
-        return found
+        where = f"`{_FIELD}`: {type(self._task).__name__}.optimizer(parameters)"
+        return as_optimizer(where, own(dict(parameters)), parameters, self._settings.learning_rate)
 
     def counts_tokens(self, data: Datasets) -> bool:
         return False
