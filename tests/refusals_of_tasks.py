@@ -54,8 +54,8 @@ ENTRYPOINT_REFUSALS = (
         Refusal(
             "EntrypointOnServers",
             "spec.training",
-            "an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers update"
-            " the parameters: remove it, or use AllReduce",
+            "an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers"
+            " update the parameters: remove it, or use AllReduce",
             {
                 "parallelism": {"dataParallel": {"mode": "ParameterServer"}},
                 "parameterServers": {"replicas": 1},
