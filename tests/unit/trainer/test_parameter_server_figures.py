@@ -142,4 +142,5 @@ def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):
 def test_the_sum_of_tallies_and_their_way_over_the_wire():
     assert total_of([]) == Tally()
     assert total_of([Tally(1, 2, 3, 4, 5), Tally(10, 20, 30, 40, 50)]) == Tally(11, 22, 33, 44, 55)
+    assert Tally() == Tally(0, 0, 0, 0, 0)
     assert tallies_of({"7": [1, 2, 3, 4, 5]}) == {7: Tally(1, 2, 3, 4, 5)}
