@@ -1,9 +1,17 @@
 """Processes that read samples ahead change nothing but the time; what samples draw is a function of their place."""
 
+from contextlib import closing
+
 import psutil
 import pytest
 import torch
 
+from disttrain_api.batch import Batch
+from disttrain_api.training import Training
+from disttrain_trainer.data.loading import Loader
+from disttrain_trainer.data.sampler import Cursor, Sampler
+from disttrain_trainer.tasks.supervised import Supervised
+from tests.unit.trainer.loading_code import drawn
 from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small
 
 CODE = "tests.unit.trainer.loading_code"
@@ -109,3 +117,20 @@ def test_samples_that_are_iterated_are_read_by_the_rank(tmp_path):
         (rank,) = world.ended()
     assert rank.report.error.reason == "InvalidConfiguration"
     assert "`training.dataWorkers`: `training.data.entrypoint`: " in rank.report.error.message
+
+
+def test_readers_of_a_rank_with_a_gpu_leave_the_gpu_alone(monkeypatch):
+    """A driver that a process has met before it was forked refuses the fork."""
+
+    def refuse(*_):
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("get_rng_state", "set_rng_state", "init", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    training, _ = drawn()
+    sampler = Sampler(len(training), 0, Batch(micro=4, accumulation=2, world=8), 1)
+    loader = Loader(Supervised(Training(steps=1)), training, sampler, 0, 1)
+    with closing(loader):
+        found = loader.load(Cursor(), torch.device("cpu"))
+    assert [one.samples for one in found] == [4, 4]
