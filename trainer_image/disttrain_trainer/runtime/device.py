@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
-from torch.utils.data import get_worker_info
 
 from disttrain_api.training import Precision
 from disttrain_trainer.metrics.flops import peak_flops
@@ -201,18 +200,13 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 def gpu_random_state() -> dict[str, Tensor]:
     """The random state of this process's GPU, by its name in a checkpoint; empty where it has none."""
-    return {GPU_RANDOM_STATE: torch.cuda.get_rng_state()} if _draws_on_gpu() else {}
+    return {GPU_RANDOM_STATE: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
 
 
 def restore_gpu_random_state(state: Mapping[str, Tensor]) -> None:
     """The opposite of `gpu_random_state`; nothing to do where the state is of no GPU, or there is none here."""
-    if GPU_RANDOM_STATE in state and _draws_on_gpu():
+    if GPU_RANDOM_STATE in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state[GPU_RANDOM_STATE])
-
-
-def _draws_on_gpu() -> bool:
-    # A process that reads data ahead was forked from a rank: it cannot use the driver.
-    return torch.cuda.is_available() and get_worker_info() is None
 
 
 class CopyStream:

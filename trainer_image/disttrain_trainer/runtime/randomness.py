@@ -24,16 +24,26 @@ from disttrain_trainer.runtime.device import gpu_random_state, restore_gpu_rando
 
 def seed_everything(*seeds: int) -> None:
     """Seed Python, NumPy and torch (all devices) from a tuple of numbers, well mixed."""
+    torch.manual_seed(_seed_host(seeds))
+
+
+def _seed_host(seeds: tuple[int, ...]) -> int:
+    """Seed what draws on the host; return torch's seed."""
     words = np.random.SeedSequence(seeds).generate_state(2)
     random.seed(int(words[0]))
     np.random.seed(int(words[0]))
-    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+    seed = int(words[0]) << 32 | int(words[1])
+    torch.default_generator.manual_seed(seed)
+    return seed
 
 
 def random_state() -> dict[str, Any]:
     """All random states of this process."""
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    return state | gpu_random_state()
+    return _host_state() | gpu_random_state()
+
+
+def _host_state() -> dict[str, Any]:
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
 
 
 @contextmanager
@@ -48,13 +58,19 @@ def keeping_random_state() -> Iterator[None]:
 
 @contextmanager
 def drawing_from(seeds: tuple[int, ...]) -> Iterator[None]:
-    """Draw from a stream of its own inside, that of `seeds`; without any, as outside."""
+    """Draw on the host from a stream of its own inside, that of `seeds`; without any, as outside.
+
+    GPUs are left alone: a process that reads data was forked, and cannot use the driver.
+    """
     if not seeds:
         yield
         return
-    with keeping_random_state():
-        seed_everything(*seeds)
+    state = _host_state()
+    _seed_host(seeds)
+    try:
         yield
+    finally:
+        restore_random_state(state)
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
