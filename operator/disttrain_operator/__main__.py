@@ -23,7 +23,7 @@ from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.health import Health
 from disttrain_operator.host import Host
-from disttrain_operator.kube.again import Again
+from disttrain_operator.kube.again import Again, Collection
 from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import AnyElection, Elections, terms_of
@@ -31,20 +31,22 @@ from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.kopf_watch import KopfWatch
 from disttrain_operator.kube.lease import Election
+from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.leadership import Leadership
 from disttrain_operator.logs import set_up_logging
-from disttrain_operator.metrics import Metrics
+from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.plan.site import OperatorPods, Site
 from disttrain_operator.pod_events import PodEvents
 from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
+from disttrain_operator.refused import Refused
 from disttrain_operator.settings import Settings, read_settings
-from disttrain_operator.snapshot import Key, World, core_collection, job_collection
+from disttrain_operator.snapshot import Key, Sources, World, core_collection, job_collection
 from disttrain_operator.token_key import file_or_random_key, key_of_secret
 from disttrain_operator.unreadable import UnreadableReports
-from disttrain_operator.wakeups import Wakeups, wake
+from disttrain_operator.wakeups import Wakeups
 
 logger = logging.getLogger("disttrain_operator")
 
@@ -58,7 +60,60 @@ class Operator:
         self, settings: Settings, client: Client, election: AnyElection | None, token_key: bytes | None
     ) -> None:
         """`token_key` None: it is kept in the Secret that the settings name."""
-        self._settings, self._client, self._token_key = settings, client, token_key
+        self._settings, self._client, self._token_key, self._election = settings, client, token_key, election
+        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
+        self._leadership = Leadership(election)
+        acts = self._leadership.acts
+        self._metrics, self._lag = Metrics(), LoopLag()
+        self._measuring: asyncio.Task[None] | None = None
+        client.on_answer = self._metrics.answered
+
+        refused = Refused()
+        self._queue = WorkQueue[Key](
+            group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, settings.workers)
+        )
+        self._world = world = World(Wakeups(self._queue, refused, self._metrics))
+        hold = timedelta(seconds=settings.gate_hold_seconds)
+        self._gatekeeper = Gatekeeper(world, world.wake, acts, longest_hold=hold) if settings.gang_gate else None
+
+        self.jobs = [
+            KopfWatch(
+                client, job_collection(namespace), world.jobs, within=namespace, silence=settings.watch_silence_seconds
+            )
+            for namespace in self._namespaces
+        ]
+        informer = partial(Informer, client, silence=settings.watch_silence_seconds)
+        pods, services, nodes = (partial(core_collection, plural) for plural in ("pods", "services", "nodes"))
+        children = [Collection(world.pods, pods, SELECTOR), Collection(world.services, services, SELECTOR)]
+        self._children = [
+            informer(each.path_of(namespace), each.cache, selector=each.selector, within=namespace)
+            for each in children
+            for namespace in self._namespaces
+        ]
+        self._nodes: list[Informer] = []
+        if self._gatekeeper is not None:
+            self._nodes.append(informer(nodes(None), self._gatekeeper.nodes))
+            self._children.append(informer(pods(None), self._gatekeeper.pods))
+            children += Collection(self._gatekeeper.pods, pods), Collection(self._gatekeeper.nodes, nodes)
+        # Pods after jobs: so none seems lost.
+        self._watches: list[Watch] = [*self.jobs, *self._nodes, *self._children]
+        self._again = Again(client, [Collection(world.jobs, job_collection), *children])
+        self._unreadable = UnreadableReports(
+            client, acts, [(watch.path.rpartition("/")[2], watch.cache) for watch in self._watches], owner=world.owner
+        )
+
+        self._agents = Agents(
+            world,
+            lambda uid: agent_token(self._token_of(uid)),
+            world.wake,
+            acts,
+            interval=settings.progress_interval_seconds,
+            per_second=settings.progress_per_second,
+        )
+        self._pod_events = PodEvents(client, world, world.wake, acts)
+        sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)
+        if self._gatekeeper is not None:
+            sources = replace(sources, admission_of=self._gatekeeper.admission)
         self._site = Site(
             trainer_image=settings.trainer_image,
             token="",
@@ -66,72 +121,13 @@ class Operator:
             network_policies=settings.network_policies,
             operator=_own_pods(settings.release),
         )
-        self._world = World()
-        self._queue = WorkQueue[Key](
-            group_of=lambda key: key.namespace,
-            limit=lambda namespace: self._reconciler.refused.share(namespace, settings.workers),
-        )
-        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
-        informer = partial(Informer, client, silence=settings.watch_silence_seconds)
-        self.jobs = [
-            KopfWatch(
-                client,
-                job_collection(namespace),
-                self._world.jobs,
-                within=namespace,
-                silence=settings.watch_silence_seconds,
-            )
-            for namespace in self._namespaces
-        ]
-        self._children = [
-            informer(core_collection(plural, namespace), cache, selector=SELECTOR, within=namespace)
-            for plural, cache in (("pods", self._world.pods), ("services", self._world.services))
-            for namespace in self._namespaces
-        ]
-        self._nodes: list[Informer] = []
-        self._gatekeeper: Gatekeeper | None = None
-        if settings.gang_gate:
-            hold = timedelta(seconds=settings.gate_hold_seconds)
-            gatekeeper = self._gatekeeper = Gatekeeper(
-                self._world, partial(wake, self._world, self._queue), lambda: self._leadership.acts, longest_hold=hold
-            )
-            self._world.admission_of = gatekeeper.admission
-            self._nodes.append(informer(core_collection("nodes", None), gatekeeper.nodes))
-            self._children.append(informer(core_collection("pods", None), gatekeeper.pods))
-        self._election = election
-        informers = [*self.jobs, *self._nodes, *self._children]
-        self._leadership = Leadership(election, informers, self._begin_to_act)
-        self._lag = LoopLag()
-        self._measuring: asyncio.Task[None] | None = None
-        self._metrics = Metrics(self._gauges, self._counters)
-        client.on_answer = self._metrics.answered
-        self.health = Health(informers, self._lag, self._metrics, self._leadership.describe)
-        self._executor = Executor(client, self._world, self._site_of)
+        self._executor = Executor(client, world, self._site_of)
         self._reconciler = Reconciler(
-            client, self._world, self._executor, self._queue, active=lambda: self._leadership.acts, told=self._metrics
+            client, world, self._executor, self._queue, refused, sources, active=acts, told=self._metrics
         )
-        self._agents = Agents(
-            self._world,
-            lambda uid: agent_token(self._token_of(uid)),
-            partial(wake, self._world, self._queue),
-            lambda: self._leadership.acts,
-            interval=settings.progress_interval_seconds,
-            per_second=settings.progress_per_second,
-        )
-        self._world.live_of = self._agents.live
-        self._pod_events = PodEvents(
-            client, self._world, partial(wake, self._world, self._queue), lambda: self._leadership.acts
-        )
-        self._world.event_of = self._pod_events.event
-        self._unreadable = UnreadableReports(client, lambda: self._leadership.acts, owner=self._world.owner)
-        self._metrics.unreadable = self._unreadable.counts
-        for seen in informers:
-            self._unreadable.add(seen.path.rpartition("/")[2], seen.cache)
-        self._again = self._taking_again()
-        wakeups = Wakeups(self._world, self._queue, self._reconciler.refused, self._metrics)
-        self._world.jobs.on_change = wakeups.job_changed
-        self._world.pods.on_change = wakeups.pod_changed
-        self._world.services.on_change = wakeups.child_changed
+
+        self._metrics.registry.register(Figures(self._gauges, self._counters, self._unreadable.counts))
+        self.health = Health(self._watches, self._lag, self._metrics, self._leadership.describe)
 
     async def prepare(self) -> None:
         """Returns when the API server serves jobs. Health is answered from the begin."""
@@ -153,7 +149,8 @@ class Operator:
             network_policies=self._settings.network_policies,
         )
         say_missing(missing)
-        self._client.may_write = lambda: self._leadership.acts
+        # From here on a write needs the leadership: making the key and asking for rights did not.
+        self._client.may_write = self._leadership.acts
 
     async def work(self) -> None:
         """Works until cancelled."""
@@ -174,7 +171,7 @@ class Operator:
                 logger.info("pods of jobs that name no image get %s", self._site.trainer_image)
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
-                tasks.create_task(self._leadership.run())
+                tasks.create_task(self._leadership.run(self._watches, self._begin_to_act))
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
@@ -191,17 +188,6 @@ class Operator:
         if self._measuring is not None:
             self._measuring.cancel()
         await self.health.close()
-
-    def _taking_again(self) -> Again:
-        """What was left out of the caches is listed by namespaces, whether these are watched singly or not."""
-        again, world = Again(self._client), self._world
-        again.add(world.jobs, {}, job_collection)
-        again.add(world.pods, {"labelSelector": SELECTOR}, partial(core_collection, "pods"))
-        again.add(world.services, {"labelSelector": SELECTOR}, partial(core_collection, "services"))
-        if self._gatekeeper is not None:
-            again.add(self._gatekeeper.pods, {}, partial(core_collection, "pods"))
-            again.add(self._gatekeeper.nodes, {}, partial(core_collection, "nodes"))
-        return again
 
     def _site_of(self, job: Job) -> Site:
         return replace(self._site, token=self._token_of(job.uid))
@@ -223,7 +209,7 @@ class Operator:
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "leader": float(self._leadership.acts),
+            "leader": float(self._leadership.acts()),
             "queue_depth": len(self._queue),
             "event_loop_lag_seconds": self._lag.worst,
             "cached_jobs": len(self._world.jobs),
@@ -233,7 +219,7 @@ class Operator:
 
     def _counters(self) -> dict[str, float]:
         return {
-            "informer_lists": sum(informer.lists for informer in (*self.jobs, *self._nodes, *self._children)),
+            "informer_lists": sum(watch.lists for watch in self._watches),
             **self._agents.counts,
         }
 

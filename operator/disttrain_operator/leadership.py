@@ -16,18 +16,10 @@ RETRY_SECONDS = 0.2
 class Leadership:
     """`acts` is true while this replica leads and has caught up. Without an election it always does."""
 
-    def __init__(
-        self,
-        election: AnyElection | None,
-        informers: Sequence[Watch],
-        begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`informers` in the order in which they catch up: pods after jobs, so that none seems lost. `begin` is called
-        each time when this replica begins to act."""
-        self._election, self._informers, self._begin = election, informers, begin
+    def __init__(self, election: AnyElection | None) -> None:
+        self._election = election
         self._caught_up = election is None
 
-    @property
     def acts(self) -> bool:
         """Whether this replica may write now."""
         return self._caught_up and (self._election is None or self._election.leads)
@@ -36,16 +28,17 @@ class Leadership:
         """One line for people."""
         if self._election is None:
             return "acts alone, without an election"
-        if self.acts:
+        if self.acts():
             return f"leads as {self._election.me}"
         if self._election.leads:
             return f"leads as {self._election.me}, catching up"
         return f"stands by as {self._election.me}{_for_whom(self._election)}"
 
-    async def run(self) -> None:
-        """Follows the election. Never returns."""
+    async def run(self, watches: Sequence[Watch], begin: Callable[[], None]) -> None:
+        """Follows the election; does not return where there is one. `watches` catch up in their order: pods after jobs,
+        so that none seems lost. `begin` is called each time when this replica begins to act."""
         if self._election is None:
-            self._begin()
+            begin()
             return
         while True:
             await self._election.changed.wait()
@@ -53,24 +46,24 @@ class Leadership:
             self._caught_up = False
             self._log(self._election)
             if self._election.leads:
-                await self._catch_up(self._election)
+                await self._catch_up(self._election, watches, begin)
 
     def _log(self, election: AnyElection) -> None:
         foreign = election.superseded_by is not None or _other_release(election) is not None
         logger.log(logging.WARNING if foreign and not election.leads else logging.INFO, self.describe())
 
-    async def _catch_up(self, election: AnyElection) -> None:
+    async def _catch_up(self, election: AnyElection, watches: Sequence[Watch], begin: Callable[[], None]) -> None:
         # What the former leader did a moment ago may not have reached us: its pods would look lost.
         while election.leads:
             try:
-                for informer in self._informers:
-                    await informer.catch_up()
+                for watch in watches:
+                    await watch.catch_up()
             except KubeError as error:
                 logger.info("catching up again: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._caught_up = True
-            self._begin()
+            begin()
             return
 
 

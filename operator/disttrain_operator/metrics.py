@@ -1,11 +1,13 @@
 """What Prometheus reads at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from disttrain_api.goodput import UNKNOWN
 from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
@@ -22,16 +24,34 @@ _CLASSES = frozenset((*FailureClass, SINGLE_POD))
 Gauges = Callable[[], Mapping[str, float]]
 
 
-class Metrics:
+@dataclass(frozen=True)
+class Figures(Collector):
+    """Figures that others keep, by name, when they are asked for: register it with the metrics."""
+
+    gauges: Gauges
+    counters: Gauges
+    unreadable: Gauges = dict
+    """How many objects cannot be read, by the plural of their kind."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        unreadable = GaugeMetricFamily("disttrain_unreadable_objects", "Objects that cannot be read", labels=["kind"])
+        for kind, count in self.unreadable().items():
+            unreadable.add_metric([kind], count)
+        yield unreadable
+        for name, value in self.gauges().items():
+            yield GaugeMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
+        for name, value in self.counters().items():
+            yield CounterMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
+
+
+class Metrics(Collector):
     """All counters and histograms of this process."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, gauges: Gauges, counters: Gauges, clock: Callable[[], float] = time.monotonic) -> None:
-        """`gauges` and `counters` give figures that others keep, by name, when they are asked for."""
-        self.unreadable: Gauges = dict
-        """How many objects cannot be read, by the plural of their kind."""
-        self._gauges, self._counters, self._clock = gauges, counters, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._phases, self._states = PhaseClock(), PhaseClock()
         self._first_seen: dict[str, float] = {}
         self.registry = CollectorRegistry()
@@ -95,21 +115,9 @@ class Metrics:
         states = CounterMetricFamily("disttrain_job_state_seconds", "What jobs spent their time on", labels=["state"])
         for state in (*GoodputState, UNKNOWN):
             states.add_metric([state], goodput.get(state, 0.0))
-        unreadable = GaugeMetricFamily("disttrain_unreadable_objects", "Objects that cannot be read", labels=["kind"])
-        for kind, count in self.unreadable().items():
-            unreadable.add_metric([kind], count)
         yield jobs
         yield spent
         yield states
-        yield unreadable
-        for name, value in self._gauges().items():
-            yield GaugeMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
-        for name, value in self._counters().items():
-            yield CounterMetricFamily(f"disttrain_{name}", name.replace("_", " "), value=value)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing before it is asked for."""
-        return ()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"disttrain_{name}", text, labels, registry=self.registry)

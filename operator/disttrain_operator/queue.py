@@ -16,7 +16,7 @@ import asyncio
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from disttrain_operator.turns import Turns
@@ -87,6 +87,12 @@ class WorkQueue(Generic[Key]):
         self._failures[key] = failures + 1
         # Of a key that fails for days the power itself would grow beyond all bounds.
         self.add(key, max(min(self._first_delay * 2 ** min(failures, 60), self._max_delay), at_least))
+
+    def try_now(self, keys: Iterable[Key]) -> None:
+        """Have keys looked at for which what was refused may be granted now: their back-offs begin anew."""
+        for key in keys:
+            self.forget(key)
+            self.add(key)
 
     def failures(self, key: Key) -> int:
         """How often the key was retried since it was last forgotten."""

@@ -48,7 +48,7 @@ from disttrain_operator.kube.slots import Slots
 from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
-from disttrain_operator.snapshot import Key, World, job_collection
+from disttrain_operator.snapshot import NO_SOURCES, Key, Sources, World, job_collection
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class Reconciler:
         world: World,
         executor: Executor,
         queue: WorkQueue[Key],
+        refused: Refused | None = None,
+        sources: Sources = NO_SOURCES,
         *,
         active: Callable[[], bool] = lambda: True,
         told: Told | None = None,
@@ -110,7 +112,7 @@ class Reconciler:
     ) -> None:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
         self._active, self._told, self._decide, self._now = active, told, decide, now
-        self.refused = Refused(self._try_now)
+        self._sources, self.refused = sources, refused or Refused()
         self._reading = Slots(1)
         self._told_refused: dict[str, int] = {}
         """Uid of a job whose status was refused -> generation of which that was told."""
@@ -169,7 +171,7 @@ class Reconciler:
                 await asyncio.gather(*(post_event(self._client, job, version, event, now) for event in events))
         if complete:
             self._queue.forget(key)
-            self.refused.served(key)
+            self._queue.try_now(self.refused.served(key))
             self._tell_of_pods(job, decision)
         elif refused_now:
             self._queue.retry(key, at_least=others_first)
@@ -184,7 +186,7 @@ class Reconciler:
     def _look(self, key: Key, seconds: float) -> "_Look | None":
         """Decide from what is known now; None where the job is gone. `seconds` were spent for it before."""
         began = time.perf_counter() - seconds
-        seen = self._world.snapshot(key.uid)
+        seen = self._world.snapshot(key.uid, self._sources)
         if seen is None:
             self._executor.forget(key.uid)
             self._queue.drop(key)
@@ -254,11 +256,6 @@ class Reconciler:
                 status = with_error(job, in_words(error), self._now())
                 if not same_meaning(status, job.status):
                     await self._put_status(job, status)
-
-    def _try_now(self, key: Key) -> None:
-        """There may be room. The API server may take a moment to count it as free: back-offs begin anew."""
-        self._queue.forget(key)
-        self._queue.add(key)
 
     async def _write_status(self, job: Job, status: JobStatus) -> str | None:
         """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone.

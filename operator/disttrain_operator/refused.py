@@ -11,7 +11,7 @@ A namespace in which more than a few wait is crowded: whoever comes there is ask
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from disttrain_operator.snapshot import Key
@@ -40,14 +40,15 @@ class _Waiting:
 
 
 class Refused:
-    """`wake` has a job looked at now."""
+    """The lines of all namespaces. Knows no queue: it returns whose turn it is."""
 
-    def __init__(self, wake: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._wake, self._clock = wake, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lines: dict[str, OrderedDict[str, _Waiting]] = {}
         """Namespace -> uid -> job; the one whose last try is the longest ago first."""
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         """How many jobs wait."""
         return sum(len(line) for line in self._lines.values())
 
@@ -76,10 +77,9 @@ class Refused:
             return 0.0
         return max(0.0, waiting.until - self._clock())
 
-    def served(self, key: Key) -> None:
-        """The job has all it wants. There may be room for more."""
-        if self.forget(key):
-            self.freed(key.namespace)
+    def served(self, key: Key) -> Sequence[Key]:
+        """The job has all it wants. There may be room for more: return who may try now."""
+        return self.freed(key.namespace) if self.forget(key) else ()
 
     def forget(self, key: Key) -> bool:
         """The job is gone. Returns whether it had been refused something."""
@@ -89,14 +89,14 @@ class Refused:
             self._lines.pop(key.namespace, None)
         return known
 
-    def freed(self, namespace: str) -> None:
-        """Something that counts against a quota is gone from the namespace: what a few may have been waiting for."""
+    def freed(self, namespace: str) -> Sequence[Key]:
+        """Something that counts against a quota is gone from the namespace: return the few that may try now."""
         line = self._lines.get(namespace, OrderedDict())
-        for _ in range(min(WOKEN_AT_ONCE, len(line))):
-            uid, waiting = next(iter(line.items()))
-            line.move_to_end(uid)
+        first = [line[uid] for uid in list(line)[:WOKEN_AT_ONCE]]
+        for waiting in first:
+            line.move_to_end(waiting.key.uid)
             waiting.until = self._clock()
-            self._wake(waiting.key)
+        return [waiting.key for waiting in first]
 
     def forget_all(self) -> None:
         """What was refused before is of another time."""

@@ -5,6 +5,7 @@ The caches hold what is needed of each object (kept_job.py, kept_pod.py), and bo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
@@ -67,6 +68,11 @@ def _within(namespace: str | None) -> str:
     return f"/namespaces/{namespace}" if namespace else ""
 
 
+def _key(raw: Raw) -> Key:
+    metadata = raw["metadata"]
+    return Key(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
 def _own_uid(raw: Raw) -> str | None:
     uid: str | None = raw["metadata"].get("uid")
     return uid
@@ -84,10 +90,39 @@ def _child_of(raw: Raw) -> str | None:
     return None if uid is None else children_of(metadata["namespace"], uid)
 
 
+class Listener:
+    """Is told of changes, after the fact; this one ignores them."""
+
+    def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
+        """A job is there, is another version, or is gone."""
+
+    def look_at(self, key: Key) -> None:
+        """Something of what a decision on this job rests on has changed."""
+
+    def pod_gone(self, namespace: str) -> None:
+        """A pod of a job is gone: what it took of a quota is free."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Who knows more of a job than the caches do."""
+
+    admission_of: Callable[[Job], Admission | None] = lambda job: None
+    """The gate's word on a job."""
+    live_of: Callable[[str], Live | None] = lambda uid: None
+    """The last answer of a job's agent, by the job's uid."""
+    event_of: Callable[[str], PodEvent | None] = lambda uid: None
+    """What holds up a pod of a job, by its Events, by the job's uid."""
+
+
+NO_SOURCES = Sources()
+
+
 @dataclass
 class World:
     """All that this process knows of the cluster, and what it was refused there."""
 
+    listener: Listener = field(default_factory=Listener)
     budget: Budget = field(default_factory=Budget)
     """What the caches may take together, those of the gate too."""
     jobs: Cache = field(init=False)
@@ -98,25 +133,39 @@ class World:
     supported: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By the job's uid: the attempt whose Secret and claim are known to be there, and how often they were asked for
     again. They are not watched."""
-    admission_of: Callable[[Job], Admission | None] = lambda job: None
-    """The gate's word on a job."""
-    live_of: Callable[[str], Live | None] = lambda uid: None
-    """The last answer of a job's agent, by the job's uid."""
-    event_of: Callable[[str], PodEvent | None] = lambda uid: None
-    """What holds up a pod of a job, by its Events, by the job's uid."""
     _facts: Facts = field(default_factory=Facts)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
 
     def __post_init__(self) -> None:
-        self.jobs = Cache(group_of=_own_uid, trim=keep, budget=self.budget)
-        self.pods = Cache(group_of=_child_of, trim=keep_pod, budget=self.budget)
-        self.services = Cache(group_of=_child_of, trim=keep_service, budget=self.budget)
+        cache = partial(Cache, budget=self.budget)
+        self.jobs = cache(group_of=_own_uid, trim=keep, on_change=self._job_changed)
+        self.pods = cache(group_of=_child_of, trim=keep_pod, on_change=self._pod_changed)
+        self.services = cache(group_of=_child_of, trim=keep_service, on_change=self._child_changed)
+
+    def _job_changed(self, uid: str, raw: Raw) -> None:
+        self.listener.job_changed(_key(raw), raw, gone=self.jobs.get(uid) is None)
+
+    def _child_changed(self, group: str, raw: Raw) -> None:
+        owner = self.owner(group)
+        if owner is not None:
+            self.listener.look_at(owner)
+
+    def _pod_changed(self, group: str, raw: Raw) -> None:
+        self._child_changed(group, raw)
+        if self.pods.get(raw["metadata"]["uid"]) is None:
+            self.listener.pod_gone(raw["metadata"]["namespace"])
+
+    def wake(self, uid: str) -> None:
+        """Have the job of this uid looked at, if it is known."""
+        key = self.key_of(uid)
+        if key is not None:
+            self.listener.look_at(key)
 
     def key_of(self, uid: str) -> Key | None:
         """The key of a job that exists."""
         raw = self.jobs.get(uid)
-        return Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid) if raw is not None else None
+        return None if raw is None else _key(raw)
 
     def owner(self, group: str) -> Key | None:
         """Return the key of the job whose children are in this group; None where there is no such job."""
@@ -128,7 +177,7 @@ class World:
         """The keys of all jobs."""
         return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
 
-    def snapshot(self, uid: str) -> tuple[Job, Observed] | None:
+    def snapshot(self, uid: str, sources: Sources = NO_SOURCES) -> tuple[Job, Observed] | None:
         """What there is to know of a job now; None where it is gone."""
         raw = self.jobs.get(uid)
         if raw is None:
@@ -138,7 +187,7 @@ class World:
         if self._is_partial(job):
             return replace(job, unread=LEFT_OUT), Observed()
         try:
-            return job, self._observed(job)
+            return job, self._observed(job, sources)
         except Exception as error:
             # What is wrong with the pods of one job costs no other anything.
             return replace(job, unread=f"its pods cannot be read ({in_words(error)})"), Observed()
@@ -147,16 +196,16 @@ class World:
         group = children_of(job.namespace, job.uid)
         return any(cache.is_partial(group, job.namespace) for cache in (self.pods, self.services))
 
-    def _observed(self, job: Job) -> Observed:
+    def _observed(self, job: Job, sources: Sources) -> Observed:
         problems = self.problems.get(job.uid, {})
         return Observed(
             pods=self._pods(job),
             problems=tuple(problems[child] for child in sorted(problems)),
             services=frozenset(self._services(job)),
             supported=self.supported.get(job.uid),
-            admission=self.admission_of(job),
-            live=self.live_of(job.uid),
-            pod_event=self.event_of(job.uid),
+            admission=sources.admission_of(job),
+            live=sources.live_of(job.uid),
+            pod_event=sources.event_of(job.uid),
         )
 
     def job(self, uid: str) -> Job | None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 
@@ -35,32 +35,30 @@ WHAT_TO_DO = "Apply it again with fewer levels or less text, in `metadata.manage
 
 
 class UnreadableReports:
-    """Add the caches, then run it as a task. `acts` says whether this replica acts."""
+    """Hears of the objects that `caches` cannot take in; run it as a task."""
 
     def __init__(
         self,
         client: Client,
         acts: Callable[[], bool],
+        caches: Iterable[tuple[str, Cache]],
         *,
         owner: Callable[[str], Key | None] = lambda group: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`owner` knows the job of a group of objects that belong to it."""
-        self._owner = owner
+        """`acts` says whether this replica acts, `owner` the job of a group of objects that belong to it. `caches` come
+        with the plurals of their kinds."""
+        self._owner, self._caches = owner, list(caches)
         self._client, self._acts, self._clock, self._sleep = client, acts, clock, sleep
-        self._caches: list[tuple[str, Cache]] = []
         self._turns: Turns[tuple[str, str]] = Turns()
         self._waiting: dict[str, tuple[str, Cache]] = {}
         """By the object's uid; its turn is in `_turns`, by namespace."""
         self._waiting_in: Counter[str] = Counter()
         self._reported: OrderedDict[str, float] = OrderedDict()
         self._some = asyncio.Event()
-
-    def add(self, plural: str, cache: Cache) -> None:
-        """Report the objects of this cache that cannot be read."""
-        self._caches.append((plural, cache))
-        cache.on_unreadable = partial(self._note, plural, cache)
+        for plural, cache in self._caches:
+            cache.on_unreadable = partial(self._note, plural, cache)
 
     def counts(self) -> dict[str, int]:
         """How many objects cannot be read now, by the plural of their kind."""

@@ -6,39 +6,26 @@ from disttrain_operator.kube.cache import Raw
 from disttrain_operator.metrics import Metrics
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
-from disttrain_operator.snapshot import Key, World
-
-
-def wake(world: World, queue: WorkQueue[Key], uid: str) -> None:
-    """Queue the job of this uid, if it is known."""
-    key = world.key_of(uid)
-    if key is not None:
-        queue.add(key)
+from disttrain_operator.snapshot import Key, Listener
 
 
 @dataclass(frozen=True)
-class Wakeups:
-    """What the caches of jobs and their children call when an object of theirs changes."""
+class Wakeups(Listener):
+    """Puts jobs into the queue when what is known of them changes."""
 
-    world: World
     queue: WorkQueue[Key]
     refused: Refused
     metrics: Metrics
 
-    def job_changed(self, uid: str, raw: Raw) -> None:
+    def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """Queue the job that changed."""
-        gone = self.world.jobs.get(uid) is None
-        self.metrics.saw_job(uid, raw["phase"], raw["state"], gone=gone)
-        self.queue.add(Key(raw["metadata"]["namespace"], raw["metadata"]["name"], uid))
+        self.metrics.saw_job(key.uid, raw["phase"], raw["state"], gone=gone)
+        self.queue.add(key)
 
-    def child_changed(self, group: str, raw: Raw) -> None:
-        """Queue the job that owns the child."""
-        owner = self.world.owner(group)
-        if owner is not None:
-            self.queue.add(owner)
+    def look_at(self, key: Key) -> None:
+        """Queue the job."""
+        self.queue.add(key)
 
-    def pod_changed(self, group: str, raw: Raw) -> None:
-        """Queue the pod's job; where the pod is gone, jobs of its namespace that were refused pods may try again."""
-        self.child_changed(group, raw)
-        if self.world.pods.get(raw["metadata"]["uid"]) is None:
-            self.refused.freed(raw["metadata"]["namespace"])
+    def pod_gone(self, namespace: str) -> None:
+        """Jobs of this namespace that were refused pods may try again."""
+        self.queue.try_now(self.refused.freed(namespace))

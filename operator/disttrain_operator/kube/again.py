@@ -7,6 +7,7 @@ one list in `SECONDS_BETWEEN`: a tenant that fills its namespace and empties it 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Query
@@ -18,17 +19,27 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN = 15.0
 
 
+class Collection(NamedTuple):
+    """What a cache holds, and where it lies."""
+
+    cache: Cache
+    path_of: Callable[[str | None], str]
+    """The path of a namespace's objects; of None or an empty one, that of all."""
+    selector: str | None = None
+
+
 class Again:
-    """Add the collections, then run it as a task."""
+    """Run it as a task."""
 
-    def __init__(self, client: Client, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        self._client, self._sleep = client, sleep
-        self._collections: list[tuple[Cache, Query, Callable[[str], str]]] = []
+    def __init__(
+        self,
+        client: Client,
+        collections: Sequence[Collection],
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._client, self._collections, self._sleep = client, collections, sleep
         self._turn: list[tuple[int, str]] = []
-
-    def add(self, cache: Cache, query: Query, path_of: Callable[[str], str]) -> None:
-        """`path_of` a namespace is the path of its objects; of an empty one, that of all."""
-        self._collections.append((cache, query, path_of))
 
     async def run(self) -> None:
         """Never returns."""
@@ -44,7 +55,8 @@ class Again:
         number, namespace = min(found, key=lambda one: self._turn.index(one) if one in self._turn else -1)
         self._turn = [one for one in self._turn if one in found and one != (number, namespace)]
         self._turn.append((number, namespace))
-        cache, query, path_of = self._collections[number]
+        cache, path_of, selector = self._collections[number]
+        query: Query = {"labelSelector": selector} if selector else {}
         logger.info("%s: listing it again: there is room for what was left out", path_of(namespace))
         since = cache.marks_so_far()
         try:

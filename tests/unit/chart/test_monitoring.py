@@ -9,7 +9,7 @@ import yaml
 
 from disttrain_api.status import FailureClass, JobStatus, Phase
 from disttrain_operator.__main__ import Operator
-from disttrain_operator.metrics import Metrics
+from disttrain_operator.metrics import Figures, Metrics
 from tests.unit.chart.rendering import CHART, only, render
 
 ALERTS, BOARD = CHART / "monitoring" / "alerts.yaml", CHART / "monitoring" / "board.json"
@@ -27,8 +27,8 @@ def exported() -> dict[str, set[str]]:
         dict.fromkeys(re.findall(r'^\s+"(\w+)":', inspect.getsource(method), re.MULTILINE), 1.0)
         for method in (Operator._gauges, Operator._counters)
     )
-    metrics = Metrics(lambda: gauges, lambda: counters)
-    metrics.unreadable = lambda: {"pods": 1.0}
+    metrics = Metrics()
+    metrics.registry.register(Figures(lambda: gauges, lambda: counters, lambda: {"pods": 1.0}))
     metrics.answered("GET", 200, 0.1)
     metrics.wrote_status(JobStatus(), JobStatus(restarts=1))
     found: dict[str, set[str]] = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_operator.kube.again import SECONDS_BETWEEN, Again
+from disttrain_operator.kube.again import SECONDS_BETWEEN, Again, Collection
 from disttrain_operator.kube.budget import Budget
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
@@ -14,7 +14,7 @@ from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
 
 
-def path(namespace: str) -> str:
+def path(namespace: str | None) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
@@ -25,8 +25,7 @@ class Filled:
         self.api, self.now = api, 0.0
         self.cache = Cache(group_of=lambda raw: "job", budget=Budget(40_000, 20_000), clock=lambda: self.now)
         self.slept: list[float] = []
-        self.again = Again(client, sleep=self._sleep)
-        self.again.add(self.cache, {}, path)
+        self.again = Again(client, [Collection(self.cache, path)], sleep=self._sleep)
         self.task = asyncio.create_task(Informer(client, "/api/v1/pods", self.cache).run())
 
     async def _sleep(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 from disttrain_operator.check_release import Replica, ask, check, problem
 from disttrain_operator.health import Health
 from disttrain_operator.lag import LoopLag
-from disttrain_operator.metrics import Metrics
+from disttrain_operator.metrics import Figures, Metrics
 
 
 def replica(*, ready: bool = True, leads: bool = False, says: str = "stands by") -> Replica:
@@ -35,7 +35,8 @@ def test_what_is_wrong_is_a_sentence(replicas: list[Replica], sentence: str | No
 
 @pytest.mark.parametrize("leads", [True, False])
 async def test_a_replica_is_asked_whether_it_leads(leads: bool) -> None:
-    metrics = Metrics(lambda: {"leader": float(leads)}, dict)
+    metrics = Metrics()
+    metrics.registry.register(Figures(lambda: {"leader": float(leads)}, dict))
     health = Health([], LoopLag(), metrics, lambda: "leads as a" if leads else "stands by as a")
     await health.serve("127.0.0.1", 0)
     assert health.address is not None

@@ -28,17 +28,17 @@ async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, 
         await shell.reconciler.reconcile(key)
     assert list(shell.queue) == [], "all wait for their back-off"
     shell.api.requests.clear()
-    shell.reconciler.refused.freed("default")
+    shell.free()
     assert list(shell.queue) == keys[:WOKEN_AT_ONCE]
     await work_off(shell)
     assert len(api.asked("ASK", "/pods")) == WOKEN_AT_ONCE
     assert api.asked("POST", "/pods") == []
     api.refusals.clear()
-    shell.reconciler.refused.freed("default")
+    shell.free()
     assert list(shell.queue) == keys[WOKEN_AT_ONCE : 2 * WOKEN_AT_ONCE], "in turn"
     await work_off(shell)
     assert len(shell.pods()) == len(keys), "who gets in wakes the next ones"
-    assert len(shell.reconciler.refused) == 0
+    assert shell.reconciler.refused.count == 0
 
 
 async def test_a_job_of_a_full_namespace_that_is_looked_at_does_not_ask_before_its_turn(
@@ -59,7 +59,7 @@ async def test_a_job_of_a_full_namespace_that_is_looked_at_does_not_ask_before_i
     assert list(shell.queue) == [], "it comes again by itself"
     api.refusals.clear()
     for _ in range(101):
-        shell.reconciler.refused.freed("default")
+        shell.free()
     await shell.reconcile()
     assert len(shell.pods()) == 1
 
@@ -97,7 +97,7 @@ async def test_a_job_that_a_crowded_namespace_has_room_for_gets_all_it_wants(api
     await shell.reconcile()
     api.refusals.clear()
     for _ in range(102):
-        shell.reconciler.refused.freed("default")
+        shell.free()
     api.requests.clear()
     await shell.reconcile()
     assert Counter(shell.writes())["ASK /pods"] == 1

@@ -28,7 +28,7 @@ LIMITS = Limits(connections=40, seconds=3600)
 async def served(limits: Limits = LIMITS, address: str = "127.0.0.1") -> AsyncIterator[Health]:
     lag = LoopLag()
     measuring = asyncio.create_task(lag.run())
-    health = Health((), lag, Metrics(dict, dict), lambda: "acts", limits=limits)
+    health = Health((), lag, Metrics(), lambda: "acts", limits=limits)
     await health.serve(address, 0)
     try:
         yield health

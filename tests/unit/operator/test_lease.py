@@ -141,8 +141,8 @@ def taking_part(*elections: Election) -> Iterator[list[asyncio.Task[None]]]:
 
 
 @contextmanager
-def running(leadership: Leadership) -> Iterator[None]:
-    task = asyncio.create_task(leadership.run())
+def running(leadership: Leadership, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+    task = asyncio.create_task(leadership.run([], begin))
     try:
         yield
     finally:
@@ -200,14 +200,14 @@ async def test_a_leader_without_an_api_server_ceases_to_act_and_comes_back(api: 
 async def test_a_leader_that_stood_still_begins_anew_although_nobody_took_its_lease(client: Client) -> None:
     now, begun = [0.0], list[float]()
     only = Election(client, "system", "disttrain", "only", QUICK, clock=lambda: now[0])
-    leadership = Leadership(only, [], lambda: begun.append(now[0]))
-    with taking_part(only), running(leadership):
+    leadership = Leadership(only)
+    with taking_part(only), running(leadership, lambda: begun.append(now[0])):
         await eventually(lambda: begun == [0.0])
         # As if the process had been stopped: work that it was about to do is refused from here on.
         now[0] = QUICK.renew_deadline
-        assert not leadership.acts
+        assert not leadership.acts()
         await eventually(lambda: begun == [0.0, QUICK.renew_deadline])
-        assert leadership.acts
+        assert leadership.acts()
 
 
 async def test_the_lease_of_a_dead_leader_is_taken(api: FakeApi, client: Client) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from disttrain_api.status import Attempt, FailureClass, JobStatus, Replacement, Verdict
-from disttrain_operator.metrics import Metrics
+from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
 
 
@@ -59,7 +59,8 @@ def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
 
 
 def page(clock: Callable[[], float]) -> tuple[Metrics, Callable[[], str]]:
-    metrics = Metrics(lambda: {"leader": 1.0}, lambda: {"informer_lists": 2}, clock)
+    metrics = Metrics(clock)
+    metrics.registry.register(Figures(lambda: {"leader": 1.0}, lambda: {"informer_lists": 2}))
     return metrics, lambda: metrics.text().decode()
 
 
@@ -106,7 +107,7 @@ def test_a_job_that_is_finished_or_gone_spends_no_more_time() -> None:
 
 
 def test_words_of_another_version_are_one_label() -> None:
-    metrics = Metrics(dict, dict)
+    metrics = Metrics()
     for number in range(50):
         metrics.saw_job("a", f"Phase{number}", f"State{number}", gone=False)
     verdict = failed(1, 0, 1, 2).verdict

@@ -87,9 +87,9 @@ def over(api: FakeApi, client: Client, *namespaces: str, me: str = "ops/one/pod-
 
 async def test_who_holds_the_leases_of_all_its_namespaces_leads(api: FakeApi, client: Client) -> None:
     both = over(api, client, "b", "a")
-    leadership = Leadership(both, [])
+    leadership = Leadership(both)
     with taking_part(both), running(leadership):
-        await eventually(lambda: leadership.acts)
+        await eventually(leadership.acts)
         assert {path.split("/")[5] for path in api.objects} == {"a", "b"}
         assert leadership.describe() == "leads as ops/one/pod-1"
     await both.release()
@@ -99,16 +99,16 @@ async def test_who_holds_the_leases_of_all_its_namespaces_leads(api: FakeApi, cl
 async def test_releases_that_share_a_namespace_do_not_lead_both(api: FakeApi, client: Client) -> None:
     narrow = Election(client, "b", "disttrain-operator", "b/two/pod-2", QUICK, ticking(api))
     wide = over(api, client, "a", "b")
-    leadership = Leadership(wide, [])
+    leadership = Leadership(wide)
     with running(leadership):
         with taking_part(narrow):
             await eventually(lambda: narrow.leads)
             with taking_part(wide):
                 sentence = "stands by as ops/one/pod-1: release b/two serves the same jobs"
                 await eventually(lambda: sentence in leadership.describe())
-                assert not leadership.acts
+                assert not leadership.acts()
         with taking_part(wide):
-            await eventually(lambda: leadership.acts)
+            await eventually(leadership.acts)
 
 
 @pytest.mark.parametrize("rounds", range(3))

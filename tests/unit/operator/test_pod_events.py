@@ -9,7 +9,7 @@ from disttrain_api.names import Role
 from disttrain_operator.decide.observed import PodEvent
 from disttrain_operator.kube.client import Client
 from disttrain_operator.pod_events import MAX_BYTES, MOST, PATIENCE_SECONDS, PAUSE_SECONDS, ROUND_SECONDS, PodEvents
-from disttrain_operator.snapshot import World
+from disttrain_operator.snapshot import Sources, World
 from tests.builders import a_job, a_raw_job, a_raw_pod, running, waiting, with_state
 from tests.unit.operator.fake_api import FakeApi, refusal
 
@@ -29,7 +29,6 @@ class Waits:
         for cache in (self.world.jobs, self.world.pods, self.world.services):
             cache.replace([], 1)
         self.reader = PodEvents(client, self.world, self.woken.append, lambda: self.acts, clock=lambda: self.now)
-        self.world.event_of = self.reader.event
         self._version = 10
 
     def job(self, namespace: str = "default", number: int = 0, pods: int = 1, attempt: int = 1) -> str:
@@ -85,7 +84,7 @@ async def test_a_pod_that_has_had_a_node_for_a_while_is_asked_about_once_and_its
     assert await waits.after(PATIENCE_SECONDS - 1) == []
     assert await waits.after(1) == ["default"]
     assert waits.api.queries == [{"fieldSelector": f"involvedObject.uid={uid}-0-1", "limit": "50"}]
-    seen = waits.world.snapshot(uid)
+    seen = waits.world.snapshot(uid, Sources(event_of=waits.reader.event))
     assert seen is not None
     assert seen[1].pod_event == PodEvent(f"{uid}-0-1", "FailedMount", "no such map")
     assert waits.woken == [uid]

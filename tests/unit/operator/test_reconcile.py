@@ -44,6 +44,10 @@ class Shell:
     async def reconcile(self) -> None:
         await self.reconciler.reconcile(self.key)
 
+    def free(self) -> None:
+        """A pod of the namespace is gone."""
+        self.queue.try_now(self.reconciler.refused.freed("default"))
+
     def job(self) -> Raw:
         return self.api.objects[f"{JOBS}/digits"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, Observed
-from disttrain_operator.snapshot import LEFT_OUT, Key, World, children_of
+from disttrain_operator.snapshot import LEFT_OUT, Key, Listener, World, children_of
 from tests.builders import NOW, UID, a_job, a_raw_job, a_raw_pod, ended, merge
 
 
@@ -58,8 +58,24 @@ FOREIGN = {
 }
 
 
-def a_world() -> World:
-    world = World()
+class Listens(Listener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool) -> None:
+        self.told.append(f"{key} {'is gone' if gone else 'changed'}")
+
+    def look_at(self, key: Key) -> None:
+        self.told.append(f"look at {key}")
+
+    def pod_gone(self, namespace: str) -> None:
+        self.told.append(f"pod gone of {namespace}")
+
+
+def a_world(listener: Listener | None = None) -> World:
+    world = World(listener or Listener())
     for cache in (world.jobs, world.pods, world.services):
         cache.replace([], 1)
     world.jobs.observe(a_raw_job() | {"metadata": a_raw_job()["metadata"] | {"resourceVersion": "2"}})
@@ -74,15 +90,15 @@ def observed(world: World) -> Observed:
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
 def test_a_pod_with_the_jobs_labels_is_not_the_jobs(metadata: dict[str, Any]) -> None:
-    world = a_world()
-    told: list[str] = []
-    world.pods.on_change = lambda group, raw: told.append(group)
+    listens = Listens()
+    world = a_world(listens)
+    listens.told.clear()
     pod = merge(ended(a_raw_pod(a_job()), 0), {"metadata": metadata | {"resourceVersion": "3"}})
     world.pods.apply("ADDED", pod)
     assert observed(world).pods == ()
     world.pods.apply("DELETED", merge(pod, {"metadata": {"resourceVersion": "4"}}))
     assert observed(world).pods == (), "not even among those that are gone"
-    assert [world.owner(group) for group in told] == [None] * len(told), "and wakes nobody"
+    assert not any("look at" in said for said in listens.told), "and wakes nobody"
 
 
 def test_a_pod_that_the_job_controls_is_the_jobs_whatever_version_of_the_api_says_so() -> None:
@@ -92,6 +108,19 @@ def test_a_pod_that_the_job_controls_is_the_jobs_whatever_version_of_the_api_say
     world.pods.apply("ADDED", pod)
     assert [found.name for found in observed(world).pods] == [pod["metadata"]["name"]]
     assert world.owner(children_of("default", UID)) == Key("default", "digits", UID)
+
+
+def test_who_listens_is_told_of_a_job_and_of_what_it_controls() -> None:
+    listens = Listens()
+    world = a_world(listens)
+    pod = merge(a_raw_pod(a_job()), {"metadata": {"resourceVersion": "3"}})
+    world.pods.apply("ADDED", pod)
+    world.pods.apply("DELETED", merge(pod, {"metadata": {"resourceVersion": "4"}}))
+    world.wake(UID)
+    world.wake("unknown")
+    world.jobs.apply("DELETED", merge(a_raw_job(), {"metadata": {"resourceVersion": "5"}}))
+    look, job = "look at default/digits", "default/digits"
+    assert listens.told == [f"{job} changed", look, look, "pod gone of default", look, f"{job} is gone"]
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)

@@ -41,9 +41,9 @@ def test_a_lease_is_taken_for_longer_than_its_own_replicas_need_to_succeed_each_
 
 async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(api: FakeApi, client: Client) -> None:
     narrow, wide = of_one_namespace(api, client), of_all_namespaces(api, client)
-    leadership = Leadership(narrow, [])
+    leadership = Leadership(narrow)
     with taking_part(narrow), running(leadership):
-        await eventually(lambda: leadership.acts)
+        await eventually(leadership.acts)
         with taking_part(wide):
             await eventually(lambda: wide.leads and not narrow.leads)
             await eventually(lambda: narrow.superseded_by == "ops/one/pod-1_a")
@@ -51,8 +51,8 @@ async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(api
                 "stands by as team-a/two/pod-2_b: release ops/one serves all namespaces, and so this one's; uninstall"
                 " one of the two releases"
             )
-            assert not leadership.acts
-        await eventually(lambda: leadership.acts)
+            assert not leadership.acts()
+        await eventually(leadership.acts)
 
 
 async def test_the_operator_of_all_is_not_held_back_by_one_of_a_namespace(api: FakeApi, client: Client) -> None:
@@ -98,7 +98,7 @@ async def test_a_second_release_of_the_same_jobs_says_who_leads(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = of_all_namespaces(api, client), of_all_namespaces(api, client, "tests/two/pod-9_z")
-    leadership = Leadership(second, [])
+    leadership = Leadership(second)
     with taking_part(first):
         await eventually(lambda: first.leads)
         with caplog.at_level(logging.INFO), taking_part(second), running(leadership):
@@ -115,7 +115,7 @@ async def test_replicas_of_one_release_are_no_two_releases(api: FakeApi, client:
     first, second = of_all_namespaces(api, client), of_all_namespaces(api, client, "ops/one/pod-2_b")
     with taking_part(first):
         await eventually(lambda: first.leads)
-        with taking_part(second), running(leadership := Leadership(second, [])):
+        with taking_part(second), running(leadership := Leadership(second)):
             sentence = "stands by as ops/one/pod-2_b; the leader is ops/one/pod-1_a"
             await eventually(lambda: leadership.describe() == sentence)
 
@@ -129,9 +129,9 @@ async def test_a_lease_that_the_chart_made_is_taken_as_it_is(api: FakeApi, clien
 
 async def test_who_changes_the_leases_labels_unseats_nobody(api: FakeApi, client: Client) -> None:
     wide, begun = of_all_namespaces(api, client), list[int]()
-    leadership = Leadership(wide, [], lambda: begun.append(1))
-    with taking_part(wide), running(leadership):
-        await eventually(lambda: leadership.acts)
+    leadership = Leadership(wide)
+    with taking_part(wide), running(leadership, lambda: begun.append(1)):
+        await eventually(leadership.acts)
         for version in range(5):
             spec = api.objects[OF_ALL]["spec"]
             await api.put(OF_ALL, labels={"chart": str(version)}, spec=spec)

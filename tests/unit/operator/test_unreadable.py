@@ -9,7 +9,7 @@ import pytest
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client, Raw
 from disttrain_operator.kube.tolerant import Unreadable
-from disttrain_operator.metrics import Metrics
+from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.snapshot import Key
 from disttrain_operator.unreadable import MOST_WAITING, SECONDS_BETWEEN, SECONDS_BETWEEN_SAME, UnreadableReports
 from tests.unit.operator.conftest import eventually
@@ -29,11 +29,10 @@ class Reporting:
         self.now, self.acts = 0.0, True
         self.jobs, self.pods = (Cache(group_of=lambda raw: "all") for _ in range(2))
         owners = {"team/uid-a": Key("team", "a", "uid-a")}
+        caches = [("disttrainingjobs", self.jobs), ("pods", self.pods)]
         self.reports = UnreadableReports(
-            client, lambda: self.acts, owner=owners.get, clock=lambda: self.now, sleep=self._sleep
+            client, lambda: self.acts, caches, owner=owners.get, clock=lambda: self.now, sleep=self._sleep
         )
-        self.reports.add("disttrainingjobs", self.jobs)
-        self.reports.add("pods", self.pods)
         self.task = asyncio.create_task(self.reports.run())
 
     async def _sleep(self, seconds: float) -> None:
@@ -121,8 +120,8 @@ async def test_of_any_number_in_a_namespace_some_are_remembered_and_others_take_
 
 async def test_their_number_is_a_figure_without_names(reporting: Reporting) -> None:
     reporting.jobs.skip(found("secret-name"))
-    metrics = Metrics(dict, dict)
-    metrics.unreadable = reporting.reports.counts
+    metrics = Metrics()
+    metrics.registry.register(Figures(dict, dict, reporting.reports.counts))
     text = metrics.text().decode()
     assert 'disttrain_unreadable_objects{kind="disttrainingjobs"} 1.0' in text
     assert 'disttrain_unreadable_objects{kind="pods"} 0.0' in text
