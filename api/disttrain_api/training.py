@@ -284,7 +284,7 @@ class Profiling(ApiModel):
 
 
 class Training(ApiModel):
-    """What the trainer image runs. Absent when the template has a command of its own.
+    """What the trainer image runs. Absent: a program of your own runs.
 
     globalBatchSize = microBatchSize x gradientAccumulationSteps x data-parallel degree; one of them may be absent.
     """
