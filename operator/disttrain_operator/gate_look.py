@@ -11,10 +11,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from disttrain_api.scheduling import Topology
-from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.gang import expected, noted_successes
-from disttrain_operator.decide.observed import Admission, Job, in_words
+from disttrain_operator.decide.observed import Admission, ReadableJob, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
 from disttrain_operator.gate.hold import admit_in_turn
@@ -34,7 +33,7 @@ Identity = tuple[str, int]
 class WaitingJob:
     """A job whose gang does not run yet."""
 
-    job: Job
+    job: ReadableJob
     created: str
     """Its creationTimestamp."""
 
@@ -242,9 +241,8 @@ def _admission(outcome: Outcome, turn_ends: datetime) -> Admission:
 class _Gang:
     """The pods of a job's current attempt."""
 
-    def __init__(self, job: Job, pods: Iterable[ClusterPod]) -> None:
-        assert job.spec is not None
-        self._spec: JobSpec = job.spec
+    def __init__(self, job: ReadableJob, pods: Iterable[ClusterPod]) -> None:
+        self._spec = job.spec
         done = noted_successes(job.spec, job.status)
         wanted: list[Identity] = [
             (role.value, index) for role, index in expected(job.spec) if (role, index) not in done

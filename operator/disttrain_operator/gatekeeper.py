@@ -15,7 +15,7 @@ from itertools import islice
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.ledger import in_attempt, ran
-from disttrain_operator.decide.observed import Admission, Job, in_words
+from disttrain_operator.decide.observed import Admission, Job, ReadableJob, in_words
 from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
 from disttrain_operator.kept_cluster import trim_cluster_pod, trim_node
 from disttrain_operator.kube.cache import Cache, Raw
@@ -166,7 +166,7 @@ class Gatekeeper:
                 continue
             try:
                 job = self._world.job(uid)
-                if job is not None and _waits(job):
+                if isinstance(job, ReadableJob) and _waits(job):
                     found.append(WaitingJob(job, raw["metadata"].get("creationTimestamp") or ""))
             except Exception as error:
                 self._say_unread(uid, error)
@@ -199,13 +199,13 @@ class Gatekeeper:
                 self._look_in(FIRST_REST)
         return judgement
 
-    def _still_waits(self, judged: Job) -> bool:
+    def _still_waits(self, judged: ReadableJob) -> bool:
         try:
             job = self._world.job(judged.uid)
         except Exception as error:
             self._say_unread(judged.uid, error)
             return False
-        if job is None or not _waits(job):
+        if not isinstance(job, ReadableJob) or not _waits(job):
             return False
         return (job.generation, job.status.attempt) == (judged.generation, judged.status.attempt)
 
@@ -269,7 +269,7 @@ def _asks_for_gate(raw: Raw) -> bool:
     return bool(raw["begun"] and raw["gang"] == GangScheduler.GATE)
 
 
-def _waits(job: Job) -> bool:
-    if job.spec is None or job.spec.run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE:
+def _waits(job: ReadableJob) -> bool:
+    if job.spec.run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE:
         return False
     return not job.deleting and in_attempt(job.status) and not ran(job.status) and not is_finished(job)

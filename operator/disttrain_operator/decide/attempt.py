@@ -4,7 +4,6 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.rules.misnamed import advice
-from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.addresses import told_at
 from disttrain_operator.decide.clock import earliest, timestamp
@@ -12,23 +11,28 @@ from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
 from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting, start_must_end_at
-from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.observed import Observed, ReadableJob
 from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, unexplained_at, why_not_running
 
 
-def start_attempt(job: Job, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
+def start_attempt(job: ReadableJob, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
     """The next attempt begins now; pods of older ones are on their way out."""
-    ledger = begin_attempt(ledger, spec_of(job).run_policy, now)
+    ledger = begin_attempt(ledger, job.spec.run_policy, now)
     said = () if event is None else (event,)
     events = (*said, *_suspicions(ledger), *_misnamed(job, event, ledger))
-    return bring_up(Gang(spec_of(job), ledger, observed), now, starting_deadline_at(job, ledger), events)
+    return bring_up(Gang(job.spec, ledger, observed), now, starting_deadline_at(job, ledger), events)
 
 
 def wait_for_attempt(
-    job: Job, observed: Observed, ledger: JobStatus, begins_at: datetime, now: datetime, event: Event | None = None
+    job: ReadableJob,
+    observed: Observed,
+    ledger: JobStatus,
+    begins_at: datetime,
+    now: datetime,
+    event: Event | None = None,
 ) -> Move:
     """The next attempt begins later; the pods of the last one go now."""
-    policy = spec_of(job).run_policy
+    policy = job.spec.run_policy
     why = f"attempt {ledger.attempt} has failed"
     pods = [pod for pod in observed.pods if not pod.gone]
     removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS)
@@ -63,20 +67,14 @@ def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
 
 
-def _misnamed(job: Job, event: Event | None, ledger: JobStatus) -> tuple[Event, ...]:
+def _misnamed(job: ReadableJob, event: Event | None, ledger: JobStatus) -> tuple[Event, ...]:
     """Containers that were probably meant to train and have another name: once for a spec, not at each restart."""
     if ledger.attempt > 1 and (event is None or event.reason != Reason.RESUMED):
         return ()
-    return tuple(Event(Reason.CONTAINER_MISNAMED, sentence, warning=True) for sentence in advice(spec_of(job)))
+    return tuple(Event(Reason.CONTAINER_MISNAMED, sentence, warning=True) for sentence in advice(job.spec))
 
 
-def starting_deadline_at(job: Job, ledger: JobStatus) -> datetime | None:
+def starting_deadline_at(job: ReadableJob, ledger: JobStatus) -> datetime | None:
     """When all pods of the current attempt must run, unless a queue holds them back; None: whenever they do."""
-    seconds = spec_of(job).run_policy.starting_deadline_seconds
+    seconds = job.spec.run_policy.starting_deadline_seconds
     return None if seconds is None else start_must_end_at(ledger, seconds)
-
-
-def spec_of(job: Job) -> JobSpec:
-    """The spec of a job whose spec can be read."""
-    assert job.spec is not None
-    return job.spec

@@ -7,6 +7,7 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.errors import LayoutError
 from disttrain_api.names import Reason, Role
+from disttrain_api.spec import JobSpec
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Move, State
@@ -34,18 +35,17 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
     return next((entry for entry in status.conditions if entry.type == type_), None)
 
 
-def derive(job: Job, observed: Observed, move: Move, now: datetime) -> JobStatus:
-    """The whole status that the move leads to."""
+def derive(job: Job, gang: Gang | None, move: Move, now: datetime) -> JobStatus:
+    """The whole status that the move leads to. `gang`: of the move's ledger; None where the spec cannot be read."""
     changes: dict[str, object] = {
         "conditions": [*_conditions(job, move, now), *_of_others(job.status)],
         "phase": _phase(move),
         "observed_generation": job.generation,
     }
-    if job.spec is not None:
-        changes["world_size"] = job.spec.world_size
-        changes["mesh"] = _mesh(job)
-    if not _said(job.status, move):
-        changes |= _counts(job, observed, move.ledger)
+    if gang is not None:
+        changes |= {"world_size": gang.spec.world_size, "mesh": _mesh(gang.spec)}
+        if not _said(job.status, move):
+            changes |= _counts(job.status, gang)
     return move.ledger.model_copy(update=changes)
 
 
@@ -124,24 +124,19 @@ def _condition(job: Job, type_: ConditionType, holds: bool, reason: str, message
     )
 
 
-def _mesh(job: Job) -> str | None:
-    assert job.spec is not None
+def _mesh(spec: JobSpec) -> str | None:
     try:
-        return job_mesh(job.spec).describe()
+        return job_mesh(spec).describe()
     except LayoutError:
         return None
 
 
-def _counts(job: Job, observed: Observed, ledger: JobStatus) -> dict[str, object]:
-    if job.spec is None:
-        return {}
-    wanted = {Role.WORKER: job.spec.workers.replicas}
-    if job.spec.parameter_servers is not None:
-        wanted[Role.PS] = job.spec.parameter_servers.replicas
-    succeeded = Counter(role for role, _ in Gang(job.spec, ledger, observed).succeeded)
-    counts = [_count(observed, role, ledger.attempt, succeeded[role]) for role in wanted]
+def _counts(status: JobStatus, gang: Gang) -> dict[str, object]:
+    wanted = Counter(role for role, _ in gang.members)
+    succeeded = Counter(role for role, _ in gang.succeeded)
+    counts = [_count(gang.observed, role, gang.attempt, succeeded[role]) for role in wanted]
     worker = counts[0]
-    others = [entry for entry in job.status.replica_statuses if entry.role not in _OUR_ROLES][:_KEPT_OF_OTHERS]
+    others = [entry for entry in status.replica_statuses if entry.role not in _OUR_ROLES][:_KEPT_OF_OTHERS]
     return {
         "replica_statuses": [*counts, *others],
         "ready": f"{worker.ready}/{wanted[Role.WORKER]}",

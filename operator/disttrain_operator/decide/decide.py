@@ -18,10 +18,10 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.goodput import account
 from disttrain_operator.decide.ledger import mark_succeeded
 from disttrain_operator.decide.members import members_as_text
-from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.observed import Job, Observed, ReadableJob
 from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
 from disttrain_operator.decide.policies.admission import admission
-from disttrain_operator.decide.policies.invalid_spec import invalid_spec
+from disttrain_operator.decide.policies.invalid_spec import invalid_spec, refuse
 from disttrain_operator.decide.policies.leaving import leaving
 from disttrain_operator.decide.policies.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.policies.restart_policy import restart_policy
@@ -64,17 +64,22 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return Decision(Reason.UNREADABLE, f"left alone: {job.unread}")
     if is_finished(job):
         return after_the_end(job, observed, now)
-    if job.spec is None and job.status.attempt:
+    read, job = job, replace(job, status=_learn(job, observed, now))
+    gang: Gang | None
+    if isinstance(job, ReadableJob):
+        situation = Situation(job, observed, now)
+        move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
+        gang = situation.gang_of(move.ledger)
+        move = with_support(job, gang, move, now)
+    elif job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
-    read, job = job, replace(job, status=_learn(job, observed, now))
-    situation = Situation(job, observed, now)
-    move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
-    move = with_support(job, observed, move, now)
+    else:
+        move, gang = refuse(job, now), None
     return Decision(
         reason=move.reason,
         message=move.message,
-        status=account(read, derive(job, observed, move, now), move, now),
+        status=account(read, derive(job, gang, move, now), move, now),
         actions=move.actions,
         events=_events(job, move),
         look_again_at=earliest(move.look_again_at, active_deadline_at(job)),
@@ -84,7 +89,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
 def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
     """The status with what pods and agents tell. Pods and their memory pass, and what follows from them must not."""
     status = learn(job.status, observed, now)
-    if job.spec is None:
+    if not isinstance(job, ReadableJob):
         return status
     return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 

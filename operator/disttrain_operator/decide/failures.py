@@ -14,7 +14,7 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.members import Identity
-from disttrain_operator.decide.observed import Job, PodFacts
+from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
@@ -33,7 +33,7 @@ _OF_ONE_POD = frozenset({FailureAction.RESTART_POD, FailureAction.IGNORE})
 class Failures:
     """The failed members of a gang, with what the failure policy says of each."""
 
-    job: Job
+    job: ReadableJob
     gang: Gang
     now: datetime
 

@@ -50,6 +50,13 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ReadableJob(Job):
+    """A job whose spec can be read: what policies and planning are asked about. `job_facts` makes them, nobody else."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True)
 class Waiting:
     """Why a pod has not started: a container's waiting state or the scheduler's word."""
 
@@ -281,14 +288,14 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
     else:
         spec, problems = (None, refused) if refused else _spec(stored, metadata.get("labels"))
     status, unread = _status(raw.get("status") or {})
-    return Job(
+    return _job(
+        spec,
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         generation=metadata.get("generation", 1),
         resource_version=metadata.get("resourceVersion", ""),
         deleting="deletionTimestamp" in metadata,
-        spec=spec,
         status=status,
         problems=problems,
         carried=carried,
@@ -296,6 +303,10 @@ def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] =
         created=parse_time(metadata.get("creationTimestamp")),
         unread=unread,
     )
+
+
+def _job(spec: JobSpec | None, **facts: Any) -> Job:
+    return Job(spec=None, **facts) if spec is None else ReadableJob(spec=spec, **facts)
 
 
 def _spec(raw: Any, labels: Any) -> tuple[JobSpec | None, tuple[str, ...]]:

@@ -9,14 +9,14 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.failures import Failures
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.observed import Observed, ReadableJob
 
 
 @dataclass(frozen=True)
 class Situation:
     """A job, what is observed of it and the time. What several policies derive from these is derived once."""
 
-    job: Job
+    job: ReadableJob
     observed: Observed
     now: datetime
 
@@ -27,8 +27,7 @@ class Situation:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's spec. Only the policies after `invalid_spec` may ask for it."""
-        assert self.job.spec is not None
+        """The job's spec."""
         return self.job.spec
 
     @property
@@ -40,6 +39,10 @@ class Situation:
     def gang(self) -> Gang:
         """The pods of the newest attempt, and of older ones."""
         return Gang(self.spec, self.status, self.observed)
+
+    def gang_of(self, ledger: JobStatus) -> Gang:
+        """The gang as a move's ledger has it."""
+        return self.gang if ledger is self.status else Gang(self.spec, ledger, self.observed)
 
     @cached_property
     def failures(self) -> Failures:

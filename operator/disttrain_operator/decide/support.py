@@ -15,7 +15,7 @@ from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.decision import Move
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import in_attempt
-from disttrain_operator.decide.observed import Job, Observed
+from disttrain_operator.decide.observed import ReadableJob
 from disttrain_operator.plan.identity import child_name
 
 # Pods that have a node for so long and do not start may wait for something that is gone; then once in MOST_SECONDS.
@@ -25,11 +25,11 @@ MOST_SECONDS = 300
 _SCHEDULED_BY_GROUP = (GangScheduler.VOLCANO, GangScheduler.COSCHEDULING)
 
 
-def with_support(job: Job, observed: Observed, move: Move, now: datetime) -> Move:
-    """The move, and with it what its attempt needs and may lack."""
-    if job.spec is None or not in_attempt(move.ledger):
+def with_support(job: ReadableJob, gang: Gang, move: Move, now: datetime) -> Move:
+    """The move, and with it what its attempt needs and may lack. `gang`: of the move's ledger."""
+    if not in_attempt(move.ledger):
         return move
-    gang = Gang(job.spec, move.ledger, observed)
+    observed = gang.observed
     since = min(_waiting_since(gang), default=None)
     tries, again = (0, None) if since is None else _tries(since, now)
     made = observed.supported if observed.supported and observed.supported[0] == gang.attempt else (gang.attempt, 0)

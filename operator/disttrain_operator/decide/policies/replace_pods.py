@@ -18,7 +18,7 @@ from disttrain_operator.decide.ledger import (
     ran,
     replace_pod,
 )
-from disttrain_operator.decide.observed import Job
+from disttrain_operator.decide.observed import ReadableJob
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.unstarted import gave_up
 from disttrain_operator.decide.verdict import verdict_of
@@ -72,17 +72,15 @@ def replace_pods(situation: Situation) -> Move | None:
     return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
 
 
-def _begins_at(job: Job, pod: str) -> datetime | None:
+def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name may be made again; None where it was never replaced."""
-    assert job.spec is not None
     entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
     pause = backoff_seconds(fruitless_replacements(job.status, pod), job.spec.run_policy) if entries else 0
     return after(entries[-1].time, pause) if entries else None
 
 
-def _must_run_by(job: Job, pod: str) -> datetime | None:
+def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name, which was made again alone, must run; None: whenever it does."""
-    assert job.spec is not None
     seconds, begun = job.spec.run_policy.starting_deadline_seconds, _begins_at(job, pod)
     return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
 
