@@ -123,7 +123,7 @@ class Operator:
         )
         self._executor = Executor(client, world, self._site_of)
         self._reconciler = Reconciler(
-            client, world, self._executor, self._queue, refused, sources, active=acts, told=self._metrics
+            client, world, self._executor, self._queue, refused, sources, active=acts, recorder=self._metrics
         )
 
         self._metrics.registry.register(Figures(self._gauges, self._counters, self._unreadable.counts))

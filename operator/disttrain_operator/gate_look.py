@@ -16,7 +16,7 @@ from disttrain_operator.decide.gang import expected, noted_successes
 from disttrain_operator.decide.observed import Admission, ReadableJob, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
-from disttrain_operator.gate.hold import admit_in_turn
+from disttrain_operator.gate.hold import admit_in_period
 from disttrain_operator.gate.place import Member, Together
 from disttrain_operator.gate.read import ClusterPod
 from disttrain_operator.kube.cache import Raw
@@ -66,7 +66,7 @@ class Judgement:
     failures: dict[str, str] = field(default_factory=dict)
     """Job -> why looking at it has failed."""
     waiting_since: datetime | None = None
-    turn_ends: datetime | None = None
+    period_ends: datetime | None = None
     """When others may pass, or may no longer; None where that makes no difference."""
 
 
@@ -199,7 +199,7 @@ class _Look:
 
     def _admit(self, gangs: list[WaitingGang]) -> None:
         scene = self._scene
-        look = admit_in_turn(
+        look = admit_in_period(
             gangs,
             list(self._nodes.values()),
             self._usage.all,
@@ -209,9 +209,9 @@ class _Look:
             longest=scene.longest,
         )
         self._found.waiting_since = look.waiting_since
-        self._found.turn_ends = look.turn.until if look.waiting_since is not None else None
+        self._found.period_ends = look.period.until if look.waiting_since is not None else None
         for uid, outcome in look.outcomes.items():
-            self._found.admissions[uid] = _admission(outcome, look.turn.until)
+            self._found.admissions[uid] = _admission(outcome, look.period.until)
             if outcome.failed:
                 self._found.failures[uid] = outcome.why
         self._note_what_was_relied_on(look.outcomes)
@@ -230,11 +230,11 @@ class _Look:
         self._found.failures[uid] = why
 
 
-def _admission(outcome: Outcome, turn_ends: datetime) -> Admission:
+def _admission(outcome: Outcome, period_ends: datetime) -> Admission:
     if outcome.placement is not None:
         return Admission(tuple(outcome.placement.items()))
     if outcome.why == BEHIND:
-        return Admission(why=f"{BEHIND}; they keep them until {timestamp(turn_ends)} at most")
+        return Admission(why=f"{BEHIND}; they keep them until {timestamp(period_ends)} at most")
     return Admission(why=outcome.why)
 
 

@@ -228,8 +228,8 @@ class Gatekeeper:
         for uid, why in judgement.failures.items():
             self._say_failure(uid, why)
         self._waiting_since = judgement.waiting_since
-        if judgement.turn_ends is not None:
-            self._look_in((judgement.turn_ends - self._now()).total_seconds())
+        if judgement.period_ends is not None:
+            self._look_in((judgement.period_ends - self._now()).total_seconds())
         for uid in self._answers.keys() | before.keys():
             if self._answers.get(uid) != before.get(uid):
                 self._wake(uid)

@@ -4,7 +4,7 @@ An API server that is away makes nobody unhealthy: starting the operator again w
 hangs, an informer that has stopped trying, or one that has failed for minutes though the server answers does. Objects
 that cannot be read are counted; they are their owners' trouble. A standby is ready: its caches are warm.
 
-What strangers may do at the port is bounded by door.py. Each connection is for one request.
+What strangers may do at the port is bounded by connection_limits.py. Each connection is for one request.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from functools import partial
 
 from aiohttp import web
 
-from disttrain_operator.door import AT_A_TIME, Door, Limits
+from disttrain_operator.connection_limits import AT_A_TIME, ConnectionLimiter, Limits
 from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
@@ -64,7 +64,7 @@ class Health:
         self._pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics_page}
         self._listener: asyncio.Server | None = None
         self._server: web.Server | None = None
-        self.door: Door | None = None
+        self.limiter: ConnectionLimiter | None = None
         self.address: tuple[str, int] | None = None
 
     async def serve(self, address: str, port: int) -> None:
@@ -76,8 +76,8 @@ class Health:
             self._answer, logger=quiet, access_log=None, keepalive_timeout=0, lingering_time=0, max_line_size=1024,
             max_field_size=4096, max_headers=64,
         )  # fmt: skip
-        self.door = Door(self._server, self._limits)
-        listen = partial(asyncio.get_running_loop().create_server, self.door, backlog=AT_A_TIME)
+        self.limiter = ConnectionLimiter(self._server, self._limits)
+        listen = partial(asyncio.get_running_loop().create_server, self.limiter, backlog=AT_A_TIME)
         self._listener = await (listen(address, port) if address else listen(sock=_everywhere(port)))
         self.address = self._listener.sockets[0].getsockname()[:2]
 

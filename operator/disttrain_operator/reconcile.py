@@ -69,7 +69,7 @@ _NOT_TAKEN = "Is the CustomResourceDefinition that of the operator's release? `h
 Decide = Callable[[Job, Observed, datetime], Decision]
 
 
-class Told(Protocol):
+class Recorder(Protocol):
     """Who is told of what was done: the metrics."""
 
     def wrote_status(self, old: JobStatus, new: JobStatus) -> None: ...
@@ -106,12 +106,12 @@ class Reconciler:
         sources: Sources = NO_SOURCES,
         *,
         active: Callable[[], bool] = lambda: True,
-        told: Told | None = None,
+        recorder: Recorder | None = None,
         decide: Decide = decide,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
-        self._active, self._told, self._decide, self._now = active, told, decide, now
+        self._active, self._recorder, self._decide, self._now = active, recorder, decide, now
         self._sources, self.refused = sources, refused or Refused()
         self._reading = Slots(1)
         self._told_refused: dict[str, int] = {}
@@ -285,15 +285,15 @@ class Reconciler:
             return None
         self._world.jobs.observe(raw)
         self._told_refused.pop(job.uid, None)
-        if self._told is not None:
-            self._told.wrote_status(job.status, status)
+        if self._recorder is not None:
+            self._recorder.wrote_status(job.status, status)
         version: str = raw["metadata"]["resourceVersion"]
         return version
 
     def _tell_of_pods(self, job: Job, decision: Decision) -> None:
         support = [action for action in decision.actions if isinstance(action, CreateSupport)]
-        if self._told is not None and support:
-            self._told.made_pods(job.uid, support[0].attempt)
+        if self._recorder is not None and support:
+            self._recorder.made_pods(job.uid, support[0].attempt)
 
     async def _read_again(self, key: Key) -> None:
         try:

@@ -50,8 +50,8 @@ def derive(job: Job, gang: Gang | None, move: Move, now: datetime) -> JobStatus:
 
 
 def _phase(move: Move) -> Phase:
-    held_back = move.state is State.STARTING and move.reason not in USUAL_REASONS
-    return Phase.PENDING if held_back else _PHASES[move.state]
+    waits = move.state is State.STARTING and move.reason not in USUAL_REASONS
+    return Phase.PENDING if waits else _PHASES[move.state]
 
 
 def _said(status: JobStatus, move: Move) -> bool:

@@ -22,10 +22,10 @@ from disttrain_operator.decide.observed import Job, Observed, ReadableJob
 from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
 from disttrain_operator.decide.policies.admission import admission
 from disttrain_operator.decide.policies.invalid_spec import invalid_spec, refuse
-from disttrain_operator.decide.policies.leaving import leaving
+from disttrain_operator.decide.policies.late_node_loss import late_node_loss
+from disttrain_operator.decide.policies.pending_deletion import pending_deletion
 from disttrain_operator.decide.policies.replace_pods import note_replacements, replace_pods
 from disttrain_operator.decide.policies.restart_policy import restart_policy
-from disttrain_operator.decide.policies.revise import revise
 from disttrain_operator.decide.policies.startup import begin, running, starting_deadline, startup
 from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
@@ -43,13 +43,13 @@ POLICIES: tuple[Policy, ...] = (
     suspend,
     restart_policy,
     note_replacements,
-    revise,
+    late_node_loss,
     admission,
     begin,
     starting_deadline,
     startup,
     replace_pods,
-    leaving,
+    pending_deletion,
     running,
 )
 

@@ -88,8 +88,8 @@ def name_of(entry: Raw) -> str:
     return cut(entry.get("name") or "", MAX_NAME)
 
 
-def held_back(entry: Raw) -> Waiting | None:
-    """Return why the kubelet does not start the container of this status; None where it is not held back."""
+def waiting_of(entry: Raw) -> Waiting | None:
+    """Return why the kubelet does not start the container of this status; None where it waits for nothing."""
     waiting = (entry.get("state") or {}).get("waiting") or {}
     reason = cut(waiting.get("reason") or "", MAX_REASON_LENGTH)
     if reason in _USUAL:
@@ -107,16 +107,16 @@ def without_output(reason: str, message: str) -> str:
 def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
     """Return why this init container holds the pod up; None where it does not, or its turn has not come."""
     state, last = entry.get("state") or {}, (entry.get("lastState") or {}).get("terminated")
-    running, ended, held = state.get("running"), state.get("terminated"), held_back(entry)
+    running, ended, waiting = state.get("running"), state.get("terminated"), waiting_of(entry)
     image = cut(entry.get("image") or "", _MAX_MESSAGE)
     who = f"{'sidecar' if sidecar else 'init'} container {name_of(entry)}"
     starting = running is not None and not (sidecar and entry.get("started") is True)
     if ended is not None and (sidecar or ended.get("exitCode")):
         return Waiting(Reason.CRASH_LOOP, _ended(who, ended, entry, more=1), image)
-    if last is not None and (sidecar and starting if held is None else held.reason == Reason.CRASH_LOOP):
+    if last is not None and (sidecar and starting if waiting is None else waiting.reason == Reason.CRASH_LOOP):
         return Waiting(Reason.CRASH_LOOP, _ended(who, last, entry, more=0), image)
     if running is None or not starting:
-        return held
+        return waiting
     since = parse_time(running.get("startedAt"))
     words = f"{who} has run" + (f" since {timestamp(since)}" if since is not None else "")
     probed = ", and its startupProbe has not succeeded" if sidecar else ""

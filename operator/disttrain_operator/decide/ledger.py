@@ -63,14 +63,14 @@ def why_never_started(status: JobStatus) -> Verdict | None:
 def start_must_end_at(status: JobStatus, seconds: float) -> datetime:
     """When all pods must run that were to start within so many seconds; a queue holds none of them back now.
 
-    Attempts that never started count as one start with the next, without the time for which a queue held them.
+    Attempts that never started count as one start with the next, without the time for which they were queued.
     """
     first, *others = _of_one_start(status)
     deadline, before = after(first.admitted_time or first.start_time, seconds), first
     for attempt in others:
         if attempt.admitted_time is not None and before.end_time is not None:
-            held = after(attempt.admitted_time, 0) - after(before.end_time, 0)
-            deadline += max(held, timedelta())
+            queued = after(attempt.admitted_time, 0) - after(before.end_time, 0)
+            deadline += max(queued, timedelta())
         before = attempt
     return deadline
 

@@ -15,12 +15,12 @@ from disttrain_operator.decide.init_containers import (
     MAX_LAST_WORDS,
     failed,
     failed_beside,
-    held_back,
     is_sidecar,
     memory_limit,
     name_of,
     nothing_has_run,
     telling,
+    waiting_of,
     why_waiting,
 )
 from disttrain_operator.decide.observed import (
@@ -237,8 +237,8 @@ def _waiting(raw: Raw, container: Raw, init_container: Raw | None, *, released: 
     labels: Raw = raw["metadata"].get("labels") or {}
     if init_container is not None:
         return why_waiting(init_container, sidecar=is_sidecar(raw, init_container))
-    if (held := held_back(container)) is not None:
-        return held
+    if (waiting := waiting_of(container)) is not None:
+        return waiting
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             said = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)

@@ -21,7 +21,7 @@ UNPLACEABLE = "the gate has failed to look for room for it"
 
 @dataclass(frozen=True)
 class WaitingGang:
-    """A gang of which all pods exist and at least one is held by the gate."""
+    """A gang of which all pods exist and at least one is gated."""
 
     uid: str
     """Of its job."""

@@ -72,14 +72,14 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObservedLease:
     """The lease that was seen last (None: there is none) and since when, by our clock, it has been like that."""
 
     lease: Lease | None
     since: float
 
 
-class Turn(StrEnum):
+class LeaseAction(StrEnum):
     """What is to be done about the lease now."""
 
     CREATE = "create"
@@ -88,23 +88,23 @@ class Turn(StrEnum):
     WAIT = "wait"
 
 
-def next_turn(sight: Sight, me: str, now: float) -> Turn:
-    """What the replica `me` does about the lease that it sees."""
-    lease = sight.lease
+def next_action(observed: ObservedLease, me: str, now: float) -> LeaseAction:
+    """What the replica `me` does about the lease that it has observed."""
+    lease = observed.lease
     if lease is None:
-        return Turn.CREATE
+        return LeaseAction.CREATE
     if lease.holder == me:
-        return Turn.RENEW
-    if not lease.holder or now - sight.since >= lease.duration:
-        return Turn.TAKE
-    return Turn.WAIT
+        return LeaseAction.RENEW
+    if not lease.holder or now - observed.since >= lease.duration:
+        return LeaseAction.TAKE
+    return LeaseAction.WAIT
 
 
-def updated(sight: Sight | None, lease: Lease | None, now: float) -> Sight:
+def updated(observed: ObservedLease | None, lease: Lease | None, now: float) -> ObservedLease:
     """What is known after another look. Only a change starts the time anew."""
-    if sight is not None and sight.lease == lease:
-        return sight
-    return Sight(lease, now)
+    if observed is not None and observed.lease == lease:
+        return observed
+    return ObservedLease(lease, now)
 
 
 _KEPT = ("labels", "annotations", "ownerReferences", "finalizers")
@@ -113,9 +113,9 @@ WIDER_DURATIONS = 3
 """For how many of its durations a wider lease counts as taken: its own replicas come first."""
 
 
-def is_taken(sight: Sight, now: float) -> bool:
+def is_taken(observed: ObservedLease, now: float) -> bool:
     """Whether somebody holds the lease, or did until a moment ago."""
-    return sight.lease is not None and now - sight.since < WIDER_DURATIONS * sight.lease.duration
+    return observed.lease is not None and now - observed.since < WIDER_DURATIONS * observed.lease.duration
 
 
 class Election:
@@ -140,17 +140,17 @@ class Election:
         self._path = f"{self._collection}/{name}"
         self._wider = f"{_collection(wider_namespace)}/{name}" if wider_namespace not in (None, namespace) else None
         self._may_hold = may_hold
-        self._sight: Sight | None = None
-        self._wider_sight: Sight | None = None
+        self._observed: ObservedLease | None = None
+        self._wider_observed: ObservedLease | None = None
         self.superseded_by: str | None = None
         """Who holds the wider lease, "" where it was given back a moment ago; None: nobody does."""
         self._acts_until = float("-inf")
         self._due = float("inf")
-        """When this turn was to begin."""
+        """When this round was to begin."""
         self._slowest = 0.0
-        """How long a turn takes, with what it began late: the slowest of the last ones."""
+        """How long a round takes, with what it began late: the slowest of the last ones."""
         self.changed = asyncio.Event()
-        """Set after each turn in which leadership was gained or lost, or had lapsed before it. Its waiter clears it."""
+        """Set after each round that gained or lost leadership, or before which it had lapsed. Its waiter clears it."""
         self._led = False
         self._shown: object = None
 
@@ -162,7 +162,7 @@ class Election:
     @property
     def holder(self) -> str:
         """Who held the lease when it was last seen."""
-        return self._sight.lease.holder if self._sight is not None and self._sight.lease is not None else ""
+        return self._observed.lease.holder if self._observed is not None and self._observed.lease is not None else ""
 
     async def run(self) -> None:
         """Never returns. An API server that is away costs the leadership, nothing else."""
@@ -172,7 +172,7 @@ class Election:
             try:
                 # A renewal that takes longer than this came too late anyway.
                 async with asyncio.timeout(terms.renew_deadline):
-                    await self._turn(terms)
+                    await self._round(terms)
                 self._slowest = max(self._clock() - self._due, self._slowest * FADING)
             except TimeoutError:
                 self._slowest = max(self._slowest, terms.renew_deadline)
@@ -190,26 +190,26 @@ class Election:
         return self._terms.where_renewals_take(self._slowest)
 
     def _pause(self, terms: Terms, began: float) -> float:
-        """Until the next turn: that of a standby, when the lease ends; a slow API server is given some time."""
+        """Until the next action: that of a standby, when the lease ends; a slow API server is given some time."""
         now = self._clock()
         if self.leads:
             next_at = began + terms.renew_every
         else:
             # The own terms: how slow the API server is for its holder says the lease.
             next_at = now + self._terms.look_every
-            if self._sight is not None and self._sight.lease is not None:
-                next_at = min(next_at, max(self._sight.since + self._sight.lease.duration, now))
+            if self._observed is not None and self._observed.lease is not None:
+                next_at = min(next_at, max(self._observed.since + self._observed.lease.duration, now))
         return max(next_at - now, terms.renew_every / 10)
 
     async def release(self) -> None:
         """Give the lease back, so that nobody need wait for its end. Call it when nothing acts any more."""
-        sight, self._acts_until = self._sight, float("-inf")
-        if sight is None or sight.lease is None or sight.lease.holder != self.me:
+        observed, self._acts_until = self._observed, float("-inf")
+        if observed is None or observed.lease is None or observed.lease.holder != self.me:
             return
         try:
             async with asyncio.timeout(self._terms.renew_deadline):
                 try:
-                    await self._put(sight.lease, "", self._terms)
+                    await self._put(observed.lease, "", self._terms)
                 except Conflict:
                     # A renewal that was cut off may have been written all the same.
                     lease = await self._look()
@@ -218,24 +218,26 @@ class Election:
         except (KubeError, TimeoutError) as error:
             logger.info("the lease %s could not be released: %s", self._name, error or "no answer in time")
 
-    async def _turn(self, terms: Terms) -> None:
+    async def _round(self, terms: Terms) -> None:
         if await self._is_superseded():
             self._acts_until = float("-inf")
             return
         if not self.leads:
-            self._sight = updated(self._sight, await self._look(), self._clock())
+            self._observed = updated(self._observed, await self._look(), self._clock())
         if not self._may_hold():
             self._acts_until = float("-inf")
             return
-        assert self._sight is not None
+        assert self._observed is not None
         asked = self._clock()
-        turn = next_turn(self._sight, self.me, asked)
-        if turn is Turn.WAIT:
+        action = next_action(self._observed, self.me, asked)
+        if action is LeaseAction.WAIT:
             return
         # A shorter lease holds from the moment when it may be written, whether its answer comes or not.
         self._acts_until = min(self._acts_until, asked + terms.renew_deadline)
         try:
-            lease = await (self._create(terms) if turn is Turn.CREATE else self._hold(self._sight.lease, terms))
+            lease = await (
+                self._create(terms) if action is LeaseAction.CREATE else self._hold(self._observed.lease, terms)
+            )
         except (Conflict, NotFound):
             # Somebody was faster. What they wrote is seen at the next look.
             self._acts_until = float("-inf")
@@ -244,7 +246,7 @@ class Election:
             # It stood still for too long. Nobody else has acted, but what it was about to do has been left undone.
             logger.info("this replica (%s) did not act for a while: its renewal is late", self.me)
             self._led = False
-        self._sight = Sight(lease, asked)
+        self._observed = ObservedLease(lease, asked)
         self._acts_until = asked + terms.renew_deadline
 
     async def _is_superseded(self) -> bool:
@@ -254,8 +256,8 @@ class Election:
             lease = _lease(await self._client.get(self._wider))
         except (NotFound, Forbidden):
             lease = None  # who has that lease lets everybody look at it
-        self._wider_sight = updated(self._wider_sight, lease, self._clock())
-        taken = lease is not None and is_taken(self._wider_sight, self._clock())
+        self._wider_observed = updated(self._wider_observed, lease, self._clock())
+        taken = lease is not None and is_taken(self._wider_observed, self._clock())
         self.superseded_by = lease.holder if lease is not None and taken else None
         return taken
 

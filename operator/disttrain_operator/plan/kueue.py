@@ -26,7 +26,7 @@ TERMINATION_TARGET = "TerminationTarget"
 def join_queue(
     metadata: Manifest, pod_spec: Manifest, job: PlannedJob, spec: JobSpec, role: Role, attempt: int
 ) -> None:
-    """Make the pod a member of the attempt's group, held until the queue lets the group in."""
+    """Make the pod a member of the attempt's group, gated until the queue admits the group."""
     policy = spec.run_policy.scheduling_policy
     metadata["labels"] = {
         **(metadata.get("labels") or {}),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from disttrain_operator.gate.admit import BEHIND, WaitingGang
 from disttrain_operator.gate.fit import NodeFacts
-from disttrain_operator.gate.hold import FIRST_PART, admit_in_turn, turn_at
+from disttrain_operator.gate.hold import FIRST_PART, admit_in_period, period_at
 from tests.unit.gate.test_place import GPU, gang, node
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,45 +18,45 @@ FIRST = LONGEST / FIRST_PART
 seconds = st.integers(0, 1_000_000).map(lambda number: timedelta(seconds=number))
 
 
-def test_turns_are_equal_in_pairs_and_grow_up_to_the_longest() -> None:
-    turns = []
+def test_periods_are_equal_in_pairs_and_grow_up_to_the_longest() -> None:
+    periods = []
     now = BEGIN
     for _ in range(14):
-        turn = turn_at(BEGIN, now, LONGEST)
-        turns.append((turn.keeps, (turn.until - now) / FIRST))
-        now = turn.until
+        period = period_at(BEGIN, now, LONGEST)
+        periods.append((period.keeps, (period.until - now) / FIRST))
+        now = period.until
     pairs = [(keeps, length) for length in (1, 2, 4, 8, 16, 16, 16) for keeps in (True, False)]
-    assert turns == pairs
+    assert periods == pairs
 
 
 @settings(max_examples=300, deadline=None)
 @given(seconds)
-def test_a_turn_says_when_it_ends(waited: timedelta) -> None:
+def test_a_period_says_when_it_ends(waited: timedelta) -> None:
     now = BEGIN + waited
-    turn = turn_at(BEGIN, now, LONGEST)
-    assert now < turn.until <= now + LONGEST
-    last, after = turn.until - timedelta(microseconds=1), turn.until
-    assert turn_at(BEGIN, last, LONGEST) == turn
-    assert turn_at(BEGIN, after, LONGEST).keeps != turn.keeps
+    period = period_at(BEGIN, now, LONGEST)
+    assert now < period.until <= now + LONGEST
+    last, after = period.until - timedelta(microseconds=1), period.until
+    assert period_at(BEGIN, last, LONGEST) == period
+    assert period_at(BEGIN, after, LONGEST).keeps != period.keeps
 
 
 @settings(max_examples=300, deadline=None)
 @given(seconds, seconds)
-def test_nodes_are_kept_for_half_of_the_time_and_a_turn_at_most(waited: timedelta, observed: timedelta) -> None:
+def test_nodes_are_kept_for_half_of_the_time_and_a_period_at_most(waited: timedelta, observed: timedelta) -> None:
     now, kept = BEGIN + waited, timedelta()
     end = now + observed
     while now < end:
-        turn = turn_at(BEGIN, now, LONGEST)
-        length = min(turn.until, end) - now
-        kept += length if turn.keeps else timedelta()
-        now = turn.until
+        period = period_at(BEGIN, now, LONGEST)
+        length = min(period.until, end) - now
+        kept += length if period.keeps else timedelta()
+        now = period.until
     assert kept <= observed / 2 + LONGEST
 
 
 def test_a_clock_that_was_set_back_begins_anew() -> None:
-    turn = turn_at(BEGIN, BEGIN - timedelta(days=3), LONGEST)
-    assert turn.keeps
-    assert turn.until == BEGIN - timedelta(days=3) + FIRST
+    period = period_at(BEGIN, BEGIN - timedelta(days=3), LONGEST)
+    assert period.keeps
+    assert period.until == BEGIN - timedelta(days=3) + FIRST
 
 
 class Cluster:
@@ -87,7 +87,7 @@ class Cluster:
         for _, taken in self.running.values():
             for name, gpus in taken.items():
                 used.setdefault(name, {GPU: 0})[GPU] += gpus
-        found = admit_in_turn(
+        found = admit_in_period(
             self.waiting.values(), self.nodes, used, {}, waiting_since=self.since, now=self.now, longest=LONGEST
         )
         self.since = found.waiting_since
@@ -152,7 +152,7 @@ def test_many_gangs_keep_nodes_no_longer_than_one() -> None:
     assert "small" in there.running
 
 
-def test_a_new_process_goes_on_in_the_turn_of_the_former_one() -> None:
+def test_a_new_process_goes_on_in_the_period_of_the_former_one() -> None:
     there = Cluster()
     there.run("weeks", "a", 8, FOR_EVER)
     there.wait("large", 16, FIRST)
@@ -160,10 +160,10 @@ def test_a_new_process_goes_on_in_the_turn_of_the_former_one() -> None:
     there.now += FIRST
     there.since = None
     there.wait("small", 1, FIRST)
-    assert list(there.look()) == ["large"], "others pass in this turn, whoever looks"
+    assert list(there.look()) == ["large"], "others pass in this period, whoever looks"
 
 
-def test_turns_are_over_when_nobody_waits() -> None:
+def test_periods_are_over_when_nobody_waits() -> None:
     there = Cluster()
     there.run("short", "a", 8, FIRST * 3)
     there.wait("large", 16, FIRST)
@@ -175,7 +175,7 @@ def test_turns_are_over_when_nobody_waits() -> None:
     assert there.since is None
 
 
-def test_a_gang_that_no_end_of_a_job_would_help_begins_no_turn() -> None:
+def test_a_gang_that_no_end_of_a_job_would_help_begins_no_period() -> None:
     there = Cluster()
     there.wait("huge", 17, FIRST)
     there.wait("small", 1, FIRST)
@@ -185,7 +185,7 @@ def test_a_gang_that_no_end_of_a_job_would_help_begins_no_turn() -> None:
 
 @pytest.mark.parametrize("length", [FIRST / 2, FIRST, FIRST * 3, FIRST * 10, LONGEST])
 def test_a_large_gang_gets_its_room_beside_an_endless_stream_of_small_ones(length: timedelta) -> None:
-    """Whose jobs end within the longest turn."""
+    """Whose jobs end within the longest period."""
     there = Cluster()
     for number in range(16):
         there.run(f"first-{number}", "ab"[number % 2], 1, length * (number + 1) / 16)
@@ -207,7 +207,7 @@ def test_the_nodes_need_not_be_looked_at_twice() -> None:
     nodes: list[NodeFacts] = [node("a")]
     gangs = [gang("one", 16, age=10, waiting_since=BEGIN), gang("two", 1, waiting_since=BEGIN)]
     looks = [
-        admit_in_turn(gangs[::step], nodes, {}, {}, waiting_since=BEGIN, now=BEGIN + FIRST, longest=LONGEST)
+        admit_in_period(gangs[::step], nodes, {}, {}, waiting_since=BEGIN, now=BEGIN + FIRST, longest=LONGEST)
         for step in (1, -1)
     ]
     assert looks[0] == looks[1]

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from disttrain_operator.door import Limits
+from disttrain_operator.connection_limits import Limits
 from disttrain_operator.health import Health
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
@@ -104,8 +104,8 @@ def has_ipv6() -> bool:
 
 
 def open_places(health: Health) -> int:
-    assert health.door is not None
-    return len(health.door)
+    assert health.limiter is not None
+    return len(health.limiter)
 
 
 async def test_the_pages(health: Health) -> None:

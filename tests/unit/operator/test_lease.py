@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import terms_of
 from disttrain_operator.kube.errors import StandingBy, Unavailable
-from disttrain_operator.kube.lease import Election, Lease, Sight, Terms, Turn, next_turn, updated
+from disttrain_operator.kube.lease import Election, Lease, LeaseAction, ObservedLease, Terms, next_action, updated
 from disttrain_operator.leadership import Leadership
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
@@ -22,22 +22,22 @@ TERMS = Terms()
 
 
 @pytest.mark.parametrize(
-    ("holder", "age", "turn"),
+    ("holder", "age", "action"),
     [
-        ("me", 99.0, Turn.RENEW),
-        ("other", 3.9, Turn.WAIT),
-        ("other", 4.0, Turn.TAKE),
-        ("", 0.0, Turn.TAKE),
+        ("me", 99.0, LeaseAction.RENEW),
+        ("other", 3.9, LeaseAction.WAIT),
+        ("other", 4.0, LeaseAction.TAKE),
+        ("", 0.0, LeaseAction.TAKE),
     ],
 )
 def test_a_lease_is_taken_when_it_is_free_or_has_not_changed_for_its_duration(
-    holder: str, age: float, turn: Turn
+    holder: str, age: float, action: LeaseAction
 ) -> None:
-    assert next_turn(Sight(Lease(holder, "7", 4.0), since=10.0), "me", 10.0 + age) is turn
+    assert next_action(ObservedLease(Lease(holder, "7", 4.0), since=10.0), "me", 10.0 + age) is action
 
 
 def test_a_lease_that_is_not_there_is_made() -> None:
-    assert next_turn(Sight(None, 0.0), "me", 0.0) is Turn.CREATE
+    assert next_action(ObservedLease(None, 0.0), "me", 0.0) is LeaseAction.CREATE
 
 
 def test_only_a_change_starts_the_time_anew() -> None:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.lease import Election, Lease, Sight, is_taken
+from disttrain_operator.kube.lease import Election, Lease, ObservedLease, is_taken
 from disttrain_operator.leadership import Leadership
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
@@ -36,7 +36,7 @@ def of_one_namespace(api: FakeApi, client: Client, me: str = "team-a/two/pod-2_b
 def test_a_lease_is_taken_for_longer_than_its_own_replicas_need_to_succeed_each_other(
     lease: Lease | None, age: float, taken: bool
 ) -> None:
-    assert is_taken(Sight(lease, since=10.0), 10.0 + age) is taken
+    assert is_taken(ObservedLease(lease, since=10.0), 10.0 + age) is taken
 
 
 async def test_an_operator_of_one_namespace_stands_by_while_one_of_all_leads(api: FakeApi, client: Client) -> None:

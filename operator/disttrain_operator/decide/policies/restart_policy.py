@@ -31,7 +31,7 @@ from disttrain_operator.decide.unstarted import gave_up, kept_back, verdict_of_s
 from disttrain_operator.decide.verdict import verdict_of
 
 # These hold pods back before they have a node.
-_HOLD = (GangScheduler.KUEUE, GangScheduler.GATE)
+_QUEUES = (GangScheduler.KUEUE, GangScheduler.GATE)
 
 
 def restart_policy(situation: Situation) -> Move | None:
@@ -68,12 +68,12 @@ def _gave_up(situation: Situation) -> tuple[Cause, Ruling] | None:
     return None if found[1].rule is not None and failures.of_the_gang is not None else found
 
 
-def _held_until(situation: Situation) -> JobStatus:
+def _with_admission(situation: Situation) -> JobStatus:
     """The status with when a queue or the gate ceased to hold the attempt, which one deadline of the whole start needs:
     of one that ends before it was let go that is now."""
     gang, status = situation.gang, situation.status
-    held = gang.spec.run_policy.scheduling_policy.gang_scheduler in _HOLD
-    if not held or ran(status) or status.attempts[-1].admitted_time is not None:
+    queued = gang.spec.run_policy.scheduling_policy.gang_scheduler in _QUEUES
+    if not queued or ran(status) or status.attempts[-1].admitted_time is not None:
         return status
     return mark_admitted(status, gang.released_at or situation.now)
 
@@ -94,7 +94,7 @@ def _restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
         if may_be_renewed:
             return _hear_last_reports(situation, verdict)
         return finish(status, now, State.FAILED, exhausted)
-    ledger = count_restart(end_attempt(_held_until(situation), now, verdict), counted=counted)
+    ledger = count_restart(end_attempt(_with_admission(situation), now, verdict), counted=counted)
     begins_at = next_attempt_at(ledger, policy)
     begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"
     sentence = continued(verdict.message, f"attempt {ledger.attempt + 1} {begins}")

@@ -1,7 +1,7 @@
 """What the port of health and metrics takes from strangers: connections, bytes and seconds are bounded.
 
 Anybody in the cluster may reach the port unless a NetworkPolicy forbids it, and the kubelet's probe, which comes from
-any address and proves nothing else, must be answered whoever is there before it. So nobody is turned away at the door:
+any address and proves nothing else, must be answered whoever is there before it. So nobody is turned away:
 where all places are taken, the newest connection gets the place of the oldest that has not asked for anything yet. A
 probe asks at once and is answered in the next turns of the loop. Of connections that come at the same moment a few are
 let in per turn (`AT_A_TIME`), so that many turns pass before a place is taken from it.
@@ -28,7 +28,7 @@ class Limits:
     """How much a connection may send: request line and headers. No request has a body."""
 
 
-class Door:
+class ConnectionLimiter:
     """A protocol factory for `loop.create_server`. `inner` makes the protocol that answers on a connection."""
 
     def __init__(self, inner: Callable[[], asyncio.Protocol], limits: Limits) -> None:
@@ -66,8 +66,8 @@ class Door:
 class _Connection(asyncio.Protocol):
     """Passes on what a connection sends, up to the limits."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
         self._inner: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -77,22 +77,22 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._deadline = asyncio.get_running_loop().call_later(self._door.limits.seconds, self.refuse)
-        self._door.enter(self)
-        self._inner = self._door.inner()
+        self._deadline = asyncio.get_running_loop().call_later(self._limiter.limits.seconds, self.refuse)
+        self._limiter.enter(self)
+        self._inner = self._limiter.inner()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         if self._inner is None:
             return
-        if self._received > self._door.limits.bytes:
+        if self._received > self._limiter.limits.bytes:
             self.refuse()
             return
         seen = self._end + data
         self._end = seen[1 - len(_END_OF_HEAD) :]
         if _END_OF_HEAD in seen:
-            self._door.asks(self)
+            self._limiter.asks(self)
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -109,13 +109,13 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._door.leave(self)
+        self._limiter.leave(self)
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.connection_lost(error)
 
     def refuse(self) -> None:
         """Close it at once. Its place is free from now on."""
-        self._door.leave(self)
+        self._limiter.leave(self)
         if self._transport is not None:
             self._transport.abort()

@@ -7,7 +7,7 @@ from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.situation import Situation
 
 
-def leaving(situation: Situation) -> Move | None:
+def pending_deletion(situation: Situation) -> Move | None:
     """Wait for pods that are being deleted: they write a checkpoint within their grace."""
     going = [pod for pod in situation.gang.pods if pod.deleting and pod.exit is None]
     if not going:

@@ -21,7 +21,7 @@ _DOUBTFUL = frozenset(
 _RESTARTS = (FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
 
 
-def revise(situation: Situation) -> Move | None:
+def late_node_loss(situation: Situation) -> Move | None:
     """Put the verdict over the last attempt right, once."""
     status, policy = situation.status, situation.run_policy
     ended = last_ended(status)
