@@ -36,7 +36,7 @@ from disttrain_operator.plan.desired import (
     service,
 )
 from disttrain_operator.plan.identity import child_name, pod_name
-from disttrain_operator.plan.release import release_patch
+from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
 
 Work = Callable[[], Awaitable[object]]

@@ -26,9 +26,8 @@ from disttrain_api.status import JobStatus
 from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision, Event
-from disttrain_operator.decide.minimal_status import minimal_status
+from disttrain_operator.decide.fallback_status import minimal_status, with_error
 from disttrain_operator.decide.observed import Job, Observed, in_words
-from disttrain_operator.decide.operator_error import with_error
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kept_job import read

@@ -1,6 +1,11 @@
-"""How pods become a gang in the eyes of those who place them: Kueue, Volcano, or scheduler-plugins' coscheduling."""
+"""How pods become a gang in the eyes of those who place them: Kueue, Volcano, scheduler-plugins' coscheduling, or the
+operator's own gate, which lets each go by a patch.
+"""
 
-from disttrain_api.names import Role
+from collections.abc import Mapping
+from typing import Any
+
+from disttrain_api.names import GANG_GATE, Annotation, Role
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import Manifest, child_metadata, group_name
@@ -54,3 +59,29 @@ def pod_group(job: PlannedJob, spec: JobSpec, attempt: int) -> Manifest | None:
     group |= {key: value for key, value in optional.items() if value is not None}
     metadata = child_metadata(job, group_name(job.name, job.uid, attempt))
     return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": group}
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def release_patch(pod: Mapping[str, Any], node: str, at: str) -> dict[str, Any]:
+    """A merge patch. It may be repeated: uid and gates decide whom it meets.
+
+    Of a gated pod the API server lets required node affinity become narrower, never wider: each term keeps its lines.
+    """
+    spec = pod["spec"]
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    narrowed = [{**term, "matchFields": [*(term.get("matchFields") or []), field]} for term in terms]
+    gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != GANG_GATE]
+    return {
+        "metadata": {
+            "uid": pod["metadata"]["uid"],
+            "annotations": {Annotation.RELEASED_AT: at, Annotation.RESERVED_NODE: node},
+        },
+        "spec": {
+            "schedulingGates": gates,
+            "affinity": {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": narrowed}}},
+        },
+    }

@@ -17,7 +17,7 @@ from disttrain_operator.decide.reading import observe
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.kept_pod import keep_pod, read_pod
 from disttrain_operator.plan.identity import child_name
-from disttrain_operator.plan.release import release_patch
+from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.snapshot import World
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
 from tests.soak import SOAK

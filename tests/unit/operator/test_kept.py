@@ -17,7 +17,7 @@ from disttrain_operator.facts import KEPT_AT_REST
 from disttrain_operator.kept_job import keep, read, same_spec
 from disttrain_operator.kept_pod import keep_pod, keep_service, read_pod
 from disttrain_operator.kube.sizes import TooMuch
-from disttrain_operator.plan.release import release_patch
+from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.snapshot import World
 from tests.builders import (
     UID,

@@ -5,7 +5,7 @@ from typing import Any
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import Role
 from disttrain_operator.plan.desired import GangPlan, Site
-from disttrain_operator.plan.release import release_patch
+from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.plan.topology import TopologyPlan
 from tests.builders import UID, a_job
 

@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.budget import used_up
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, Move, State
 from disttrain_operator.decide.failure_policy import is_counted
@@ -19,6 +18,7 @@ from disttrain_operator.decide.ledger import (
     replace_pod,
 )
 from disttrain_operator.decide.observed import ReadableJob
+from disttrain_operator.decide.restart_limits import used_up
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.unstarted import gave_up
 from disttrain_operator.decide.verdict import verdict_of

@@ -6,7 +6,6 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
-from disttrain_operator.decide.budget import used_up
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Event, Move, State
@@ -25,7 +24,7 @@ from disttrain_operator.decide.ledger import (
     ran,
     restarting,
 )
-from disttrain_operator.decide.repetition import repeated
+from disttrain_operator.decide.restart_limits import repeated, used_up
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.unstarted import gave_up, kept_back, verdict_of_start
 from disttrain_operator.decide.verdict import verdict_of

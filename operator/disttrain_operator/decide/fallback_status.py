@@ -1,11 +1,17 @@
-"""What is left of a status that the API server has refused: what the next decision follows from, and why.
+"""What a job's status says where the API server refuses the usual one, or this operator has failed.
 
 A report of a pod, or a word of the cluster, may hold what no version of this operator has thought of. It must cost
 itself alone: without a status that can be written, a failure would never be counted and its survivors never removed.
 """
 
+from datetime import datetime
+
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
-from disttrain_api.status import Attempt, Condition, ConditionType, JobStatus, Verdict
+from disttrain_api.names import Reason
+from disttrain_api.status import Attempt, Condition, ConditionType, JobStatus, Phase, Verdict
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.conditions import condition
+from disttrain_operator.decide.observed import Job
 
 _MAX_WORDS = 600
 _MAX_MESSAGE = 300
@@ -58,3 +64,20 @@ def _plain(text: str) -> str:
     """The begin of a text, in characters that nobody refuses."""
     kept = cut(text, _MAX_WORDS)
     return cut("".join(letter if letter.isprintable() else " " for letter in kept), _MAX_MESSAGE)
+
+
+def with_error(job: Job, words: str, now: datetime) -> JobStatus:
+    """Return the job's status with the error in its condition `Running`, and all else as it is."""
+    known = condition(job.status, ConditionType.RUNNING)
+    message = f"the operator failed to look at this job, and tries again: {words}; please report it"
+    changed = Condition(
+        type=ConditionType.RUNNING,
+        status=known.status if known is not None else "False",
+        reason=Reason.OPERATOR_ERROR,
+        message=message,
+        last_transition_time=known.last_transition_time if known is not None else timestamp(now),
+        observed_generation=job.generation,
+    )
+    others = [entry for entry in job.status.conditions if entry.type != ConditionType.RUNNING]
+    phase = job.status.phase or Phase.PENDING
+    return job.status.model_copy(update={"conditions": [changed, *others], "phase": phase})

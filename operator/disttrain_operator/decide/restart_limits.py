@@ -1,13 +1,27 @@
-"""A failure that comes again exactly: the same exception, at the same place, and no step done in between.
+"""When a job that failed is not restarted: its restarts are used up, or the same failure has come again exactly.
 
-Only failures with a signature are compared, which those that come from outside do not have.
+The same is the same exception, at the same place, and no step done in between. Only failures with a signature are
+compared, which those that come from outside do not have.
 """
 
 from disttrain_api.bounds import continued
+from disttrain_api.names import Reason
 from disttrain_api.report import FailureSignature
-from disttrain_api.run_policy import FailureAction
+from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import Attempt, FailureClass, JobStatus, Signature, Verdict
 from disttrain_operator.decide.ledger import last_known_step
+
+
+def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict) -> Verdict | None:
+    """The verdict with which the job fails where its restarts are used up, else None."""
+    if status.restarts_since_checkpoint < policy.max_restarts:
+        return None
+    if policy.max_restarts == 0:
+        return verdict.model_copy(update={"action": FailureAction.FAIL_JOB})
+    sentence = continued(verdict.message, f"maxRestarts ({policy.max_restarts}) without a new checkpoint are used up")
+    changes = {"reason": Reason.RESTARTS_EXHAUSTED, "message": sentence, "action": FailureAction.FAIL_JOB}
+    return verdict.model_copy(update=changes)
+
 
 # On the same node they may be the node's, which later attempts avoid.
 _OF_A_DEVICE = frozenset({"torch.AcceleratorError"})
