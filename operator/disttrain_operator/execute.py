@@ -18,7 +18,7 @@ from functools import partial
 
 from disttrain_api.names import Reason, Role
 from disttrain_operator.children import create_child, refused_by_quota
-from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
+from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Cache

@@ -23,9 +23,8 @@ from typing import Any, Protocol
 from disttrain_api.bounds import cut
 from disttrain_api.names import API_VERSION, KIND, Reason
 from disttrain_api.status import JobStatus
-from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision, Event
+from disttrain_operator.decide.decision import CreateSupport, Decision, Event
 from disttrain_operator.decide.fallback_status import minimal_status, with_error
 from disttrain_operator.decide.observed import Job, Observed, in_words
 from disttrain_operator.events import post_event

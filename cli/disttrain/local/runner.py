@@ -27,10 +27,9 @@ from disttrain.local.progress import LiveProgress, live
 from disttrain_api.names import Env, Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
-from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision, Event
+from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, Decision, DeletePod, Event
 from disttrain_operator.decide.observed import Job, Live, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret

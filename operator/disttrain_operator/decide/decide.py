@@ -14,10 +14,9 @@ from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Move
 from disttrain_operator.decide.finished import after_the_end, is_finished
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang import Gang, members_as_text
 from disttrain_operator.decide.goodput import account
 from disttrain_operator.decide.ledger import mark_succeeded
-from disttrain_operator.decide.members import members_as_text
 from disttrain_operator.decide.observed import Job, Observed, ReadableJob
 from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
 from disttrain_operator.decide.policies.admission import admission

@@ -10,10 +10,9 @@ from disttrain_api.status import Replacement
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import Ruling, instead_of, ruling_on
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.ledger import ran
-from disttrain_operator.decide.members import Identity
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.plan.identity import pod_name
 

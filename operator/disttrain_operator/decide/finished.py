@@ -4,10 +4,9 @@ from datetime import datetime
 
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
-from disttrain_operator.decide.actions import DeleteJob
 from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.conditions import condition, settle_counts
-from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.decision import Decision, DeleteJob
 from disttrain_operator.decide.finish import clean_pods
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.progress import learn

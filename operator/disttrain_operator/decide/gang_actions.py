@@ -6,10 +6,9 @@ from datetime import datetime, timedelta
 
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.scheduling import GangScheduler
-from disttrain_operator.decide.actions import Action, CreatePod, CreateSupport, DeletePod
-from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeletePod
+from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.ledger import ran
-from disttrain_operator.decide.members import Identity
 from disttrain_operator.decide.observed import PodFacts
 
 # Survivors of a failure are stuck in a collective and have nothing to save.

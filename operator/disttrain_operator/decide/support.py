@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
-from disttrain_operator.decide.actions import CreateSupport
 from disttrain_operator.decide.clock import after, earliest
-from disttrain_operator.decide.decision import Move
+from disttrain_operator.decide.decision import CreateSupport, Move
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.observed import ReadableJob

@@ -13,10 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from disttrain_api.names import Label, Role
-from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob, DeletePod
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.decision import CreatePod, CreateSupport, Decision, DeleteJob, DeletePod
 from disttrain_operator.decide.observed import CreateProblem, Live, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache

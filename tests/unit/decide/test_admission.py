@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from disttrain_operator.decide.actions import CreatePod, DeletePod, ReleasePod
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.decision import CreatePod, Decision, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import Admission, CreateProblem, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.identity import child_name

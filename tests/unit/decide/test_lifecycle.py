@@ -6,7 +6,7 @@ import pytest
 
 from disttrain_api.names import PERMANENT, ExitCode, Role, exit_reason
 from disttrain_api.report import RankFailure
-from disttrain_operator.decide.actions import CreatePod, CreateSupport, DeleteJob
+from disttrain_operator.decide.decision import CreatePod, CreateSupport, DeleteJob
 from disttrain_operator.decide.observed import CreateProblem
 from tests.builders import a_claim_template, a_report, running, waiting
 from tests.unit.decide.world import a_running_world, a_world

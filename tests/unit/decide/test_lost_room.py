@@ -4,10 +4,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from disttrain_operator.decide.actions import CreatePod, DeletePod
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.decision import CreatePod, Decision, DeletePod
 from disttrain_operator.decide.observed import Admission, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.identity import child_name

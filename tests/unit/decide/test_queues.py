@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_operator.decide.actions import CreatePod, DeletePod
+from disttrain_operator.decide.decision import CreatePod, DeletePod
 from tests.unit.decide.world import World, a_world
 
 QUEUED = {

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import Role
-from disttrain_operator.decide.actions import CreatePod
-from disttrain_operator.decide.members import members_as_text, members_of_text
+from disttrain_operator.decide.decision import CreatePod
+from disttrain_operator.decide.gang import members_as_text, members_of_text
 from tests.unit.decide.test_failures import COMMAND, OWN, own_world, verdict
 from tests.unit.decide.world import World, a_running_world, a_world
 

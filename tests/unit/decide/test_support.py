@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_operator.decide.actions import CreateSupport
+from disttrain_operator.decide.decision import CreateSupport
 from disttrain_operator.decide.observed import CreateProblem
 from tests.builders import a_claim_template, running
 from tests.unit.decide.test_failures import own_world

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from disttrain_operator.decide.actions import CreatePod, DeletePod, ReleasePod
 from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import CreatePod, DeletePod, ReleasePod
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.decide.policies.admission import SCHEDULING_SECONDS
 from disttrain_operator.decide.reading import observe

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from disttrain_api.names import Label, Role
 from disttrain_api.ownership import owner_reference
-from disttrain_operator.decide.actions import CreatePod, CreateSupport
+from disttrain_operator.decide.decision import CreatePod, CreateSupport
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client

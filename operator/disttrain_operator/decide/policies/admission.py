@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 from disttrain_api.names import Reason
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.actions import DeletePod, ReleasePod
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at
 from disttrain_operator.decide.clock import after, earliest, timestamp
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import DeletePod, Event, Move, ReleasePod, State
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
 from disttrain_operator.decide.ledger import end_attempt, in_attempt, mark_admitted, ran
