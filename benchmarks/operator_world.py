@@ -22,8 +22,8 @@ import yaml
 
 from disttrain_api.names import Label, Role
 from disttrain_operator.decide.observed import job_facts
-from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.kubeconfig import find_access
 from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.plan.desired import GangPlan, Site
 from disttrain_operator.snapshot import core_collection, job_collection

@@ -24,12 +24,12 @@ from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.health import Health
 from disttrain_operator.host import Host
 from disttrain_operator.kube.again import Again, Collection
-from disttrain_operator.kube.auth import find_access
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.elections import AnyElection, Elections, terms_of
 from disttrain_operator.kube.errors import AccessError
 from disttrain_operator.kube.informer import Informer
 from disttrain_operator.kube.kopf_watch import KopfWatch
+from disttrain_operator.kube.kubeconfig import find_access
 from disttrain_operator.kube.lease import Election
 from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag

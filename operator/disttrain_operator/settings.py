@@ -143,7 +143,9 @@ class Settings:
         "namespace/name of a Secret with that key under `key`; it is made where there is none", None, _secret
     )
     kubeconfig: str | None = _flag(
-        "kubeconfig file (default: the pod's service account, else KUBECONFIG)", None, _or_none
+        "kubeconfig file (default: those of KUBECONFIG, else the pod's service account, else ~/.kube/config)",
+        None,
+        _or_none,
     )
     context: str | None = _flag("context of the kubeconfig (default: its current one)", None, _or_none)
     health_address: str = _flag("address of /healthz and /readyz (default: all, of IPv4 and IPv6)", "")

@@ -5,7 +5,6 @@ What it answers is read up to a bound, and what it refuses becomes a sentence.
 
 import ssl
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import orjson
 import urllib3
 
 from disttrain.errors import CommandError
-from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.auth import Access, ClientCertificate
 from disttrain_operator.kube.errors import AccessError
 
 Raw = dict[str, Any]
@@ -52,7 +51,8 @@ class Api:
         self.server = access.server
         self.date = ""
         """The API server's clock, as its last answer had it in the header `Date`."""
-        self._pool = _pool(access)
+        self._certificate: ClientCertificate | None = None
+        self._pool: urllib3.PoolManager | None = None
 
     def get(self, path: str, query: Query | None = None, *, what: str) -> Raw:
         """Return an object, or an answer that is one."""
@@ -135,12 +135,13 @@ class Api:
     ) -> urllib3.BaseHTTPResponse:
         url = f"{self.server}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         payload = None if body is None else orjson.dumps(body)
+        pool, headers = self._pool_and_headers(content or "application/json")
         try:
-            response = self._pool.request(
+            response = pool.request(
                 method,
                 url,
                 body=payload,
-                headers=self._headers(content or "application/json"),
+                headers=headers,
                 preload_content=False,
                 retries=_RETRIES,
                 timeout=timeout,
@@ -148,19 +149,25 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NoAnswer(f"{what}: the cluster does not answer ({_root(error)})") from error
         self.date = response.headers.get("Date", self.date)
+        if response.status == 401:
+            self._access.credentials.refused()
         if response.status >= 400:
             refusal = response.read(2**16, decode_content=True)
             response.close()
             raise ApiError(f"{what}: {_sentence(response.status, response.reason, refusal)}", response.status)
         return response
 
-    def _headers(self, content: str) -> dict[str, str]:
+    def _pool_and_headers(self, content: str) -> tuple[urllib3.PoolManager, dict[str, str]]:
+        """What the next request needs. With another certificate than before, connections are made anew."""
+        credentials = self._access.credentials
         try:
-            token = self._access.token()
+            token, certificate = credentials.token(), credentials.certificate()
         except (AccessError, OSError) as error:
             raise CommandError(f"no credentials for {self.server}: {error}") from error
+        if self._pool is None or certificate != self._certificate:
+            self._certificate, self._pool = certificate, _pool(self._access)
         headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": "disttrain"}
-        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        return self._pool, headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def _pool(access: Access) -> urllib3.PoolManager:
@@ -170,12 +177,12 @@ def _pool(access: Access) -> urllib3.PoolManager:
     except (ssl.SSLError, ValueError, OSError) as error:
         raise CommandError(f"the kubeconfig's certificates for {access.server} cannot be used: {error}") from error
     if context is not None:
-        options["ssl_context"] = context
-    address = urllib.parse.urlsplit(access.server)
-    proxy = urllib.request.getproxies().get(address.scheme)
-    if proxy and not urllib.request.proxy_bypass(address.hostname or ""):
-        return urllib3.ProxyManager(proxy, **options)
-    return urllib3.PoolManager(**options)
+        options |= {"ssl_context": context, "server_hostname": access.server_name}
+    if access.proxy is None:
+        return urllib3.PoolManager(**options)
+    user = urllib3.util.parse_url(access.proxy).auth
+    asked = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(user)) if user else None
+    return urllib3.ProxyManager(access.proxy, proxy_headers=asked, proxy_ssl_context=context, **options)
 
 
 def _decoded(payload: bytes, what: str) -> Raw:

@@ -1,44 +1,80 @@
-"""Where the API server is and who we are: the pod's service account, or a kubeconfig.
+"""Where the API server is and who we are: what a client needs of the pod's service account or of a kubeconfig.
 
-`Access` holds the parts, as they stand in files or in the kubeconfig, because two clients use them: ours and kopf's.
-Tokens are asked for with every request and read again from their file as it rotates.
+Credentials are asked for with every request: tokens are read again from their file as it rotates, and what a plug-in
+gave is renewed before it expires.
 """
 
-import base64
-import json
 import os
-import shutil
 import ssl
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from disttrain_api import yaml_bounds
-from disttrain_operator.kube.errors import AccessError
+from disttrain_operator.kube.proxies import proxy_for
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # A projected token is replaced at 80 % of its life of an hour or more.
 _REREAD_SECONDS = 30.0
 
-Token = Callable[[], str | None]
+
+class ClientCertificate(NamedTuple):
+    """Certificate and key, as PEM."""
+
+    certificate: str
+    key: str
+
+
+class Credentials:
+    """Who we are: a token, a client certificate, both, or nobody."""
+
+    def __init__(self, token: str | None = None, certificate: ClientCertificate | None = None) -> None:
+        self._token, self._certificate = token, certificate
+
+    def token(self) -> str | None:
+        """The token of the next request."""
+        return self._token
+
+    def certificate(self) -> ClientCertificate | None:
+        """The certificate of the next connection. With another one than before, connections are made anew."""
+        return self._certificate
+
+    def refused(self) -> None:
+        """Called when the API server has not accepted them: those that can be had anew are, next time."""
+
+
+class FileToken(Credentials):
+    """A token in a file that somebody else rotates."""
+
+    def __init__(self, path: Path, certificate: ClientCertificate | None = None) -> None:
+        super().__init__(certificate=certificate)
+        self._path, self._read_at = path, float("-inf")
+
+    def token(self) -> str | None:
+        now = time.monotonic()
+        if now - self._read_at > _REREAD_SECONDS:
+            self._token, self._read_at = self._path.read_text().strip(), now
+        return self._token
+
+    def refused(self) -> None:
+        self._read_at = float("-inf")
 
 
 @dataclass(frozen=True)
 class Access:
-    """An API server and credentials for it. Certificates and keys are PEM."""
+    """An API server and credentials for it."""
 
     server: str
-    token: Token = lambda: None
+    credentials: Credentials = field(default_factory=Credentials)
     ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
+    """PEM. None: the authorities that the system trusts, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     insecure: bool = False
     namespace: str = "default"
+    proxy: str | None = None
+    """The address of the proxy that leads to the server."""
+    server_name: str | None = None
+    """The name that the server's certificate is checked for, where it is not the one in its address."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """None for a plain http:// server."""
@@ -48,124 +84,26 @@ class Access:
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.certificate and self.key:
+        if pair := self.credentials.certificate():
             # The ssl module reads client certificates from files only.
             with tempfile.TemporaryDirectory() as folder:
                 certificate, key = Path(folder, "certificate.pem"), Path(folder, "key.pem")
-                certificate.write_text(self.certificate)
+                certificate.write_text(pair.certificate)
                 key.touch(mode=0o600)
-                key.write_text(self.key)
+                key.write_text(pair.key)
                 context.load_cert_chain(certificate, key)
         return context
-
-
-def find_access(kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """The kubeconfig that is named; else the pod's service account; else KUBECONFIG or ~/.kube/config."""
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists():
-        return in_cluster()
-    named = kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return from_kubeconfig(Path(named or Path.home() / ".kube" / "config"), context)
 
 
 def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
     """The service account of the pod that this process runs in."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace = folder / "namespace"
+    server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
     return Access(
-        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-        token=FileToken(folder / "token"),
+        server,
+        FileToken(folder / "token"),
         ca=(folder / "ca.crt").read_text(),
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        proxy=proxy_for(server),
     )
-
-
-def from_kubeconfig(path: Path, context: str | None = None) -> Access:
-    """A context of a kubeconfig file; None: its current one."""
-    try:
-        config = yaml_bounds.load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise AccessError(f"no service account and no readable kubeconfig at {path}: {error}") from error
-    except yaml_bounds.YamlError as error:
-        raise AccessError(f"{path} is no kubeconfig: {error}") from error
-    chosen = context or (config or {}).get("current-context")
-    entry = _named(config, "contexts", chosen, "context", path)
-    cluster = _named(config, "clusters", entry.get("cluster"), "cluster", path)
-    user = _named(config, "users", entry["user"], "user", path) if entry.get("user") else {}
-    return Access(
-        server=str(cluster["server"]).rstrip("/"),
-        token=_token(user, path.parent),
-        ca=_pem(cluster, "certificate-authority", path.parent),
-        certificate=_pem(user, "client-certificate", path.parent),
-        key=_pem(user, "client-key", path.parent),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        namespace=entry.get("namespace") or "default",
-    )
-
-
-class FileToken:
-    """A token in a file that somebody else rotates."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._value, self._read_at = path, "", float("-inf")
-
-    def __call__(self) -> str:
-        now = time.monotonic()
-        if now - self._read_at > _REREAD_SECONDS:
-            self._value, self._read_at = self._path.read_text().strip(), now
-        return self._value
-
-
-class ExecToken:
-    """A token printed by a credential plugin (client.authentication.k8s.io), kept until shortly before it expires."""
-
-    def __init__(self, plugin: Mapping[str, Any], folder: Path) -> None:
-        command = str(plugin["command"])
-        self._command = [shutil.which(command) or str(folder / command), *(plugin.get("args") or [])]
-        info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
-        extra = {entry["name"]: entry["value"] for entry in plugin.get("env") or []}
-        self._environment = os.environ | extra | {"KUBERNETES_EXEC_INFO": json.dumps(info)}
-        self._value, self._expires_at = "", float("-inf")
-
-    def __call__(self) -> str:
-        if time.time() > self._expires_at - 60:
-            self._refresh()
-        return self._value
-
-    def _refresh(self) -> None:
-        # Blocks the loop for as long as the plugin runs: once per life of a token, and never inside a cluster.
-        try:
-            printed = subprocess.run(self._command, env=self._environment, capture_output=True, check=True, timeout=60)
-            status = json.loads(printed.stdout)["status"]
-            self._value = status["token"]
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-            raise AccessError(f"credential plugin {self._command[0]} gave no token: {error}") from error
-        expires = status.get("expirationTimestamp")
-        self._expires_at = datetime.fromisoformat(expires).timestamp() if expires else float("inf")
-
-
-def _token(user: Mapping[str, Any], folder: Path) -> Token:
-    if user.get("token"):
-        token = str(user["token"])
-        return lambda: token
-    if user.get("tokenFile"):
-        return FileToken(folder / user["tokenFile"])
-    if user.get("exec"):
-        return ExecToken(user["exec"], folder)
-    if user.get("auth-provider") or user.get("username"):
-        raise AccessError("auth-provider and password users of a kubeconfig are not supported: use an exec plugin")
-    return lambda: None
-
-
-def _named(config: Any, section: str, name: str | None, key: str, path: Path) -> dict[str, Any]:
-    for entry in (config or {}).get(section) or []:
-        if entry.get("name") == name:
-            return entry.get(key) or {}
-    raise AccessError(f"{path} has no {key} named {name!r}")
-
-
-def _pem(section: Mapping[str, Any], field: str, folder: Path) -> str | None:
-    if section.get(f"{field}-data"):
-        return base64.b64decode(section[f"{field}-data"]).decode()
-    if section.get(field):
-        return Path(folder, section[field]).read_text()
-    return None

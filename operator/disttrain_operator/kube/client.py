@@ -26,7 +26,6 @@ connections: of the kept ones others may be just as dead, and each would cost an
 import asyncio
 import logging
 import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -100,20 +99,17 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         self._clock, self._sleep = clock, sleep
         self._not_before = 0.0
-        self._tls = access.ssl_context()
         self._session = self._new_session()
         self._users: Counter[aiohttp.ClientSession] = Counter()
         self._warned: set[str] = set()
 
     def _new_session(self) -> aiohttp.ClientSession:
+        self._certificate = self.access.credentials.certificate()
         # An explicit context also keeps aiohttp from building the system's default one, which takes 30 ms.
         connector = aiohttp.TCPConnector(
-            limit=0,
-            ssl=self._tls if isinstance(self._tls, ssl.SSLContext) else False,
-            keepalive_timeout=300,
-            socket_factory=_socket,
+            limit=0, ssl=self.access.ssl_context() or False, keepalive_timeout=300, socket_factory=_socket
         )
-        return aiohttp.ClientSession(connector=connector, auto_decompress=True)
+        return aiohttp.ClientSession(connector=connector, auto_decompress=True, proxy=self.access.proxy)
 
     async def close(self) -> None:
         """Closes all connections, watches too."""
@@ -122,10 +118,15 @@ class Client:
 
     @asynccontextmanager
     async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept connections; given up after a time-out, as soon as nobody uses them."""
+        """The kept connections; given up, as soon as nobody uses them, after a time-out and for another certificate."""
+        former = self._session
+        if self.access.credentials.certificate() != self._certificate:
+            self._session = self._new_session()
         session = self._session
         self._users[session] += 1
         try:
+            if former is not session and not self._users[former]:
+                await former.close()
             yield session
         except TimeoutError:
             if session is self._session:
@@ -224,6 +225,7 @@ class Client:
                         data=data,
                         headers=self._headers(method, accept),
                         timeout=self._timeout,
+                        server_hostname=self.access.server_name,
                     ) as response,
                 ):
                     answer = await (_refusal(response) if response.status >= 400 else read_body(response, most))
@@ -236,10 +238,7 @@ class Client:
             finally:
                 self.on_answer(method, code, time.perf_counter() - began)
         if response.status >= 400:
-            refusal = error_of(response.status, answer)
-            if isinstance(refusal, Throttled):
-                self._throttle(response.headers.get("Retry-After"))
-            raise refusal
+            raise self._taken(error_of(response.status, answer), response)
         for warning in response.headers.getall("Warning", ()):
             self._warn(cut(warning))
         return answer
@@ -257,10 +256,15 @@ class Client:
         try:
             async with (
                 self._connections() as session,
-                session.get(self._url(path, query), headers=self._headers(), timeout=timeout) as response,
+                session.get(
+                    self._url(path, query),
+                    headers=self._headers(),
+                    timeout=timeout,
+                    server_hostname=self.access.server_name,
+                ) as response,
             ):
                 if response.status >= 400:
-                    raise error_of(response.status, await _refusal(response))
+                    raise self._taken(error_of(response.status, await _refusal(response)), response)
                 yield response.content.iter_any()
         except _LOST as error:
             raise Unavailable(f"watch of {path}: {error or type(error).__name__}") from error
@@ -272,10 +276,18 @@ class Client:
     def _headers(self, method: str = "GET", accept: str = JSON) -> dict[str, str]:
         content = MERGE_PATCH if method == "PATCH" else JSON
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": "disttrain-operator"}
-        token = self.access.token()
+        token = self.access.credentials.token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         return headers
+
+    def _taken(self, refusal: KubeError, response: aiohttp.ClientResponse) -> KubeError:
+        """Return the refusal, once what follows from it for the next requests is done."""
+        if isinstance(refusal, Throttled):
+            self._throttle(response.headers.get("Retry-After"))
+        elif isinstance(refusal, Unauthorized):
+            self.access.credentials.refused()
+        return refusal
 
     def _throttle(self, retry_after: str | None) -> None:
         seconds = 1.0

@@ -13,6 +13,4 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     with FakeApi() as fake:
         fake.kubeconfig(tmp_path / "kubeconfig")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        monkeypatch.delenv("HTTP_PROXY", raising=False)
-        monkeypatch.delenv("http_proxy", raising=False)
         yield fake

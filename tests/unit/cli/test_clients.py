@@ -1,9 +1,11 @@
 """The Python clients: the same calls on a cluster, with asyncio, and on this machine."""
 
+import base64
 import doctest
 import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -14,14 +16,13 @@ from disttrain.local.folder import RunFolder, new_run
 from disttrain_api import parse
 from disttrain_api.errors import ManifestError
 from tests.builders import a_job, a_manifest, a_raw_pod, ended
+from tests.forward_proxy import ForwardProxy
 from tests.unit.cli.fake_api import JOBS, FakeApi
 from tests.waiting import GENEROUS
 
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     return tmp_path / "kubeconfig"
 
@@ -170,3 +171,15 @@ def test_on_this_machine_a_wrong_job_is_refused_before_anything_starts(tmp_path:
     with pytest.raises(ManifestError, match="stepz"):
         LocalClient(runs=tmp_path / "runs").submit(a_manifest(training={"stepz": 1}))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plain_server_is_asked_through_a_proxy(kubeconfig: Path) -> None:
+    with FakeApi() as api, ForwardProxy(("127.0.0.1", urlsplit(api.url).port or 0)) as proxy:
+        api.url = "http://kube.example.test"
+        api.kubeconfig(kubeconfig)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HTTP_PROXY", proxy.url.replace("//", "//me:word@"))
+            assert disttrain.Client().list() == []
+    ((asked, credentials),) = proxy.asked
+    assert asked.startswith("GET http://kube.example.test/apis/disttrain.io/")
+    assert credentials == f"Basic {base64.b64encode(b'me:word').decode()}"

@@ -49,7 +49,7 @@ def two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_context_takes_its_user_from_another_file_and_paths_are_relative_to_their_own():
     access = find_access()
 
-    assert (access.server, access.token(), access.namespace) == ("https://one:6443", "secret", "vision")
+    assert (access.server, access.credentials.token(), access.namespace) == ("https://one:6443", "secret", "vision")
     assert (access.ca, access.insecure) == ("the first folder's", False)
 
 
@@ -57,7 +57,7 @@ def test_a_context_takes_its_user_from_another_file_and_paths_are_relative_to_th
 def test_a_context_of_any_file_can_be_named():
     access = find_access("lab")
 
-    assert (access.server, access.token(), access.namespace) == ("https://two:6443", "secret", "default")
+    assert (access.server, access.credentials.token(), access.namespace) == ("https://two:6443", "secret", "default")
     assert (access.ca, access.insecure) == (None, True)
 
 

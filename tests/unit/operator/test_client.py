@@ -1,14 +1,17 @@
 """Requests: what refusals mean, and which faults the caller never sees."""
 
 import asyncio
+import base64
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from disttrain_operator.kube import errors
-from disttrain_operator.kube.auth import Access
+from disttrain_operator.kube.auth import Access, Credentials
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.lists import list_pages
+from tests.forward_proxy import ForwardProxy
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 from tests.waiting import GENEROUS
@@ -160,9 +163,11 @@ async def test_a_delete_names_the_uid(api: FakeApi, client: Client) -> None:
     assert api.objects == {}
 
 
-async def test_the_token_is_asked_for_with_every_request(api: FakeApi) -> None:
+async def test_the_token_is_asked_for_with_every_request(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["first", "second"])
-    client = Client(Access(api.url, token=lambda: next(tokens)))
+    credentials = Credentials()
+    monkeypatch.setattr(credentials, "token", lambda: next(tokens))
+    client = Client(Access(api.url, credentials))
     await client.get(PODS)
     await client.get(PODS)
     await client.close()
@@ -271,3 +276,20 @@ async def test_what_is_left_out_of_a_status_is_logged_once(
     (line,) = caplog.messages
     assert "status.newer" in line
     assert "is its CustomResourceDefinition of this release?" in line
+
+
+async def test_a_plain_server_is_asked_and_watched_through_a_proxy(api: FakeApi) -> None:
+    with ForwardProxy(("127.0.0.1", URL(api.url).port or 0)) as proxy:
+        client = Client(
+            Access("http://kube.example.test", proxy=proxy.url.replace("//", "//me:word@")), retry_delays=()
+        )
+        try:
+            version = (await client.get(PODS))["metadata"]["resourceVersion"]
+            query = {"watch": "true", "resourceVersion": version}
+            async with client.stream(PODS, query, silence=GENEROUS) as chunks:
+                await api.put(f"{PODS}/a")
+                assert b"ADDED" in await anext(chunks)
+        finally:
+            await client.close()
+    basic = f"Basic {base64.b64encode(b'me:word').decode()}"
+    assert proxy.asked == [(f"GET http://kube.example.test{PODS}", basic)]  # one connection, which is kept
