@@ -1,6 +1,7 @@
 """`python -m release.chart v1.2.3`: checks that a tag is the version of everything that bears one.
 
-With --operator and --trainer, each REPOSITORY@sha256:DIGEST, the chart's values then name these two images.
+With --operator and --trainer, each REPOSITORY@sha256:DIGEST, the chart then names these two images: in its values, and
+in the list for mirrors.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "helm" / "disttrain"
 _IMAGE = re.compile(r"([a-z0-9][a-z0-9./:_-]*)@(sha256:[0-9a-f]{64})")
-# Where the values are that name an image. A parser would lose the comments, which are the values' documentation.
-_OPERATOR_REPOSITORY = r"^(image:\n(?:[ #].*\n)*?  repository: ).*$"
-_OPERATOR_DIGEST = r"^(image:\n(?:[ #].*\n)*?  digest: ).*$"
-_TRAINER = r"^(trainerImage: ).*$"
+# Where an image's lines are in values.yaml and in Chart.yaml. A parser would lose the comments, which are the values'
+# documentation.
+_SECTIONS = {"operator": r"^image:\n(?:[ #].*\n)*?  ", "trainer": r"^trainer:\n(?:[ #].*\n)*?    "}
+_LISTED = r"^    - name: {}\n      image: "
 _VERSIONS = {
     "pyproject.toml": r'^version = "(.+)"$',
     "helm/disttrain/Chart.yaml": r"^version: (.+)$",
@@ -40,14 +41,26 @@ def check_versions(tag: str, repository: Path = REPOSITORY) -> None:
 
 def with_images(values: str, operator: str, trainer: str) -> str:
     """Return the chart's values with these images in place of what they name."""
-    split = _IMAGE.fullmatch(operator)
-    if split is None or _IMAGE.fullmatch(trainer) is None:
-        raise ReleaseError(f"{operator} and {trainer} must both be REPOSITORY@sha256:DIGEST")
-    for pattern, value in ((_OPERATOR_REPOSITORY, split[1]), (_OPERATOR_DIGEST, split[2]), (_TRAINER, trainer)):
-        values, count = re.subn(pattern, rf"\g<1>{value}", values, flags=re.MULTILINE)
-        if count != 1:
-            raise ReleaseError(f"values.yaml has {count} lines for {value}")
+    for name, image in (("operator", operator), ("trainer", trainer)):
+        split = _IMAGE.fullmatch(image)
+        if split is None:
+            raise ReleaseError(f"{operator} and {trainer} must both be REPOSITORY@sha256:DIGEST")
+        for field, value in zip(("repository", "digest"), split.groups(), strict=True):
+            values = _with(values, f"{_SECTIONS[name]}{field}: ", value)
     return values
+
+
+def with_list(chart: str, operator: str, trainer: str) -> str:
+    """Return Chart.yaml with these images in its list for mirrors."""
+    return _with(_with(chart, _LISTED.format("operator"), operator), _LISTED.format("trainer"), trainer)
+
+
+def _with(text: str, before: str, value: str) -> str:
+    """Return the text with `value` as the rest of the one line that begins so."""
+    text, count = re.subn(f"({before}).*$", rf"\g<1>{value}", text, flags=re.MULTILINE)
+    if count != 1:
+        raise ReleaseError(f"the chart has {count} lines for {value}")
+    return text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         check_versions(given.tag)
         if given.operator:
-            values = CHART / "values.yaml"
-            values.write_text(with_images(values.read_text(), given.operator, given.trainer))
+            for name, change in (("values.yaml", with_images), ("Chart.yaml", with_list)):
+                file = CHART / name
+                file.write_text(change(file.read_text(), given.operator, given.trainer))
     except ReleaseError as error:
         print(f"release.chart: {error}", file=sys.stderr)
         return 1

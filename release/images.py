@@ -130,7 +130,7 @@ def install_command(wanted: Request) -> str:
     return (
         "helm install disttrain helm/disttrain -n disttrain --create-namespace --wait --timeout 10m \\\n"
         f"    --set image.repository={wanted.repository('operator')} --set-string image.tag={wanted.tag} \\\n"
-        f"    --set trainerImage={wanted.reference('trainer')}"
+        f"    --set trainer.image.repository={wanted.repository('trainer')} --set-string trainer.image.tag={wanted.tag}"
     )
 
 

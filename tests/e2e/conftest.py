@@ -81,8 +81,10 @@ class Helm:
 
     def install(self, *settings: str) -> None:
         """Install or upgrade the chart with the test's images, and wait until the operator is ready."""
-        repository, _, tag = OPERATOR_IMAGE.rpartition(":")
-        values = [f"image.repository={repository}", f"image.tag={tag}", f"trainerImage={TRAINER_IMAGE}", *settings]
+        values = list(settings)
+        for section, image in (("image", OPERATOR_IMAGE), ("trainer.image", TRAINER_IMAGE)):
+            repository, _, tag = image.rpartition(":")
+            values = [f"{section}.repository={repository}", f"{section}.tag={tag}", *values]
         flags = [flag for value in values for flag in ("--set", value)]
         where = ("disttrain", str(ROOT / "helm" / "disttrain"), "-n", SYSTEM, "--create-namespace")
         self("upgrade", "--install", *where, *flags, "--wait", "--timeout", "300s")

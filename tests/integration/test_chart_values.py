@@ -31,6 +31,11 @@ CHOICES: dict[str, list[Any]] = {
     "image.pullPolicy": ["IfNotPresent", "Always", "Never"],
     "imagePullSecrets": [[], [{"name": "registry"}]],
     "replicas": [2, 1],
+    "image.registry": ["", "registry.example:5000/mirror"],
+    "trainer.image.registry": ["", "other.example"],
+    "trainer.image.repository": ["disttrain/trainer", "a/b"],
+    "trainer.image.tag": ["", "v1"],
+    "trainer.image.digest": ["", "sha256:" + "0123456789abcdef" * 4],
     "trainerImage": ["", "registry.example/t@sha256:" + "0" * 64],
     "watchNamespaces": [[], ["team-a"], ["team-b", "team-a"]],
     "leaderElection.namespace": ["kube-system", "team-b"],
@@ -102,7 +107,7 @@ CHOICES: dict[str, list[Any]] = {
         [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": TERM}],
     ],
     "priorityClassName": ["", "system-cluster-critical"],
-    "global": [{}, {"imageRegistry": "registry.example"}],
+    "global.imageRegistry": ["", "registry.example"],
 }
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 MONITORING = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}

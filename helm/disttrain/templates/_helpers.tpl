@@ -20,14 +20,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ default (ternary (include "disttrain.name" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
-{{- define "disttrain.image" -}}
-{{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else }}{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{/* The reference of an image of the values; given as a list: that, and the root. */}}
+{{- define "disttrain.reference" -}}
+{{- $image := index . 0 }}{{ $root := index . 1 }}
+{{- with default $image.registry (default dict $root.Values.global).imageRegistry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default $root.Chart.AppVersion $image.tag }}{{ end }}
 {{- end }}
+
+{{- define "disttrain.image" -}}
+{{ include "disttrain.reference" (list .Values.image .) }}
 {{- end }}
 
 {{- define "disttrain.trainerImage" -}}
-{{ default (printf "disttrain/trainer:%s" .Chart.AppVersion) .Values.trainerImage }}
+{{ default (include "disttrain.reference" (list .Values.trainer.image .)) .Values.trainerImage }}
 {{- end }}
 
 {{/* Of the pod of `helm test`, which the operator's Service must not select. */}}

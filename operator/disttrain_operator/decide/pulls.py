@@ -45,7 +45,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
 _UNKNOWN = "check the image's name and tag, and the pull secret"
 _OF_THE_OPERATOR = (
     "the job names no image, so it gets the operator's: build and push it, or name another in the chart's value"
-    " trainerImage (docs/installing.md)"
+    " trainer.image (docs/installing.md)"
 )
 
 

@@ -22,7 +22,8 @@ def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
     objects = render(
         helm,
         "watchNamespaces={team-a}",
-        "trainerImage=mine:2",
+        "trainer.image.repository=mine",
+        "trainer.image.tag=v2",
         "podDefaults.shmSizeLimit=2Gi",
         "podDefaults.imagePullPolicy=Never",
         "podDefaults.userId=1234",
@@ -33,7 +34,7 @@ def test_every_flag_is_one_that_the_operator_knows(helm: Path) -> None:
     )
     settings = read_settings(container(objects)["args"], {})
     assert settings.namespaces == ("team-a",)
-    assert settings.trainer_image == "mine:2"
+    assert settings.trainer_image == "mine:v2"
     assert settings.json_logs
     assert settings.lease_duration_seconds == 15
     pods = settings.pods

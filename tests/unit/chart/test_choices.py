@@ -1,7 +1,9 @@
 """What the chart leaves to those who install it: names, images, pods, their disruption, network and account."""
 
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from disttrain_api.manifest import parse
 from disttrain_operator.plan.template_defaults import FIELDS, read_template_defaults
 from disttrain_operator.preflight import LEASE_RIGHTS
 from disttrain_operator.settings import read_settings
-from tests.cluster.paths import IMAGE_TAG
+from tests.cluster.paths import IMAGE_TAG, REPOSITORY
 from tests.unit.chart.rendering import CHART, container, only, render, rights, run
 
 # From cold, helm is built first, beside all that others build.
@@ -42,11 +44,43 @@ def test_names_can_be_chosen(helm: Path, values: list[str], name: str, label: st
     assert only(objects, "Service")["metadata"]["name"] == f"{name}-metrics"
 
 
-def test_an_image_is_named_by_its_digest_alone(helm: Path) -> None:
-    digest = f"sha256:{'0' * 64}"
-    objects = render(helm, "image.tag=v2", f"image.digest={digest}")
-    assert container(objects)["image"] == f"disttrain/operator@{digest}"
-    assert container(render(helm, "image.tag=v2"))["image"] == "disttrain/operator:v2"
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        ((), "disttrain/NAME:TAG"),
+        (("IMAGE.tag=v2",), "disttrain/NAME:v2"),
+        (("IMAGE.tag=v2", f"IMAGE.digest={DIGEST}"), f"disttrain/NAME@{DIGEST}"),
+        (("IMAGE.repository=one.example/a",), "one.example/a:TAG"),
+        (("IMAGE.registry=one.example:5000/b",), "one.example:5000/b/disttrain/NAME:TAG"),
+        (("IMAGE.registry=one.example", "global.imageRegistry=all.example"), "all.example/disttrain/NAME:TAG"),
+    ],
+)
+@pytest.mark.parametrize(("image", "name"), [("image", "operator"), ("trainer.image", "trainer")])
+def test_both_images_are_named_by_the_same_values(
+    helm: Path, settings: tuple[str, ...], reference: str, image: str, name: str
+) -> None:
+    found = images(helm, *(setting.replace("IMAGE", image) for setting in settings))
+    assert found[name] == reference.replace("NAME", name).replace("TAG", IMAGE_TAG)
+
+
+def test_the_former_value_of_the_trainers_image_is_read_for_a_release(helm: Path) -> None:
+    assert images(helm, "trainerImage=mine:2", "trainer.image.tag=other")["trainer"] == "mine:2"
+
+
+def test_the_list_for_mirrors_has_both_images_as_they_are_rendered(helm: Path) -> None:
+    page = (REPOSITORY / "docs" / "day-2.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("helm show chart")]
+    path = f"{helm.parent}{os.pathsep}{os.environ['PATH']}"
+    said = subprocess.check_output(command, shell=True, cwd=REPOSITORY, env={"PATH": path}, text=True)
+    assert said.splitlines() == list(images(helm).values())
+
+
+def images(helm: Path, *settings: str) -> dict[str, str]:
+    operator = container(render(helm, *settings))
+    return {"operator": operator["image"], "trainer": read_settings(operator["args"], {}).trainer_image}
 
 
 def test_jobs_that_name_no_image_get_the_trainer_of_the_charts_version(helm: Path, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def render(chart: Path, *settings: str) -> dict[str, Any]:
     return {document["kind"]: document for document in yaml.safe_load_all(done.stdout) if document}
 
 
-@pytest.mark.parametrize("settings", [(), ("image.repository=a.example/operator", "image.tag=x", "trainerImage=b:2")])
+@pytest.mark.parametrize(
+    "settings", [(), ("image.repository=a.example/operator", "image.tag=x", "trainer.image.repository=b")]
+)
 def test_they_name_both_images_and_how_a_missing_one_shows(tmp_path: Path, settings: tuple[str, ...]) -> None:
     chart = shutil.copytree(REPOSITORY / "helm" / "disttrain", tmp_path / "chart")
     # `helm template` leaves the notes out: here they are a value of an object.

@@ -56,7 +56,7 @@ def test_an_image_that_the_job_does_not_name_is_the_administrators_affair() -> N
     lost = Waiting("ErrImagePull", "docker.io/disttrain/trainer:0.1.0: not found", "disttrain/trainer:0.1.0")
     assert why_not_pulled(lost, a_spec()) == (
         'image "disttrain/trainer:0.1.0" cannot be pulled: the registry has no such image; the job names no image, so '
-        "it gets the operator's: build and push it, or name another in the chart's value trainerImage "
+        "it gets the operator's: build and push it, or name another in the chart's value trainer.image "
         "(docs/installing.md)"
     )
 

@@ -1,12 +1,14 @@
 """What a release writes into the chart, and that its tag is the version."""
 
 import shutil
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 import yaml
 
-from release.chart import CHART, ReleaseError, check_versions, with_images
+from release.chart import CHART, ReleaseError, check_versions, with_images, with_list
 from tests.cluster.paths import IMAGE_TAG, REPOSITORY
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -17,12 +19,21 @@ VALUES = (CHART / "values.yaml").read_text()
 def test_the_values_name_both_images_by_digest_and_change_nothing_else() -> None:
     changed = with_images(VALUES, OPERATOR, TRAINER)
     before, after = yaml.safe_load(VALUES), yaml.safe_load(changed)
-    assert (after["image"]["repository"], after["image"]["digest"]) == tuple(OPERATOR.split("@"))
-    assert after["trainerImage"] == TRAINER
-    for values in (before, after):
-        del values["image"]["repository"], values["image"]["digest"], values["trainerImage"]
+    for section, image in ((("image",), OPERATOR), (("trainer", "image"), TRAINER)):
+        was, now = (reduce(getitem, section, values) for values in (before, after))
+        assert (now["repository"], now["digest"]) == tuple(image.split("@"))
+        now.update(repository=was["repository"], digest=was["digest"])
     assert before == after
     assert changed.count("#") == VALUES.count("#")
+
+
+def test_the_list_for_mirrors_names_both_images_and_nothing_else_changes() -> None:
+    before = (CHART / "Chart.yaml").read_text()
+    changed = with_list(before, OPERATOR, TRAINER)
+    listed = yaml.safe_load(yaml.safe_load(changed)["annotations"]["artifacthub.io/images"])
+    assert listed == [{"name": "operator", "image": OPERATOR}, {"name": "trainer", "image": TRAINER}]
+    lines = zip(before.splitlines(), changed.splitlines(), strict=True)
+    assert sum(one != other for one, other in lines) == 2
 
 
 def test_an_image_without_a_digest_is_refused() -> None:
@@ -32,7 +43,7 @@ def test_an_image_without_a_digest_is_refused() -> None:
 
 def test_values_that_no_longer_have_the_lines_are_no_release() -> None:
     with pytest.raises(ReleaseError, match="0 lines"):
-        with_images(VALUES.replace("trainerImage:", "images:"), OPERATOR, TRAINER)
+        with_images(VALUES.replace("\ntrainer:", "\nimages:"), OPERATOR, TRAINER)
 
 
 def test_a_tag_is_the_version_of_package_and_chart(tmp_path: Path) -> None:

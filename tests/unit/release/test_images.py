@@ -38,7 +38,9 @@ def test_a_registry_gets_both_under_its_name() -> None:
         ]
     assert install_command(wanted).split("--wait ")[1].split() == [
         *("--timeout", "10m", "\\", "--set", "image.repository=registry.example.org:5000/ml/disttrain-operator"),
-        *("--set-string", "image.tag=1.0", "\\", "--set", f"trainerImage={trainer}"),
+        *("--set-string", "image.tag=1.0", "\\"),
+        *("--set", "trainer.image.repository=registry.example.org:5000/ml/disttrain-trainer"),
+        *("--set-string", "trainer.image.tag=1.0"),
     ]
 
 
@@ -106,9 +108,8 @@ def test_the_values_are_those_of_the_chart() -> None:
     wanted = request("", "kind", version(), "", "")
     assert version() == IMAGE_TAG
     assert values["image"]["repository"] == wanted.repository("operator")
-    assert "tag" in values["image"]
-    assert values["trainerImage"] == "", "which is `disttrain/trainer` of the same version: tests/unit/chart"
-    assert wanted.repository("trainer") == "disttrain/trainer"
+    assert values["trainer"]["image"]["repository"] == wanted.repository("trainer")
+    assert (values["image"]["tag"], values["trainer"]["image"]["tag"]) == ("", "")
 
 
 class Terminal:
@@ -156,7 +157,8 @@ def test_make_images_builds_loads_and_names_them(terminal: Terminal) -> None:
         *builds("docker", *names),
         *(f"kind load docker-image {name} --name dev" for name in names),
     ]
-    assert done.stdout.rstrip().endswith(f"--set trainerImage={names[1]}")
+    values = f"--set trainer.image.repository=disttrain/trainer --set-string trainer.image.tag={IMAGE_TAG}"
+    assert done.stdout.rstrip().endswith(values)
 
 
 def test_the_test_cluster_gets_its_images_without_docker(terminal: Terminal) -> None:
