@@ -66,8 +66,10 @@ def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Pat
     assert {build["file"] for build in builds} == {"operator/Dockerfile", "trainer_image/Dockerfile"}
     for build in builds:
         assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
+        assert build["platforms"] == "linux/amd64,linux/arm64"
         assert build["build-args"].startswith("BASE_IMAGE=")
     by_name = read(file)["jobs"]
+    assert any("qemu-user-static" in step.get("run", "") for step in by_name["images"]["steps"])
     assert by_name["test"]["uses"] == "./.github/workflows/complete.yaml"
     assert (by_name["images"]["needs"], by_name["chart"]["needs"]) == ("test", "images")
     for name in ("images", "chart"):
