@@ -205,8 +205,10 @@ def test_with_a_secret_of_ones_own_the_operator_may_read_none(helm: Path) -> Non
 
 
 def test_metrics_are_found_by_their_service(helm: Path) -> None:
-    values = ("enabled=true", "labels.release=prometheus", "interval=30s", "scrapeTimeout=5s")
-    objects = render(helm, *(f"metrics.serviceMonitor.{value}" for value in values))
+    values = ("enabled=true", "labels.release=prometheus", "interval=30s", "scrapeTimeout=5s", "annotations.a=b")
+    changes = ("relabelings[0].targetLabel=cluster", "metricRelabelings[0].action=labeldrop")
+    of_the_monitor = (f"metrics.serviceMonitor.{value}" for value in (*values, *changes))
+    objects = render(helm, "metrics.serviceLabels.team=ml", *of_the_monitor)
     service = only(objects, "Service")
     labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
@@ -214,7 +216,11 @@ def test_metrics_are_found_by_their_service(helm: Path) -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
     assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("30s", "5s")
-    assert only(objects, "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
+    assert endpoint["relabelings"] == [{"targetLabel": "cluster"}]
+    assert endpoint["metricRelabelings"] == [{"action": "labeldrop"}]
+    about = only(objects, "ServiceMonitor")["metadata"]
+    assert (about["labels"]["release"], about["annotations"]) == ("prometheus", {"a": "b"})
+    assert service["metadata"]["labels"]["team"] == "ml"
     kinds = {document["kind"] for document in render(helm, "metrics.service=false")}
     assert not kinds & {"Service", "ServiceMonitor"}
 

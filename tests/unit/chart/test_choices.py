@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -210,6 +211,49 @@ def test_volumes_variables_and_annotations_of_ones_own_are_there_beside_the_char
     assert [volume["name"] for volume in volumes] == ["tmp", "ca"]
     assert [mount["mountPath"] for mount in container(objects)["volumeMounts"]] == ["/tmp", "/etc/ca"]
     assert container(objects)["envFrom"] == [{"secretRef": {"name": "mine"}}]
+
+
+def test_a_deployments_own_choices_are_left_to_those_who_install(helm: Path) -> None:
+    def chosen(*settings: str) -> tuple[object, ...]:
+        objects = render(helm, *settings)
+        spec, probes = only(objects, "Deployment")["spec"], container(objects)
+        times = (probes[probe] for probe in ("livenessProbe", "readinessProbe"))
+        asked = ({name: value for name, value in probe.items() if name != "httpGet"} for probe in times)
+        return spec.get("strategy"), spec.get("revisionHistoryLimit"), *asked
+
+    rolling = {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    live, ready = {"periodSeconds": 10, "failureThreshold": 6}, {"periodSeconds": 2, "failureThreshold": 3}
+    assert chosen() == (rolling, 10, live, ready)
+    assert chosen(
+        *("strategy.type=Recreate", "strategy.rollingUpdate=null", "revisionHistoryLimit=0"),
+        *("livenessProbe.timeoutSeconds=5", "readinessProbe.periodSeconds=9"),
+    ) == (
+        {"type": "Recreate"},
+        0,
+        {**live, "timeoutSeconds": 5},
+        {**ready, "periodSeconds": 9},
+    )
+
+
+def test_the_operators_account_alone_has_the_share_of_the_api_server(helm: Path) -> None:
+    assert not [one for one in render(helm) if one["apiVersion"].startswith("flowcontrol")]
+    objects = render(helm, "apiPriority.enabled=true", "apiPriority.nominalConcurrencyShares=7")
+    level = only(objects, "PriorityLevelConfiguration")
+    assert level["spec"]["limited"]["nominalConcurrencyShares"] == 7
+    flows = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "FlowSchema"}
+    levels = {name: flow["priorityLevelConfiguration"]["name"] for name, flow in flows.items()}
+    assert levels == {"disttrain": level["metadata"]["name"], "disttrain-leases": "leader-election"}
+    account = {"name": container_account(objects), "namespace": "system"}
+    for flow in flows.values():
+        assert flow["rules"][0]["subjects"] == [{"kind": "ServiceAccount", "serviceAccount": account}]
+    leases = flows["disttrain-leases"]
+    assert leases["matchingPrecedence"] < flows["disttrain"]["matchingPrecedence"] < 9000
+    wanted = {verb for _, resource, verbs in LEASE_RIGHTS for verb in verbs if resource == "leases"}
+    assert wanted <= set(leases["rules"][0]["resourceRules"][0]["verbs"])
+
+
+def container_account(objects: list[dict[str, Any]]) -> str:
+    return str(only(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"])
 
 
 def test_a_drain_takes_one_replica_at_a_time(helm: Path) -> None:

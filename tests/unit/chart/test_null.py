@@ -27,6 +27,7 @@ NO_EMPTY_VALUE = {
     "image.pullPolicy": "imagePullPolicy:",
     "podDefaults.userId": "--user-id=65532",
     "replicas": "replicas: 2",
+    "revisionHistoryLimit": "revisionHistoryLimit: 10",
 }
 """Values that null takes out, and what is rendered by the default."""
 
