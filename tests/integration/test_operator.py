@@ -264,6 +264,17 @@ def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
     assert team.status()["attempt"] == 1
 
 
+def test_a_quota_on_what_pods_do_not_say_names_the_fields_that_would(team: Team) -> None:
+    quotas = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
+    hard = {"limits.cpu": "8"}
+    team.ask("POST", quotas, {"metadata": {"name": "limits"}, "spec": {"hard": hard}})
+    team.ask("PATCH", f"{quotas}/limits/status", {"status": {"hard": hard, "used": {"limits.cpu": "0"}}})
+    team.create()
+    waiting = team.wait_for("Running", status="False", reason="Forbidden")
+    assert "failed quota: limits: must specify limits.cpu" in waiting["message"]
+    assert "`workers.resources`" in waiting["message"]
+
+
 def test_who_gives_up_waiting_for_a_pod_without_a_node_costs_no_restart(team: Team) -> None:
     command = {"spec": {"containers": [{"name": "trainer", "image": "x", "command": ["serve"]}]}}
     team.create(workers={"replicas": 3, "template": command}, training=None, runPolicy={"maxRestarts": 0})

@@ -16,7 +16,7 @@ from disttrain_operator.decide.volumes import of_volume
 
 # Most starts are over by then, image and all.
 _SILENT_SECONDS = 300
-_IDS = "Ids"
+_IDS, _UNSPECIFIED = "Ids", "Unspecified"
 _ADVICE = {
     "InvalidImageName": "correct the image's name",
     "ErrImageNeverPull": "the image is not on the node and imagePullPolicy is Never: load it there or allow pulling",
@@ -39,6 +39,8 @@ _ADVICE = {
     _IDS: "where the template has no user and group the operator sets them: `podDefaults.userId: null` in the chart's"
     " values leaves them to the cluster, `runPolicy.podSecurity: Template` this job's whole security context to its"
     " template",
+    _UNSPECIFIED: "say how much in `workers.resources` and `parameterServers.resources`, or in the template's containers;"
+    " a LimitRange in the namespace gives defaults to pods that say nothing",
     Reason.INVALID_POD: "correct the pod template",
     Reason.NAME_CONFLICT: "delete the foreign object or give the job another name",
 }
@@ -104,7 +106,12 @@ def why_waiting(gang: Gang) -> tuple[str, str] | None:
 def _of_problem(gang: Gang) -> tuple[str, str]:
     problem, count = gang.observed.problems[0], len(gang.observed.problems)
     others = f" (and {count - 1} more)" if count > 1 else ""
-    advice = _IDS if _is_about_ids(problem, gang.spec) else problem.reason
+    advice = problem.reason
+    if _is_about_ids(problem, gang.spec):
+        advice = _IDS
+    elif problem.reason == Reason.FORBIDDEN and "failed quota" in problem.message:
+        # A full quota has a reason of its own: this one counts what the pod does not say.
+        advice = _UNSPECIFIED
     return problem.reason, _advise(advice, f"{problem.kind} {problem.name}{others}: {problem.message}")
 
 

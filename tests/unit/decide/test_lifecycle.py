@@ -277,9 +277,16 @@ IDS = (
             "let the template meet the namespace's rules, or change",
         ),
         ("InvalidPod", "spec.containers[0].name: Required", {}, "correct the pod template"),
+        (
+            "Forbidden",
+            'pods "x" is forbidden: failed quota: team: must specify limits.cpu for: trainer',
+            {},
+            "say how much in `workers.resources` and `parameterServers.resources`, or in the template's containers; a"
+            " LimitRange in the namespace gives defaults to pods that say nothing",
+        ),
     ],
 )
-def test_where_users_or_groups_are_refused_the_switches_are_named(
+def test_where_a_rule_of_the_namespace_refuses_pods_the_fields_are_named(
     reason: str, message: str, policy: dict[str, Any], advice: str
 ) -> None:
     world = a_world(runPolicy=policy).settle()
