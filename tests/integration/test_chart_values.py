@@ -119,7 +119,7 @@ CHOICES: dict[str, list[Any]] = {
     "priorityClassName": ["", "system-cluster-critical"],
     "global.imageRegistry": ["", "registry.example"],
 }
-PLURALS = {"NetworkPolicy": "networkpolicies"}
+PLURALS = {"NetworkPolicy": "networkpolicies", "ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
 MONITORING = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
 """Kinds of the Prometheus operator with their plurals."""
 

@@ -39,8 +39,8 @@ _ADVICE = {
     _IDS: "where the template has no user and group the operator sets them: `podDefaults.userId: null` in the chart's"
     " values leaves them to the cluster, `runPolicy.podSecurity: Template` this job's whole security context to its"
     " template",
-    _UNSPECIFIED: "say how much in `workers.resources` and `parameterServers.resources`, or in the template's containers;"
-    " a LimitRange in the namespace gives defaults to pods that say nothing",
+    _UNSPECIFIED: "say how much in `workers.resources` and `parameterServers.resources`, or in the template's"
+    " containers; a LimitRange in the namespace gives defaults to pods that say nothing",
     Reason.INVALID_POD: "correct the pod template",
     Reason.NAME_CONFLICT: "delete the foreign object or give the job another name",
 }

@@ -281,8 +281,7 @@ IDS = (
             "Forbidden",
             'pods "x" is forbidden: failed quota: team: must specify limits.cpu for: trainer',
             {},
-            "say how much in `workers.resources` and `parameterServers.resources`, or in the template's containers; a"
-            " LimitRange in the namespace gives defaults to pods that say nothing",
+            "say how much in `workers.resources` and `parameterServers.resources`, or in the template's containers",
         ),
     ],
 )
