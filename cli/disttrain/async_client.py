@@ -10,12 +10,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from disttrain.client import Client
 from disttrain.cluster.api import Raw
 from disttrain.cluster.remote import RemoteJob
 from disttrain_api.spec import DistTrainingJob
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
 
 Item = TypeVar("Item")
 _Jobs: TypeAlias = list[RemoteJob]
@@ -24,8 +27,10 @@ _Jobs: TypeAlias = list[RemoteJob]
 class AsyncClient:
     """Jobs of one namespace. Each request is made in a thread; none holds the event loop up. Errors as of `Client`."""
 
-    def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
-        self._client = Client(namespace=namespace, context=context)
+    def __init__(
+        self, *, namespace: str | None = None, context: str | None = None, configuration: "Configuration | None" = None
+    ) -> None:
+        self._client = Client(namespace=namespace, context=context, configuration=configuration)
         self.namespace = self._client.namespace
 
     async def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:

@@ -12,16 +12,19 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from disttrain.cluster.api import Api, ApiError, NoAnswer, Raw
-from disttrain.cluster.connect import find_access
+from disttrain.cluster.connect import access_of, find_access
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import USAGE, CommandError
 from disttrain_api import manifest
 from disttrain_api.names import GROUP, PLURAL, VERSION, Label
 from disttrain_api.spec import DistTrainingJob
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
 
 __all__ = ["Client", "RemoteJob", "body_of"]
 
@@ -37,11 +40,16 @@ class Client:
     """Jobs of one namespace. All methods raise CommandError with a sentence for people.
 
     namespace: absent, that of the kubeconfig's context. context: absent, the kubeconfig's current one. Without a
-    kubeconfig the service account of the pod is used that this runs in.
+    kubeconfig the service account of the pod is used that this runs in. configuration: in place of both, one of the
+    package `kubernetes` that the program has set up; its namespace is `default`.
     """
 
-    def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
-        access = find_access(context)
+    def __init__(
+        self, *, namespace: str | None = None, context: str | None = None, configuration: "Configuration | None" = None
+    ) -> None:
+        if configuration is not None and context is not None:
+            raise CommandError("configuration and context both say which cluster is meant: give one of them", USAGE)
+        access = find_access(context) if configuration is None else access_of(configuration)
         self.namespace = namespace or access.namespace
         self._given_namespace = namespace
         self.api = Api(access)

@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import kubernetes.client
 import pytest
 import yaml
 
-from disttrain.cluster.connect import find_access
+from disttrain import Client
+from disttrain.cluster.connect import access_of, find_access
 from disttrain.errors import CommandError
 
 
@@ -81,3 +83,25 @@ def test_what_is_no_kubeconfig_is_refused_alone_and_beside_another(
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
         with pytest.raises(CommandError, match="no cluster to talk to"):
             find_access()
+
+
+def test_a_program_hands_over_what_it_has_set_up_with_the_package_kubernetes(tmp_path: Path):
+    (tmp_path / "ca.pem").write_text("an authority")
+    configuration = kubernetes.client.Configuration(host="https://mine:6443/", api_key={"authorization": "first"})
+    configuration.api_key_prefix = {"authorization": "Bearer"}
+    configuration.ssl_ca_cert = str(tmp_path / "ca.pem")
+    access = access_of(configuration)
+    assert (access.server, access.ca, access.insecure) == ("https://mine:6443", "an authority", False)
+    assert access.credentials.token() == "first"
+    configuration.refresh_api_key_hook = lambda one: one.api_key.update(authorization="second")
+    assert access.credentials.token() == "second", "its hook renews it"
+    assert Client(configuration=configuration, namespace="team-a").namespace == "team-a"
+    configuration.ssl_ca_cert = str(tmp_path / "absent.pem")
+    with pytest.raises(CommandError, match=r"absent\.pem cannot be read"):
+        access_of(configuration)
+    with pytest.raises(CommandError, match="give one of them"):
+        Client(configuration=configuration, context="lab")
+
+
+def test_a_program_without_a_token_has_none():
+    assert access_of(kubernetes.client.Configuration(host="http://mine")).credentials.token() is None
