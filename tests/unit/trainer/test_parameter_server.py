@@ -1,4 +1,4 @@
-"""Parameters on servers: what workers and servers compute together is what one process computes."""
+"""Parameters on servers: what workers push, and that they compute together with the servers what one process does."""
 
 import pytest
 
@@ -13,13 +13,69 @@ COSINE = {"name": "Cosine", "warmupSteps": 2}
 TRAINED = {
     "SGD": small(optimizer=SGD, lrSchedule=COSINE, evaluation={"interval": 2}, **EVERY_STEP),
     "AdamW": small(optimizer=ADAMW, microBatchSize=4, **EVERY_STEP),
+    "plain SGD": small(optimizer={"name": "SGD", "learningRate": 0.1}, **EVERY_STEP),
     "tokens": small(model=user("double_tagger"), data=user("ragged_tokens"), **EVERY_STEP),
     "a parameter that is not used": small(model=user("partly_used"), **EVERY_STEP),
 }
 ASYNC = {"synchronization": "Async"}
 BOUNDED = {"synchronization": "BoundedStaleness", "staleness": 2}
-THREE = {"servers": 3}
-STOPPED = ("AdamW", "a parameter that is not used")
+PARAMETERS = {"push": "Parameters"}
+# Numbers of double_mlp: 6 x 16 + 16, 16 x 16 + 16, 16 x 5 + 5.
+NUMBERS = 469
+
+
+def a_run(training, settings=(), servers=1, **compression):
+    """One run of a case."""
+    return {
+        "training": TRAINED[training],
+        "settings": dict(settings),
+        "servers": servers,
+        "dataParallel": {"compression": compression} if compression else {},
+    }
+
+
+def stopped(first, second):
+    return [{**first, "stop_after": 1}, second]
+
+
+# What is trained stands behind the comma.
+ONE_WORKER = {
+    "async, SGD": [a_run("SGD", ASYNC)],
+    "async on three servers, AdamW": [a_run("AdamW", ASYNC, 3)],
+    "bounded on three servers, SGD": [a_run("SGD", BOUNDED, 3)],
+    "changes, plain SGD": [a_run("plain SGD", PARAMETERS | ASYNC)],
+    "changes, SGD": [a_run("SGD", PARAMETERS | ASYNC, 3)],
+    "changes, AdamW": [a_run("AdamW", PARAMETERS | ASYNC | {"stalenessAwareRate": True}, 2)],
+    "changes in Sync, AdamW": [a_run("AdamW", PARAMETERS, 2)],
+    "all of TopK, AdamW": [a_run("AdamW", ASYNC, 2, name="TopK", ratio=1.0)],
+}
+IN_SYNC = {f"gradients, {name}": [a_run(name, servers=1 + index % 3)] for index, name in enumerate(TRAINED)}
+TWO_WORKERS = IN_SYNC | {
+    "stopped, AdamW": stopped(a_run("AdamW"), a_run("AdamW", servers=3)),
+    "stopped, a parameter that is not used": stopped(
+        a_run("a parameter that is not used"), a_run("a parameter that is not used", servers=3)
+    ),
+    "changes, plain SGD": [a_run("plain SGD", PARAMETERS)],
+    "changes, SGD": [a_run("SGD", PARAMETERS, 3)],
+    "changes after a stop, SGD": stopped(a_run("SGD", PARAMETERS, 2), a_run("SGD", PARAMETERS, 3)),
+    "all of TopK, SGD": [a_run("SGD", (), 2, name="TopK", ratio=1.0)],
+    "all of RandomK, AdamW": [a_run("AdamW", (), 3, name="RandomK", ratio=1.0)],
+    "a long warm-up of OneBit, SGD": [a_run("SGD", (), 2, name="OneBit", warmupSteps=6)],
+    "a long warm-up of TopK, AdamW": [
+        a_run("AdamW", (), 2, name="TopK", ratio=1.0, warmupSteps=4, momentumCorrection=0.0)
+    ],
+}
+# Numbers as float64. Six ranges on one server: 96, 16, 256, 16, 80 and 5 numbers, of which each has blocks of 256 and
+# 8 to a byte of its own, and a tenth of each, rounded up, is 10 + 2 + 26 + 2 + 8 + 1.
+BYTES = {
+    "as it is": ({}, 8 * NUMBERS),
+    "FP16": ({"name": "FP16"}, 2 * NUMBERS),
+    "BF16": ({"name": "BF16"}, 2 * NUMBERS),
+    "Int8": ({"name": "Int8"}, NUMBERS + 6 * 8),
+    "OneBit": ({"name": "OneBit"}, 12 + 2 + 32 + 2 + 10 + 1 + 6 * 8),
+    "TopK": ({"name": "TopK", "ratio": 0.1}, 49 * (8 + 4)),
+    "RandomK": ({"name": "RandomK", "ratio": 0.1}, 49 * 8),
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,54 +86,44 @@ def one_process(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory):
-    cases = {
-        "async": [{"training": TRAINED["SGD"], "settings": ASYNC}],
-        "async on three servers": [{"training": TRAINED["AdamW"], "settings": ASYNC, **THREE}],
-        "bounded on three servers": [{"training": TRAINED["SGD"], "settings": BOUNDED, **THREE}],
-    }
-    return run_server_cases(tmp_path_factory.mktemp("worker"), 1, cases)
+    return run_server_cases(tmp_path_factory.mktemp("worker"), 1, ONE_WORKER)
 
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory):
-    cases = {
-        **{
-            name: [{"training": training, "servers": 1 + index % 3}]
-            for index, (name, training) in enumerate(TRAINED.items())
-        },
-        **{
-            f"{name}, stopped": [{"training": TRAINED[name], "stop_after": 1}, {"training": TRAINED[name], **THREE}]
-            for name in STOPPED
-        },
-    }
-    return run_server_cases(tmp_path_factory.mktemp("workers"), 2, cases)
+    sizes = {f"bytes of {name}": [a_run("plain SGD", **compression)] for name, (compression, _) in BYTES.items()}
+    return run_server_cases(tmp_path_factory.mktemp("workers"), 2, TWO_WORKERS | sizes)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-class TestSyncIsOneProcess:
-    def test_parameters(self, one_process, two_workers, name):
-        assert two_workers[name]["errors"] == [[None], [None]]
-        require_same(two_workers[name]["parameters"], one_process[name]["parameters"])
-
-    @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/accuracy"])
-    def test_metrics(self, one_process, two_workers, name, key):
-        expected = [line[key] for line in one_process[name]["metrics"] if key in line]
-        assert [line[key] for line in two_workers[name]["metrics"] if key in line] == pytest.approx(
-            expected, rel=TOLERANCE
-        )
-        assert expected or key.startswith("validation")
+@pytest.mark.parametrize("name", ONE_WORKER)
+def test_one_worker_is_one_process(one_process, one_worker, name):
+    assert one_worker[name]["errors"] == [[None]]
+    require_same(one_worker[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
 
 
-@pytest.mark.parametrize(
-    ("case", "training"), [("async", "SGD"), ("async on three servers", "AdamW"), ("bounded on three servers", "SGD")]
-)
-def test_one_worker_is_one_process(one_process, one_worker, case, training):
-    assert one_worker[case]["errors"] == [[None]]
-    require_same(one_worker[case]["parameters"], one_process[training]["parameters"])
+@pytest.mark.parametrize("name", TWO_WORKERS)
+def test_two_workers_in_sync_are_one_process(one_process, two_workers, name):
+    for errors in two_workers[name]["errors"]:
+        assert errors[-1] is None
+        assert all("Stopped" in error for error in errors[:-1])
+    require_same(two_workers[name]["parameters"], one_process[name.rpartition(", ")[2]]["parameters"])
 
 
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_stopped_job_goes_on_with_another_number_of_servers(one_process, two_workers, name):
-    stopped = two_workers[f"{name}, stopped"]
-    assert "Stopped" in stopped["errors"][0][0]
-    require_same(stopped["parameters"], one_process[name]["parameters"])
+@pytest.mark.parametrize("name", IN_SYNC)
+@pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/accuracy"])
+def test_metrics_are_those_of_one_process(one_process, two_workers, name, key):
+    expected = [line[key] for line in one_process[name.rpartition(", ")[2]]["metrics"] if key in line]
+    found = [line[key] for line in two_workers[name]["metrics"] if key in line]
+    assert found == pytest.approx(expected, rel=TOLERANCE)
+    assert expected or key.startswith("validation")
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_of_a_push(two_workers, name):
+    # The leader may have pushed one part of a step or both.
+    found, expected = two_workers[f"bytes of {name}"], BYTES[name][1]
+    sent = [line["comm/gradient_bytes"] for line in found["metrics"] if "comm/gradient_bytes" in line]
+    assert found["errors"] == [[None], [None]]
+    assert sent
+    assert {one % expected for one in sent} == {0}
+    assert max(sent) in (expected, 2 * expected)
