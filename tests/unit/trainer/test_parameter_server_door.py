@@ -10,9 +10,13 @@ import pytest
 import zmq
 
 from disttrain_trainer.parameter_server.door import Door
+from disttrain_trainer.parameter_server.serve import Loop
+from disttrain_trainer.parameter_server.server import Server
 from disttrain_trainer.parameter_server.sockets import connect, new_context, server_socket
 from disttrain_trainer.parameter_server.wire import key_of, key_with
 from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
+from tests.cluster.ports import free_port
+from tests.unit.trainer.test_parameter_server_manager import configured
 from tests.waiting import GENEROUS, until
 
 KEY = key_with(0, key_of("token", "uid", 1))
@@ -113,3 +117,13 @@ def test_what_leaves_by_itself_takes_no_place(watched: Watched) -> None:
         stranger.close()
     until(lambda: watched.door.held == 0, lambda: watched.door.held)
     assert watched.door.refused == 0
+
+
+def test_a_server_stands_behind_such_a_door(watched: Watched) -> None:
+    watched.port = free_port()
+    loop = Loop(Server(configured(0)), KEY, f"127.0.0.1:{watched.port}")
+    try:
+        watched.hold(STRANGERS, b"")
+        until(lambda: loop._door.refused >= STRANGERS - MAX_WAITING, lambda: loop._door.refused)
+    finally:
+        loop.close()

@@ -2,7 +2,6 @@
 also where it is the job's own traffic, changed or sent again.
 """
 
-import select
 import socket
 import struct
 import subprocess
@@ -21,12 +20,10 @@ from disttrain_trainer.parameter_server.client import Servers
 from disttrain_trainer.parameter_server.codes import Plain
 from disttrain_trainer.parameter_server.content import Gradients
 from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING
 from tests import hostile_peer
 from tests.cluster.ports import free_port
 from tests.hostile_peer import Outcome, Peer
 from tests.unit.trainer.lone_server import KEY
-from tests.waiting import GENEROUS, until
 
 MIB = 2**20
 NUMBERS = 3 * MIB
@@ -36,18 +33,15 @@ NUMBERS = 3 * MIB
 class Serving:
     """A server as a process of its own."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "tests.unit.trainer.lone_server", f"127.0.0.1:{self.port}", *options]
+        command = [sys.executable, "-m", "tests.unit.trainer.lone_server", f"127.0.0.1:{self.port}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "listens\n"
 
     def resident(self) -> int:
         return psutil.Process(self.process.pid).memory_info().rss
-
-    def descriptors(self) -> int:
-        return psutil.Process(self.process.pid).num_fds()
 
     def close(self) -> None:
         self.process.kill()
@@ -159,77 +153,6 @@ def test_half_open_connections_keep_no_worker_out(serving: Serving) -> None:
     worker.servers.close()
     for connection in peer.held:
         connection.close()
-
-
-# The most that a connection may send before it has proved anything: a greeting, and all but the end of a command.
-_COMMAND = 2**18 + 64
-PATIENT = (
-    zmtp()[:12] + b"CURVE".ljust(20, b"\0") + b"\0" * 32 + b"\x06" + struct.pack(">Q", _COMMAND) + b"x" * (_COMMAND - 1)
-)
-
-
-class Holding(threading.Thread):
-    """A stranger who holds all the connections that it gets, and asks for another one as soon as one is closed."""
-
-    def __init__(self, serving: Serving, count: int) -> None:
-        super().__init__(daemon=True)
-        self._serving, self._count, self._ended = serving, count, threading.Event()
-        self._before = serving.descriptors()
-        self.begun = 0
-        """Connections so far."""
-
-    def run(self) -> None:
-        held: list[socket.socket] = []
-        while not self._ended.is_set():
-            with suppress(OSError):
-                connection = socket.create_connection(("127.0.0.1", self._serving.port), GENEROUS)
-                held.append(connection)
-                connection.sendall(PATIENT)
-            self.begun += 1
-            until(self.is_bounded, lambda: self._serving.descriptors() - self._before)
-            readable, _, _ = select.select(held, [], [], 0)
-            closed = [connection for connection in readable if self._is_closed(connection)]
-            for connection in closed:
-                connection.close()
-                held.remove(connection)
-            while len(held) >= self._count and not self._ended.is_set():
-                held.pop(0).close()
-        for connection in held:
-            connection.close()
-
-    @staticmethod
-    def _is_closed(connection: socket.socket) -> bool:
-        with suppress(OSError):
-            return not connection.recv(65536)
-        return True
-
-    def is_bounded(self) -> bool:
-        """Whether the server holds no more than it should: each that waits has a descriptor of ZeroMQ's and one of the
-        door's, and a few are being accepted, closed or a worker's."""
-        return self._serving.descriptors() - self._before <= 2 * MAX_WAITING + 64
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
-
-
-def test_who_proves_nothing_holds_so_many_connections_and_keeps_no_worker_out() -> None:
-    """Each has sent all but one byte of the largest frame; the server waits for it for an hour."""
-    serving = Serving("patient")
-    before = serving.descriptors()
-    stranger = Holding(serving, 3 * MAX_WAITING)
-    stranger.start()
-    until(lambda: stranger.begun > 3 * MAX_WAITING, lambda: stranger.begun)
-    worker = Worker(serving.port)
-    worker.begin()
-    moved, begun = worker.step(), stranger.begun
-    until(lambda: stranger.begun > begun + MAX_WAITING, lambda: stranger.begun)
-    assert worker.step() == pytest.approx(2 * moved, rel=1e-5)
-    assert stranger.is_alive(), "the server held more than it should"
-    stranger.end()
-    worker.servers.close()
-    until(lambda: serving.descriptors() - before <= 16, lambda: serving.descriptors() - before)
-    serving.close()
 
 
 class Between:
