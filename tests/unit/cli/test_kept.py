@@ -3,9 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -31,7 +30,7 @@ POD = {
 class Runner:
     """The runner's part: pods in one folder, of one nursery."""
 
-    def __init__(self, folder: Path, modules: tuple[str, ...] = LIGHT) -> None:
+    def __init__(self, folder: Path, modules: tuple[str, ...]) -> None:
         self.folder, self.nursery = folder, Nursery(modules)
         (folder / "job.json").write_text("{}")
 
@@ -47,6 +46,12 @@ class Runner:
         launch = Launch(words, {**os.environ, **POD, **ours, **environment}, self.folder)
         return await self.nursery.start(launch, self.folder / "log")
 
+    async def start_waiting(self) -> Kept:
+        """A pod whose agent waits for the master's address."""
+        pod = await self.start()
+        await self.until_logged("waiting for the address")
+        return pod
+
     async def until_logged(self, text: str) -> None:
         async with asyncio.timeout(GENEROUS):
             # What other processes write rings no bell here.
@@ -57,137 +62,118 @@ class Runner:
         found = psutil.Process().children(recursive=True)
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE and process.name() == name]
 
+    def is_forked(self) -> bool:
+        return bool(self.processes("keeper"))
 
-Scenario = Callable[[Runner], Coroutine[Any, Any, None]]
+
+Runners = Callable[..., Runner]
 
 
-def play(folder: Path, scenario: Scenario, modules: tuple[str, ...] = LIGHT) -> None:
-    """Run a scenario, and see that nothing of it is left."""
+@pytest.fixture
+async def runners(tmp_path: Path) -> AsyncIterator[Runners]:
+    """Makes runners whose nurseries import these modules, and sees that nothing of them is left."""
+    before, made = set(psutil.Process().children()), []
 
-    async def whole() -> None:
-        runner = Runner(folder, modules)
-        try:
-            await scenario(runner)
-        finally:
-            await runner.nursery.close()
+    def make(*modules: str) -> Runner:
+        made.append(Runner(tmp_path, modules))
+        return made[-1]
 
-    before = set(psutil.Process().children())
-    asyncio.run(whole())
+    yield make
+    for runner in made:
+        await runner.nursery.close()
     assert set(psutil.Process().children()) <= before
 
 
-def is_forked(runner: Runner) -> bool:
-    return bool(runner.processes("keeper"))
+@pytest.fixture
+def runner(runners: Runners) -> Runner:
+    return runners(*LIGHT)
 
 
-def test_a_pod_ends_with_its_own_exit_code_and_log(tmp_path: Path) -> None:
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start(**{Env.WORLD_SIZE: "none"})
-        assert await pod.wait() == ExitCode.INVALID_CONFIGURATION
-        assert "WORLD_SIZE must be an integer of at least 1, not 'none'" in runner.log
-        assert "InvalidConfiguration" in (tmp_path / "last-words").read_text()
-
-    play(tmp_path, scenario)
+async def test_a_pod_ends_with_its_own_exit_code_and_log(runner: Runner, tmp_path: Path) -> None:
+    pod = await runner.start(**{Env.WORLD_SIZE: "none"})
+    assert await pod.wait() == ExitCode.INVALID_CONFIGURATION
+    assert "WORLD_SIZE must be an integer of at least 1, not 'none'" in runner.log
+    assert "InvalidConfiguration" in (tmp_path / "last-words").read_text()
 
 
-def test_files_in_the_working_folder_hide_no_module(tmp_path: Path) -> None:
+async def test_files_in_the_working_folder_hide_no_module(runner: Runner, tmp_path: Path) -> None:
     for name in ("json", "asyncio", "yaml", "socket", "random", "disttrain", "disttrain_agent"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user's file')")
-
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start(PYTHONPATH="")
-        await runner.until_logged("waiting for the address")
-        assert is_forked(runner)
-        pod.order(TERMINATE)
-        assert await pod.wait() == ExitCode.STOPPED
-
-    play(tmp_path, scenario)
+    pod = await runner.start(PYTHONPATH="")
+    await runner.until_logged("waiting for the address")
+    assert runner.is_forked()
+    pod.order(TERMINATE)
+    assert await pod.wait() == ExitCode.STOPPED
 
 
-def test_sigterm_is_passed_on_to_a_forked_pod(tmp_path: Path) -> None:
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        await runner.until_logged("waiting for the address")
-        assert is_forked(runner)
-        pod.order(TERMINATE)
-        assert await pod.wait() == ExitCode.STOPPED
-        assert "SIGTERM: stopping" in runner.log
-
-    play(tmp_path, scenario)
+async def test_sigterm_is_passed_on_to_a_forked_pod(runner: Runner) -> None:
+    pod = await runner.start_waiting()
+    assert runner.is_forked()
+    pod.order(TERMINATE)
+    assert await pod.wait() == ExitCode.STOPPED
+    assert "SIGTERM: stopping" in runner.log
 
 
-def test_a_forked_pod_is_killed_with_all_it_has_started(tmp_path: Path) -> None:
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        await runner.until_logged("waiting for the address")
-        below = runner.processes("agent")
-        pod.order(KILL)
-        assert await pod.wait() == 137
-        assert below
-        assert not any(process.is_running() for process in below)
-
-    play(tmp_path, scenario)
+async def test_a_forked_pod_is_killed_with_all_it_has_started(runner: Runner) -> None:
+    pod = await runner.start_waiting()
+    below = runner.processes("agent")
+    pod.order(KILL)
+    assert await pod.wait() == 137
+    assert below
+    assert not any(process.is_running() for process in below)
 
 
-def test_a_killed_keeper_is_a_killed_pod(tmp_path: Path) -> None:
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        await runner.until_logged("waiting for the address")
-        (agent,) = runner.processes("agent")
-        runner.processes("keeper")[0].kill()
-        assert await pod.wait() == 137
-        psutil.wait_procs([agent], GENEROUS)
-        assert not agent.is_running()
-
-    play(tmp_path, scenario)
+async def test_a_killed_keeper_is_a_killed_pod(runner: Runner) -> None:
+    pod = await runner.start_waiting()
+    (agent,) = runner.processes("agent")
+    runner.processes("keeper")[0].kill()
+    assert await pod.wait() == 137
+    psutil.wait_procs([agent], GENEROUS)
+    assert not agent.is_running()
 
 
-def test_pods_outlive_the_nursery_that_they_come_from(tmp_path: Path) -> None:
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        await runner.until_logged("waiting for the address")
-        runner.nursery.abandon()
-        later = await runner.start(**{Env.WORLD_SIZE: "none"})
-        assert await later.wait() == ExitCode.INVALID_CONFIGURATION
-        pod.order(TERMINATE)
-        assert await pod.wait() == ExitCode.STOPPED
-
-    play(tmp_path, scenario)
+async def test_pods_outlive_the_nursery_that_they_come_from(runner: Runner) -> None:
+    pod = await runner.start_waiting()
+    runner.nursery.abandon()
+    later = await runner.start(**{Env.WORLD_SIZE: "none"})
+    assert await later.wait() == ExitCode.INVALID_CONFIGURATION
+    pod.order(TERMINATE)
+    assert await pod.wait() == ExitCode.STOPPED
 
 
 @pytest.mark.parametrize(("orders", "code"), [(TERMINATE, ExitCode.STOPPED), (KILL, 137), (TERMINATE + KILL, 137)])
-def test_a_pod_that_waits_for_the_imports_stops_at_once(tmp_path: Path, orders: bytes, code: int) -> None:
+async def test_a_pod_that_waits_for_the_imports_stops_at_once(
+    runners: Runners, tmp_path: Path, orders: bytes, code: int
+) -> None:
     (tmp_path / "never_imported.py").write_text("import threading\nthreading.Event().wait()\n")
-
-    async def scenario(runner: Runner) -> None:
-        pod, other = await runner.start(), await runner.start(**{Env.WORLD_SIZE: "none"})
-        ends = asyncio.gather(pod.wait(), other.wait())
-        for letter in orders:
-            pod.order(bytes([letter]))
-        assert await ends == [code, ExitCode.INVALID_CONFIGURATION], "the other one goes on, as a program of its own"
-
-    play(tmp_path, scenario, ("never_imported",))
+    runner = runners("never_imported")
+    pod, other = await runner.start(), await runner.start(**{Env.WORLD_SIZE: "none"})
+    ends = asyncio.gather(pod.wait(), other.wait())
+    for letter in orders:
+        pod.order(bytes([letter]))
+    assert await ends == [code, ExitCode.INVALID_CONFIGURATION], "the other one goes on, as a program of its own"
 
 
 MET = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
 
 
 @pytest.mark.parametrize("content", ["import os\nos._exit(1)\n", MET], ids=["it dies", "it has met the GPU's driver"])
-def test_where_the_nursery_cannot_fork_pods_are_programs_of_their_own(tmp_path: Path, content: str) -> None:
+async def test_where_the_nursery_cannot_fork_pods_are_programs_of_their_own(
+    runners: Runners, tmp_path: Path, content: str
+) -> None:
     (tmp_path / "deadly.py").write_text(content)
-
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        ends = asyncio.ensure_future(pod.wait())
-        await runner.until_logged("waiting for the address")
-        assert not is_forked(runner)
-        pod.order(TERMINATE)
-        assert await ends == ExitCode.STOPPED
-
-    play(tmp_path, scenario, ("deadly",))
+    runner = runners("deadly")
+    pod = await runner.start()
+    ends = asyncio.ensure_future(pod.wait())
+    await runner.until_logged("waiting for the address")
+    assert not runner.is_forked()
+    pod.order(TERMINATE)
+    assert await ends == ExitCode.STOPPED
 
 
-def test_orders_reach_a_pod_that_is_being_started_as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_orders_reach_a_pod_that_is_being_started_as_a_program(
+    runners: Runners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "deadly.py").write_text("import os\nos._exit(1)\n")
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -197,29 +183,22 @@ def test_orders_reach_a_pod_that_is_being_started_as_a_program(tmp_path: Path, m
         return await execute(launch, log)
 
     monkeypatch.setattr(kept, "execute", slowly)
-
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        ends = asyncio.ensure_future(pod.wait())
-        await asyncio.wait_for(begun.wait(), GENEROUS)
-        pod.order(KILL)
-        go_on.set()
-        assert await asyncio.wait_for(ends, GENEROUS) == 137
-
-    play(tmp_path, scenario, ("deadly",))
+    runner = runners("deadly")
+    pod = await runner.start()
+    ends = asyncio.ensure_future(pod.wait())
+    await asyncio.wait_for(begun.wait(), GENEROUS)
+    pod.order(KILL)
+    go_on.set()
+    assert await asyncio.wait_for(ends, GENEROUS) == 137
 
 
-def test_what_cannot_be_imported_is_left_to_the_ranks(tmp_path: Path) -> None:
+async def test_what_cannot_be_imported_is_left_to_the_ranks(runners: Runners, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no such luck')\n")
-
-    async def scenario(runner: Runner) -> None:
-        pod = await runner.start()
-        await runner.until_logged("waiting for the address")
-        assert is_forked(runner)
-        pod.order(TERMINATE)
-        await pod.wait()
-
-    play(tmp_path, scenario, ("no_such_module", "broken"))
+    runner = runners("no_such_module", "broken")
+    pod = await runner.start_waiting()
+    assert runner.is_forked()
+    pod.order(TERMINATE)
+    await pod.wait()
 
 
 @pytest.mark.parametrize(
@@ -232,21 +211,18 @@ def test_what_cannot_be_imported_is_left_to_the_ranks(tmp_path: Path) -> None:
     ],
     ids=["own command", "own module", "no modules", "another environment"],
 )
-def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(
-    tmp_path: Path, modules: tuple[str, ...], command: tuple[str, ...], environment: dict[str, str]
+async def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(
+    runners: Runners, modules: tuple[str, ...], command: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    async def scenario(runner: Runner) -> None:
-        first = await runner.start()
-        await runner.until_logged("waiting for the address")
-        keepers = len(runner.processes("keeper"))
-        pod = await runner.start(*command, **environment)
-        assert len(runner.processes("keeper")) == keepers
-        await pod.wait()
-        assert "own" in runner.log
-        first.order(TERMINATE)
-        await first.wait()
-
-    play(tmp_path, scenario, modules)
+    runner = runners(*modules)
+    first = await runner.start_waiting()
+    keepers = len(runner.processes("keeper"))
+    pod = await runner.start(*command, **environment)
+    assert len(runner.processes("keeper")) == keepers
+    await pod.wait()
+    assert "own" in runner.log
+    first.order(TERMINATE)
+    await first.wait()
 
 
 def test_the_nursery_imports_what_the_ranks_will() -> None:
