@@ -50,7 +50,6 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
     r"trainer/test_sync_batch_norm\.py.* x fsdp2": MORE_RANKS,
     r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,
-    r"trainer/test_local_sgd\.py::test_bmuf_without_momentum": LONG,
     r"trainer/test_json_collectives\.py.*a negative length": "waits ten seconds for a peer",
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[tp2": GLOO,
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[[df].*,": LONG,

@@ -9,10 +9,11 @@ import torch
 
 from tests.gpu.worlds import DEVICE, EVERYTHING, PATIENCE, beside_each_other, run_on_gpu, worlds_of
 from tests.unit.trainer import test_moe as moe
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import ALL_LAYOUTS as LAYOUTS
 from tests.unit.trainer.layouts import TRAININGS
 from tests.unit.trainer.test_gradient_sums import DOUBLE, LOSSY, SENDS_ALL, WIDE
-from tests.unit.trainer.worlds import require_same, run_cases
+from tests.unit.trainer.worlds import run_cases
 
 TOLERANCE = 1e-10
 # What a GPU adds up in another order is rounded otherwise, and steps carry it on.

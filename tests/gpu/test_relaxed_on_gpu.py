@@ -4,8 +4,9 @@ import pytest
 
 from tests.gpu.worlds import beside_each_other, run_on_gpu, run_servers_on_gpu, worlds_of
 from tests.unit.trainer import test_local_sgd as local_sgd
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.test_pipedream import HELD, case_of, require_simulated
-from tests.unit.trainer.worlds import require_same, small
+from tests.unit.trainer.worlds import small
 
 ONE_BY_ONE = {"interval": 1, "tensorBoard": False}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}

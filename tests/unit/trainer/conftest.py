@@ -1,6 +1,8 @@
 """What ranks find imported when they are forked, and which cases a world need run."""
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.unit.trainer import worlds
 
@@ -24,3 +26,11 @@ def asked_for(request):
         return {one[name] for one in found if given.items() <= one.items()}
 
     return values
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()

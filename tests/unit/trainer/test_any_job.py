@@ -6,7 +6,8 @@ import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.any_job import STOPPED_AFTER, any_jobs
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.comparisons import require_same
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

@@ -20,8 +20,9 @@ from tests.unit.trainer.any_job import (
     compression,
     some,
 )
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 

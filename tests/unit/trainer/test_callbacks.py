@@ -12,9 +12,10 @@ import torch
 from disttrain_api.training import Training
 from disttrain_trainer.callbacks import build_callbacks
 from disttrain_trainer.runtime.errors import CallbackFailed, InvalidConfiguration, describe
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import SHARD
 from tests.unit.trainer.test_tasks import with_task
-from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small
+from tests.unit.trainer.worlds import job, launch, run_cases, small
 
 CODE = "tests.unit.trainer.callback_code"
 REGULAR = {"evaluation": {"interval": 3}, "checkpoint": {"interval": 3}, "logging": {"interval": 2}}

@@ -13,9 +13,10 @@ from disttrain.export import export
 from disttrain_trainer.checkpoint.export import StoredModel
 from disttrain_trainer.ema import ENTRYPOINT, Ema
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.comparisons import HELD_OUT_LOSS, require_same, series
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.user_code import double_mlp, double_samples
-from tests.unit.trainer.worlds import require_same, run_cases, small, user
+from tests.unit.trainer.worlds import run_cases, small, user
 
 DECAY = 0.7
 REGULAR = {"evaluation": {"interval": 3}, "checkpoint": {"interval": 3}, "logging": {"interval": 1}}
@@ -85,8 +86,7 @@ def exported(path: Path) -> dict[str, Tensor]:
 
 
 def evaluations(result: dict[str, Any]) -> list[float]:
-    key = "validation_metrics/global_avg_loss"
-    return [line[key] for line in result["metrics"] if key in line]
+    return series(result, HELD_OUT_LOSS)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "pp2"])

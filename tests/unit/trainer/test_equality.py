@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tests.unit.trainer.worlds import require_same, run_cases, small, user
+from tests.unit.trainer.comparisons import LOSS, require_same, require_same_figures, series
+from tests.unit.trainer.worlds import run_cases, small, user
 
 TOLERANCE = 1e-10
 
@@ -60,12 +61,8 @@ class TestRanksEqualOneProcess:
     def test_parameters(self, alone, together, name, steps):
         require_same(together[f"{name}, {steps}"]["parameters"], alone[name]["parameters"])
 
-    @pytest.mark.parametrize("key", ["loss_metrics/global_avg_loss", "grad_norm", "lr"])
-    def test_metrics_of_every_step(self, alone, together, name, steps, key):
-        expected = [line[key] for line in alone[name]["metrics"] if key in line]
-        found = [line[key] for line in together[f"{name}, {steps}"]["metrics"] if key in line]
-        assert len(expected) == 7
-        assert found == pytest.approx(expected, rel=TOLERANCE, abs=1e-14)
+    def test_metrics_of_every_step(self, alone, together, name, steps):
+        require_same_figures(together[f"{name}, {steps}"], alone[name], (LOSS, "grad_norm", "lr"), steps=7)
 
     def test_evaluation(self, alone, together, name, steps):
         expected, found = (result["report"].metrics for result in (alone[name], together[f"{name}, {steps}"]))
@@ -76,14 +73,11 @@ def test_rows_of_sparse_embeddings_are_those_of_dense_ones(alone, tmp_path):
     sparse = "rows of sparse embeddings, clipped"
     dense = run_cases(tmp_path, 1, {"dense": [{"training": TRAININGS[sparse] | {"model": tabled(sparse=False)}}]})
     require_same(alone[sparse]["parameters"], dense["dense"]["parameters"])
-    both = (alone[sparse], dense["dense"])
-    norms, expected = ([line["grad_norm"] for line in one["metrics"] if "grad_norm" in line] for one in both)
-    assert len(norms) == 7
-    assert norms == pytest.approx(expected, rel=TOLERANCE)
+    require_same_figures(alone[sparse], dense["dense"], ["grad_norm"], steps=7)
 
 
 def test_training_moves_the_parameters(alone):
     """So that equality above is not that of standing still."""
-    losses = [line["loss_metrics/global_avg_loss"] for line in alone["SGD with momentum"]["metrics"] if "lr" in line]
+    losses = series(alone["SGD with momentum"])
     assert all(map(math.isfinite, losses))
     assert len(set(losses)) == len(losses)

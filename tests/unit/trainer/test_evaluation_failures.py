@@ -11,8 +11,9 @@ from disttrain_trainer.checkpoint.step_manifest import read_manifest
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.runtime.errors import EvaluationAborted, NonFiniteLoss
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 STEPS = 6
 

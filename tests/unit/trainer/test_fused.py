@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.suites import GATE
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import PIPELINE, REPLICATE, SHARD, TENSOR
-from tests.unit.trainer.worlds import require_same, run_cases, small, user
+from tests.unit.trainer.worlds import run_cases, small, user
 
 EXPERT = "expertParallelDegree"
 OPTIMIZERS = {

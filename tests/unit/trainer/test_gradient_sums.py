@@ -8,7 +8,8 @@ from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
 from tests.soak import SOAK
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, require_same, run_cases, small, user
+from tests.unit.trainer.comparisons import LOSS, require_same, require_same_bits, series
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -113,7 +114,7 @@ def test_where_everything_is_sent_it_is_plain_ddp(world, name):
     assert results[name]["errors"] == [None]
     require_same(found, expected, TOLERANCE)
     if ranks == 2:
-        assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+        require_same_bits(found, expected)
 
 
 @with_all_cases
@@ -123,25 +124,17 @@ class TestLossy:
         _, _, results = world
         expected, found = (results[f"{name}: {how}"] for how in ("through", "resumed"))
         assert found["errors"][-1] is None
-        different = [
-            key for key, value in expected["parameters"].items() if not torch.equal(found["parameters"][key], value)
-        ]
-        assert different == []
-        losses, bytes_sent = (
-            [[line[key] for line in steps_of(result)] for result in (expected, found)]
-            for key in ("loss_metrics/global_avg_loss", "comm/gradient_bytes")
-        )
-        assert len(losses[0]) == STEPS
-        assert losses[0] == losses[1]
-        assert bytes_sent[0] == bytes_sent[1]
+        require_same_bits(found["parameters"], expected["parameters"])
+        assert len(series(expected)) == STEPS
+        for key in (LOSS, "comm/gradient_bytes"):
+            assert series(found, key) == series(expected, key)
 
     def test_it_differs_from_plain_ddp_and_still_learns(self, world, name):
         """So that equality above is not that of a setting without effect."""
         _, _, results = world
         plain, found = results["plain, wide"], results[f"{name}: through"]
         assert any(not torch.equal(found["parameters"][key], value) for key, value in plain["parameters"].items())
-        losses = [line["loss_metrics/global_avg_loss"] for line in steps_of(found)]
-        assert losses[-1] < losses[0]
+        assert series(found)[-1] < series(found)[0]
 
 
 @with_all_cases

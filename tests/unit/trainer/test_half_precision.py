@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.unit.trainer.worlds import require_same_gradients, run_cases, small, user
+from tests.unit.trainer.comparisons import require_same_gradients, series
+from tests.unit.trainer.worlds import run_cases, small, user
 
 LAYOUTS = {
     "dp": {},
@@ -66,17 +67,13 @@ def results(tmp_path_factory):
     return alone | run_cases(tmp_path_factory.mktemp("halves"), 2, runs)
 
 
-def losses(result):
-    return [line["loss_metrics/global_avg_loss"] for line in result["metrics"] if "lr" in line]
-
-
 @pytest.mark.parametrize("layout", ["fsdp", "fsdp, offloaded", "tp", "pp", "ep"])
 @pytest.mark.parametrize("precision", FORMATS)
 def test_layouts_compute_alike_and_keep_whole_parameters(results, precision, layout):
     found, expected = results[f"{precision} {layout}"], results[f"{precision} dp{', experts' * (layout == 'ep')}"]
     assert found["errors"] == [None]
     assert {value.dtype for value in found["parameters"].values()} == {torch.float32}
-    assert losses(found) == pytest.approx(losses(expected), rel=FORMATS[precision])
+    assert series(found) == pytest.approx(series(expected), rel=FORMATS[precision])
 
 
 @pytest.mark.parametrize("schedule", IN_TWO_PARTS)
@@ -86,7 +83,7 @@ def test_gradients_that_come_apart_are_summed_in_whole_numbers(results, precisio
     assert found["errors"] == expected["errors"] == [None]
     # Of sums in halves the last bits would be off by 2^-9 and more.
     require_same_gradients(found["gradients"], expected["gradients"], 1e-5)
-    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
+    assert series(found) == pytest.approx(series(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(("layout", "near"), [("fsdp", 0.2), ("pp", 1e-3), ("pp, resumed", 1e-3)])
@@ -98,6 +95,6 @@ def test_all_parts_skip_a_step_in_which_one_overflows(results, layout, near):
     assert expected["scale"] <= 2**10
     # Smaller parts of a batch have smaller gradients.
     assert found["scale"] in (expected["scale"], *[2 * expected["scale"]] * (layout == "fsdp"))
-    assert losses(found) == pytest.approx(losses(expected), rel=near)
-    assert losses(expected)[5] == losses(expected)[0]
-    assert losses(expected)[-1] < 0.9 * losses(expected)[0]
+    assert series(found) == pytest.approx(series(expected), rel=near)
+    assert series(expected)[5] == series(expected)[0]
+    assert series(expected)[-1] < 0.9 * series(expected)[0]

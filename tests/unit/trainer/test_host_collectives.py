@@ -9,8 +9,9 @@ from disttrain_api.mesh import Mesh
 from disttrain_trainer.runtime import mesh
 from disttrain_trainer.runtime.device import GLOO, GPU_KERNELS, NCCL, Device
 from disttrain_trainer.runtime.host_collectives import IN_PLACE, INTO, OPERATIONS
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import ALL_LAYOUTS, TRAININGS
-from tests.unit.trainer.worlds import launch, require_same, run_cases
+from tests.unit.trainer.worlds import launch, run_cases
 
 MODULE = "tests.unit.trainer.host_rank"
 NAMES = ["tp2, AdamW, accumulated", "tp2, sequence", "tp2, vocabulary", "fsdp2 + ep2"]

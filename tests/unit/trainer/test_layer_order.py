@@ -1,6 +1,5 @@
 """What ranks call of a model that shards have cut is compared, and a difference is named on the rank that waits."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from disttrain_api.names import ExitCode
@@ -47,14 +46,6 @@ class Layers(nn.Module):
         for name in path:
             x = self.two(x, name) if name in "de" else getattr(self, name)(x)
         return x
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    """A mesh of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @dataclass

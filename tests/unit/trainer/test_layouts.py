@@ -3,14 +3,17 @@
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
-from tests.unit.trainer.worlds import (
-    WORLDS_WITHIN_SECONDS,
+from tests.unit.trainer.comparisons import (
+    ACCURACY,
+    HELD_OUT_LOSS,
+    LOSS,
     require_same,
+    require_same_figures,
     require_same_gradients,
-    run_cases,
-    run_layouts,
+    series,
 )
+from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -56,20 +59,16 @@ class TestLayoutsEqualOneProcess:
 
     def test_metrics_of_every_step(self, alone, together, layout):
         _, training, _, _ = LAYOUTS[layout]
-        for key in (
-            *("loss_metrics/global_avg_loss", "grad_norm"),
-            *("validation_metrics/global_avg_loss", "validation_metrics/accuracy"),
-        ):
-            expected = [line[key] for line in alone[training]["metrics"] if key in line]
-            found = [line[key] for line in together[layout]["metrics"] if key in line]
-            assert len(expected) == (1 if key.startswith("validation") else TRAININGS[training]["steps"]), key
-            assert found == pytest.approx(expected, rel=tolerance_of(training), abs=1e-14), key
+        require_same_figures(
+            together[layout], alone[training], (LOSS, "grad_norm", HELD_OUT_LOSS, ACCURACY),
+            steps=TRAININGS[training]["steps"], tolerance=tolerance_of(training),
+        )  # fmt: skip
 
 
 def test_training_moves_the_parameters(alone):
     """So that equality above is not that of standing still."""
     for result in alone.values():
-        losses = [line["loss_metrics/global_avg_loss"] for line in result["metrics"] if "lr" in line]
+        losses = series(result)
         assert losses[-1] != pytest.approx(losses[0], rel=1e-3)
 
 

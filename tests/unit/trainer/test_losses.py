@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
@@ -156,18 +154,10 @@ def test_losses_of_half_precision_are_summed_in_single_precision(name, compiled)
     assert half.item() == pytest.approx(double.item(), rel=1e-6)
 
 
-@pytest.fixture
-def alone():
-    """A mesh of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_so_are_those_of_a_vocabulary_that_is_cut(alone):
+def test_so_are_those_of_a_vocabulary_that_is_cut(mesh):
     logits, targets = torch.randn(4096, 5, generator=GENERATOR).bfloat16(), torch.arange(4096) % 5
     of = build_loss(Loss(), nn.Identity())
-    cut = distribute_tensor(logits, alone, [Shard(1)]).requires_grad_()
+    cut = distribute_tensor(logits, mesh, [Shard(1)]).requires_grad_()
     half, double = (of.sum(outputs, targets, torch.ones(4096)) for outputs in (cut, logits.double()))
     assert half.dtype is torch.float32
     assert half.item() == pytest.approx(double.item(), rel=1e-6)
@@ -175,8 +165,8 @@ def test_so_are_those_of_a_vocabulary_that_is_cut(alone):
     assert cut.grad.dtype is torch.bfloat16
 
 
-def test_a_vocabulary_that_is_cut_wants_classes(alone):
-    cut = distribute_tensor(LOGITS, alone, [Shard(1)])
+def test_a_vocabulary_that_is_cut_wants_classes(mesh):
+    cut = distribute_tensor(LOGITS, mesh, [Shard(1)])
     with pytest.raises(InvalidConfiguration) as refused:
         build_loss(Loss(), nn.Identity()).sum(cut, LOGITS.softmax(-1), ONES)
     assert str(refused.value) == (

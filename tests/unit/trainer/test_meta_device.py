@@ -10,6 +10,7 @@ from torch import nn
 from disttrain_api.names import ExitCode
 from disttrain_trainer.parallel.meta import build_on_meta, materialise
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.comparisons import LOSS, require_same_figures
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TOLERANCE = 1e-10
@@ -73,9 +74,7 @@ def test_every_layout_starts_from_the_same_parameters(results: dict[str, dict[st
     for name, value in expected["parameters"].items():
         # A key's bias moves by rounding alone: it is added to all scores alike.
         assert torch.allclose(found["parameters"][name], value, rtol=TOLERANCE, atol=1e-13), name
-    key = "loss_metrics/global_avg_loss"
-    losses = [[line[key] for line in one["metrics"] if key in line] for one in (found, expected)]
-    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE)
+    require_same_figures(found, expected, [LOSS], tolerance=TOLERANCE)
 
 
 class Net(nn.Module):

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.worlds import (
-    WORLDS_WITHIN_SECONDS,
+from tests.unit.trainer.comparisons import (
+    ACCURACY,
+    HELD_OUT_LOSS,
+    LOSS,
     require_same,
+    require_same_figures,
     require_same_gradients,
-    run_cases,
-    small,
-    user,
+    series,
 )
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
-
-TOLERANCE = 1e-10
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
@@ -224,11 +224,6 @@ def results(tmp_path_factory):
     return found
 
 
-def values(result: dict[str, Any], key: str) -> list[float]:
-    """This figure of all steps that have it."""
-    return [line[key] for line in result["metrics"] if key in line]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 class TestLayoutsEqualOneProcess:
     def test_parameters(self, results, layout):
@@ -242,24 +237,10 @@ class TestLayoutsEqualOneProcess:
         assert expected.keys() == results[training]["parameters"].keys()
         require_same_gradients(results[layout]["gradients"], expected)
 
-    @pytest.mark.parametrize(
-        "key",
-        [
-            "loss_metrics/global_avg_loss",
-            "grad_norm",
-            "moe/load_balancing_loss",
-            "moe/z_loss",
-            "moe/max_load_over_mean",
-            "moe/dropped_fraction",
-            "validation_metrics/global_avg_loss",
-            "validation_metrics/accuracy",
-        ],
-    )
-    def test_metrics_of_every_step(self, results, layout, key):
-        _, training, _, _ = LAYOUTS[layout]
-        expected = values(results[training], key)
-        assert len(expected) == (1 if key.startswith("validation") else COMMON["steps"])
-        assert values(results[layout], key) == pytest.approx(expected, rel=TOLERANCE, abs=1e-14)
+    def test_metrics_of_every_step(self, results, layout):
+        keys = [LOSS, "grad_norm", HELD_OUT_LOSS, ACCURACY]
+        keys += [f"moe/{name}" for name in ("load_balancing_loss", "z_loss", "max_load_over_mean", "dropped_fraction")]
+        require_same_figures(results[layout], results[LAYOUTS[layout][1]], keys, steps=COMMON["steps"])
 
 
 def test_an_expert_without_tokens_stays_as_it_is(results):
@@ -268,14 +249,14 @@ def test_an_expert_without_tokens_stays_as_it_is(results):
         contract = results[name]["parameters"]["blocks.0.feed_forward.experts.contract"]
         assert not contract[-1].any()
         assert contract[0].any()
-        assert values(results[name], "moe/max_load_over_mean") == [2.0] * COMMON["steps"]
+        assert series(results[name], "moe/max_load_over_mean") == [2.0] * COMMON["steps"]
 
 
 def test_the_auxiliary_losses_are_part_of_what_is_trained(results):
     """So that their equality above is not that of losses that nobody minimises."""
     with_them, without = results["SGD"], results["no auxiliary losses"]
-    assert values(without, "grad_norm")[0] != pytest.approx(values(with_them, "grad_norm")[0], rel=1e-3)
-    assert values(without, "moe/z_loss")[-1] > values(with_them, "moe/z_loss")[-1] * 1.001
+    assert series(without, "grad_norm")[0] != pytest.approx(series(with_them, "grad_norm")[0], rel=1e-3)
+    assert series(without, "moe/z_loss")[-1] > series(with_them, "moe/z_loss")[-1] * 1.001
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -293,9 +274,8 @@ def test_a_job_stopped_with_one_expert_degree_goes_on_with_another(results, chan
 )
 def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expected, found):
     assert results[found]["errors"] == [None]
-    assert values(results[expected], "moe/dropped_fraction")[0] > 0.1
-    for key in ("moe/dropped_fraction", "grad_norm", "validation_metrics/global_avg_loss"):
-        assert values(results[found], key) == pytest.approx(values(results[expected], key), rel=TOLERANCE)
+    assert series(results[expected], "moe/dropped_fraction")[0] > 0.1
+    require_same_figures(results[found], results[expected], ("moe/dropped_fraction", "grad_norm", HELD_OUT_LOSS))
     require_same(results[found]["parameters"], results[expected]["parameters"])
 
 
@@ -309,12 +289,12 @@ def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expect
 def test_padding_counts_nowhere(results, full, padded):
     """Neither in the losses nor against an expert's capacity."""
     require_same(results[padded]["parameters"], results[full]["parameters"])
-    for key in ("grad_norm", "moe/load_balancing_loss", "moe/dropped_fraction", "moe/max_load_over_mean"):
-        assert values(results[padded], key) == pytest.approx(values(results[full], key), rel=TOLERANCE)
+    keys = ("grad_norm", "moe/load_balancing_loss", "moe/dropped_fraction", "moe/max_load_over_mean")
+    require_same_figures(results[padded], results[full], keys)
 
 
 def test_other_replicas_drop_others(results):
-    one, two = (values(results[name], "grad_norm")[0] for name in ("capacity", "capacity, dp2"))
+    one, two = (series(results[name], "grad_norm")[0] for name in ("capacity", "capacity, dp2"))
     assert one != pytest.approx(two, rel=1e-6)
 
 
@@ -326,8 +306,8 @@ def test_other_number_formats_come_close(results, case, within):
     """The gradient's norm has the auxiliary losses in it, which FP16 scales with the rest."""
     assert results[case]["errors"] == [None]
     for key, step in (("grad_norm", 0), ("loss_metrics/global_avg_loss", -1)):
-        expected = values(results["FP32, dp2"], key)[step]
-        assert values(results[case], key)[step] == pytest.approx(expected, rel=within)
+        expected = series(results["FP32, dp2"], key)[step]
+        assert series(results[case], key)[step] == pytest.approx(expected, rel=within)
 
 
 DEGREE = "`parallelism.expertParallelDegree`"

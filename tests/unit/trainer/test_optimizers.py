@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from disttrain_api.training import Optimizer, OptimizerName
@@ -29,14 +27,6 @@ def test_fused_where_all_parameters_are_on_gpus(name, devices, fused):
     assert {group["fused"] for group in optimizer.param_groups} == {fused}
 
 
-@pytest.fixture
-def alone():
-    """A mesh of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 # The other parameter than one that is cut; by name of the optimizer, whether all are updated by one kernel
 BESIDE_CUT = {
     "cut": (lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(0)]), {"SGD": None, "AdamW": True}),
@@ -48,10 +38,10 @@ BESIDE_CUT = {
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("beside", BESIDE_CUT)
-def test_what_ranks_hold_parts_of_is_updated_as_torch_can(alone, monkeypatch, name, beside):
+def test_what_ranks_hold_parts_of_is_updated_as_torch_can(mesh, monkeypatch, name, beside):
     monkeypatch.setattr(optimizers, "fuses_updates", lambda device: True)
     other, fused = BESIDE_CUT[beside]
-    both = [nn.Parameter(distribute_tensor(torch.ones(4), alone, [Shard(0)])), nn.Parameter(other(alone))]
+    both = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)])), nn.Parameter(other(mesh))]
     optimizer = build_optimizer(Optimizer(name=name, momentum=0.9 if name == "SGD" else None), both)
     assert optimizer.defaults["fused"] is fused[name]
     for one in both:

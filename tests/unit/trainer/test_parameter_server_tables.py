@@ -10,11 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from disttrain_trainer.parameter_server.tables import Tables, let_go
+from tests.unit.trainer.comparisons import require_same, require_same_figures
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.table_code import ROWS, WIDTH
-from tests.unit.trainer.worlds import require_same, run_cases, small
-
-TOLERANCE = 1e-10
+from tests.unit.trainer.worlds import run_cases, small
 
 
 def table(function, **config):
@@ -137,10 +136,7 @@ def test_one_worker_is_the_dense_model(dense, one_worker, name, expected):
 
 def test_norms_count_rows(dense, two_workers, one_worker):
     for found, reference in ((two_workers["two servers"], "dense"), (one_worker["clipped"], "clipped")):
-        expected = [line["grad_norm"] for line in dense[reference]["metrics"] if "grad_norm" in line]
-        norms = [line["grad_norm"] for line in found["metrics"] if "grad_norm" in line]
-        assert norms == pytest.approx(expected, rel=TOLERANCE)
-        assert len(expected) == 6
+        require_same_figures(found, dense[reference], ["grad_norm"], steps=6)
 
 
 def test_rows_that_no_batch_has_touched_are_those_of_the_beginning(two_workers, dense):

@@ -5,6 +5,7 @@ from functools import cache, partial
 import pytest
 import torch
 
+from tests.unit.trainer.comparisons import require_same, series
 from tests.unit.trainer.delayed import (
     DEPTH,
     LAYERS,
@@ -15,7 +16,7 @@ from tests.unit.trainer.delayed import (
     two_buffers,
 )
 from tests.unit.trainer.user_code import double_mlp
-from tests.unit.trainer.worlds import require_same, run_cases, small, user
+from tests.unit.trainer.worlds import run_cases, small, user
 
 TOLERANCE = 1e-10
 STEPS = 14
@@ -112,10 +113,6 @@ def world(tmp_path_factory, asked_for):
         return run_cases(tmp_path_factory.mktemp(f"ranks-{ranks}"), ranks, cases)
 
     return run
-
-
-def series(result, key):
-    return [line[key] for line in result["metrics"] if key in line]
 
 
 def optimizer_of(settings):

@@ -9,8 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from disttrain_api.names import ExitCode
+from tests.unit.trainer.comparisons import require_same, require_same_bits, series
 from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, two_buffers
-from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 TOLERANCE = 1e-10
 STAGES, STEPS, MICRO, INTERVAL = 3, 12, 4, 8
@@ -66,10 +67,6 @@ def results(tmp_path_factory):
     return run_cases(tmp_path_factory.mktemp("endings"), STAGES, cases)
 
 
-def losses(result):
-    return [line["loss_metrics/global_avg_loss"] for line in result["metrics"] if "lr" in line]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_stop_drains_and_the_run_goes_on_from_there(results, name):
     version, _, per_update = SETTINGS[name]
@@ -81,7 +78,7 @@ def test_a_stop_drains_and_the_run_goes_on_from_there(results, name):
         version, STAGES, partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM), STEPS, micro=MICRO,
         per_update=per_update, drained={drained, *range(INTERVAL, STEPS, INTERVAL)},
     )  # fmt: skip
-    assert losses(found) == pytest.approx(expected.losses, rel=TOLERANCE)
+    assert series(found) == pytest.approx(expected.losses, rel=TOLERANCE)
     require_same(found["parameters"], expected.parameters)
 
 
@@ -89,9 +86,8 @@ def test_a_stop_drains_and_the_run_goes_on_from_there(results, name):
 def test_a_run_that_goes_on_from_a_checkpoint_equals_one_that_never_ended(results, name):
     expected, found = (results[f"{name}: {how}"] for how in ("through", "from a checkpoint"))
     assert found["errors"] == [None, None]
-    assert losses(found) == losses(expected)
-    for parameter, value in expected["parameters"].items():
-        assert torch.equal(found["parameters"][parameter], value), parameter
+    assert series(found) == series(expected)
+    require_same_bits(found["parameters"], expected["parameters"])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -114,12 +110,12 @@ def test_stages_that_share_a_parameter_are_refused(results):
 def test_half_precision_keeps_whole_parameters(results):
     assert results["BF16"]["errors"] == [None]
     assert {value.dtype for value in results["BF16"]["parameters"].values()} == {torch.float32}
-    found = losses(results["BF16"])
+    found = series(results["BF16"])
     assert min(found[-5:]) < found[0]
 
 
 def test_a_model_built_without_memory_begins_as_in_every_layout(results):
-    expected, found = (losses(results[f"built without memory: {how}"]) for how in ("replicas", "PipeDream"))
+    expected, found = (series(results[f"built without memory: {how}"]) for how in ("replicas", "PipeDream"))
     assert len(expected) == 1
     assert found == pytest.approx(expected, rel=1e-6)
 
@@ -155,7 +151,7 @@ def test_a_killed_stage_restarts_from_the_checkpoint(tmp_path):
         assert [rank.code for rank in world.ended()] == [0] * STAGES
     expected, found = model_at(undisturbed, 40), model_at(storage, 40)
     assert expected.keys() == found.keys()
-    assert [key for key, value in expected.items() if not torch.equal(found[key], value)] == []
+    require_same_bits(found, expected)
 
 
 def test_microbatches_of_two_shapes_are_refused(tmp_path):

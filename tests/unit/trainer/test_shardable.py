@@ -18,6 +18,7 @@ from disttrain_api.training import Training
 from disttrain_trainer.parallel import sharded
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.comparisons import LOSS, require_same_figures
 from tests.unit.trainer.layouts import ACCUMULATE_2, ADAMW, OFFLOAD, PIPELINE, REPLICATE, SHARD
 from tests.unit.trainer.shard_code import of_shards
 from tests.unit.trainer.worlds import run_cases, small, user
@@ -130,9 +131,7 @@ def require_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected["parameters"].items():
         assert found["parameters"][name].shape == value.shape
         torch.testing.assert_close(found["parameters"][name], value, rtol=1e-10, atol=1e-12, msg=name)
-    for key in ("loss_metrics/global_avg_loss", "grad_norm"):
-        series = [[line[key] for line in result["metrics"] if key in line] for result in (found, expected)]
-        assert series[0] == pytest.approx(series[1], rel=1e-10)
+    require_same_figures(found, expected, (LOSS, "grad_norm"))
 
 
 @pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 2])

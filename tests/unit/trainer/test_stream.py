@@ -12,10 +12,11 @@ from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.stream_code import rows
 from tests.unit.trainer.test_tasks import with_task
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
 CODE = "tests.unit.trainer.stream_code"
 REGULAR = {"evaluation": {"interval": 3}, "checkpoint": {"interval": 3}, "logging": {"interval": 1}, "steps": 7}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.suites import GATE
+from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same_figures
 from tests.unit.trainer.norm_code import LAYERS, SIZES, STEPS, layer_of, run_layer
 from tests.unit.trainer.worlds import launch, run_cases, small
 
@@ -132,10 +133,7 @@ def test_a_network_is_trained_as_in_one_process(
     assert sum("running_" in name for name in found["parameters"]) == 10
     for name, value in expected["parameters"].items():
         assert torch.allclose(found["parameters"][name], value, rtol=TOLERANCE, atol=1e-12), name
-    for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/global_avg_loss"):
-        losses = [[line[key] for line in result["metrics"] if key in line] for result in (found, expected)]
-        assert len(losses[0]) == (1 if key.startswith("validation") else 4)
-        assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE)
+    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS), steps=4, tolerance=TOLERANCE)
 
 
 def test_without_it_replicas_normalise_their_own_part(
@@ -167,6 +165,4 @@ def test_statistics_stay_whole_beside_weights_that_are_cast(
     assert {value.dtype for value in found["parameters"].values() if value.is_floating_point()} == {torch.float32}
     for name, value in statistics.items():
         assert distance(value, expected["parameters"][name]) <= 4 * FORMATS[precision], name
-    for key in ("loss_metrics/global_avg_loss", "validation_metrics/global_avg_loss"):
-        losses, wanted = ([line[key] for line in result["metrics"] if key in line] for result in (found, expected))
-        assert losses == pytest.approx(wanted, rel=2 * FORMATS[precision])
+    require_same_figures(found, expected, (LOSS, HELD_OUT_LOSS), tolerance=2 * FORMATS[precision])

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from disttrain_api.manifest import load
+from tests.unit.trainer.comparisons import ACCURACY, HELD_OUT_LOSS, LOSS, require_same, require_same_figures, series
 from tests.unit.trainer.layouts import SHARD, TENSOR
-from tests.unit.trainer.worlds import ROOT, require_same, run_cases, small
-
-REPORTED = ("loss_metrics/global_avg_loss", "grad_norm")
+from tests.unit.trainer.worlds import ROOT, run_cases, small
 
 
 def with_task(task: str, config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -99,21 +98,14 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> dict[st
     return found
 
 
-def series(result: dict[str, Any], key: str) -> list[float]:
-    return [line[key] for line in result["metrics"] if key in line]
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3]])
 def test_a_task_trains_what_it_trains_in_one_process(results: dict[str, dict[str, Any]], name: str) -> None:
     found, expected = results[name], results[str(CASES[name][3])]
     assert found["errors"] == [None]
     require_same(found["parameters"], expected["parameters"])
-    for key in REPORTED:
-        assert len(series(found, key)) == 6
-        assert series(found, key) == pytest.approx(series(expected, key), rel=1e-10)
-    key = "validation_metrics/global_avg_loss"
-    assert len(series(found, key)) == 2
-    assert series(found, key) == pytest.approx(series(expected, key), rel=1e-10)
+    require_same_figures(found, expected, (LOSS, "grad_norm"), steps=6)
+    require_same_figures(found, expected, [HELD_OUT_LOSS])
+    assert len(series(found, HELD_OUT_LOSS)) == 2
 
 
 @pytest.mark.parametrize(("name", "reference"), [("dp2", "alone"), ("dp2, accumulated", "twins"), ("tp2", "planned")])
@@ -121,15 +113,13 @@ def test_figures_of_a_task_are_those_of_all_samples(
     results: dict[str, dict[str, Any]], name: str, reference: str
 ) -> None:
     keys = {key for line in results[reference]["metrics"] for key in line if key.startswith(("task/", "validation"))}
-    assert keys > {"validation_metrics/global_avg_loss"}
-    for key in keys:
-        assert series(results[name], key) == pytest.approx(series(results[reference], key), rel=1e-10)
+    assert keys > {HELD_OUT_LOSS}
+    require_same_figures(results[name], results[reference], keys)
     assert any(key.startswith("task/") for key in keys)
 
 
 def test_accuracy_is_that_of_the_built_in_task(results: dict[str, dict[str, Any]]) -> None:
-    key = "validation_metrics/accuracy"
-    assert series(results["dp2"], key) == series(results["built in"], key)
+    assert series(results["dp2"], ACCURACY) == series(results["built in"], ACCURACY)
 
 
 def test_a_task_that_was_stopped_goes_on_to_the_last_bit(results: dict[str, dict[str, Any]]) -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.soak import SOAK
+from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_figures
 from tests.unit.trainer.layouts import ACCUMULATE, ADAMW, COMMON, FULL, PIPELINE, REPLICATE, SGD, SHARD, TENSOR, TOKENS
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases, run_layouts, small
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts, small
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -93,7 +94,4 @@ def test_a_layout_equals_one_process(alone, together, layout):
     assert expected["gradients"].keys() == set(trained)
     require_same(found["gradients"], expected["gradients"])
     require_same(found["parameters"], expected["parameters"])
-    for key in ("loss_metrics/global_avg_loss", "grad_norm", "validation_metrics/global_avg_loss"):
-        values = [line[key] for line in expected["metrics"] if key in line]
-        assert values
-        assert [line[key] for line in found["metrics"] if key in line] == pytest.approx(values, rel=1e-10)
+    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS))

@@ -17,10 +17,11 @@ from disttrain_trainer.models.transformers.config import library_config
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.transformers_export import export_model
 from tests.builders import a_manifest
+from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.test_transformers_layouts import training
 from tests.unit.trainer.transformers_code import described, double_transformers
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, require_same, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.soak import SOAK
+from tests.unit.trainer.comparisons import ACCURACY, HELD_OUT_LOSS, LOSS, require_same, require_same_figures, series
 from tests.unit.trainer.layouts import PIPELINE, REPLICATE, SHARD, TENSOR
-from tests.unit.trainer.worlds import require_same, run_cases, small
+from tests.unit.trainer.worlds import run_cases, small
 
 TOLERANCE = 1e-10
 
@@ -180,18 +181,11 @@ def test_a_users_package_is_trained_as_in_one_process(results: dict[str, dict[st
     expected, found = results[reference_of(LAYOUTS[layout][2])], results[layout]
     assert found["errors"] == [None]
     require_same(found["parameters"], expected["parameters"], TOLERANCE)
-    for key in (
-        "loss_metrics/global_avg_loss",
-        "grad_norm",
-        "validation_metrics/global_avg_loss",
-        "validation_metrics/accuracy",
-    ):
-        figures = [[line[key] for line in one["metrics"] if key in line] for one in (found, expected)]
-        assert len(figures[0]) == (1 if key.startswith("validation") else TRAINING["steps"])
-        assert figures[0] == pytest.approx(figures[1], rel=TOLERANCE)
+    keys = (LOSS, "grad_norm", HELD_OUT_LOSS, ACCURACY)
+    require_same_figures(found, expected, keys, steps=TRAINING["steps"], tolerance=TOLERANCE)
 
 
 def test_training_moves_the_parameters(results: dict[str, dict[str, Any]]) -> None:
     """So that equality above is not that of standing still."""
-    losses = [line["loss_metrics/global_avg_loss"] for line in results["alone"]["metrics"] if "lr" in line]
+    losses = series(results["alone"])
     assert losses[-1] != pytest.approx(losses[0], rel=1e-3)

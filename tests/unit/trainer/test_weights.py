@@ -1,15 +1,15 @@
 """Seed checkpoints: weights out of one layout, into one file, into every other."""
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from disttrain.main import main
 from disttrain_api.names import ExitCode
 from tests.soak import SOAK
+from tests.unit.trainer.comparisons import require_same, require_same_bits, series
 from tests.unit.trainer.layouts import PIPELINE, REPLICATE, SHARD, TENSOR
 from tests.unit.trainer.test_checkpoint import run
-from tests.unit.trainer.worlds import require_same, run_cases, small, user
+from tests.unit.trainer.worlds import run_cases, small, user
 
 TRAINING = small(
     steps=3,
@@ -114,33 +114,25 @@ def together(folder, seeds):
     return found
 
 
-def losses(result):
-    return [line["loss_metrics/global_avg_loss"] for line in result["metrics"] if "lr" in line]
-
-
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
-
-
 class TestSeed:
     @pytest.mark.parametrize("name", LAYOUTS)
     @pytest.mark.parametrize("source", ["checkpoint", "file"])
     def test_every_layout_equals_one_process(self, alone, together, name, source):
         found = together[f"{name} from {source}"]
         expected = alone["file of experts" if LAYOUTS[name][1] == "experts" else "file"]
-        assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
+        assert series(found) == pytest.approx(series(expected), rel=1e-10)
         require_same(found["parameters"], expected["parameters"], 1e-10)
 
     @pytest.mark.parametrize("name", ["checkpoint", "latest"])
     def test_file_and_checkpoint_are_alike(self, alone, name):
-        assert same(alone[name]["parameters"], alone["file"]["parameters"])
+        require_same_bits(alone[name]["parameters"], alone["file"]["parameters"])
 
     def test_it_counts_and_training_begins_at_step_0(self, alone):
-        assert losses(alone["file"])[0] < losses(alone["without"])[0]
+        assert series(alone["file"])[0] < series(alone["without"])[0]
         assert [line["step"] for line in alone["file"]["metrics"] if "lr" in line] == [1, 2, 3]
 
     def test_a_checkpoint_of_the_job_comes_first(self, alone):
-        assert same(alone["resumed"]["parameters"], alone["file"]["parameters"])
+        require_same_bits(alone["resumed"]["parameters"], alone["file"]["parameters"])
 
     @pytest.mark.parametrize(
         ("name", "parts"),
@@ -181,7 +173,7 @@ class TestExport:
         result = together[f"{name} from checkpoint"]
         target = tmp_path / "out.safetensors"
         assert main(["export", str(result["folder"] / "test" / "step-3"), str(target)]) == 0
-        assert same(load_file(target), result["parameters"])
+        require_same_bits(load_file(target), result["parameters"])
         assert capfd.readouterr().out == f"{target}: {target.stat().st_size} bytes\n"
 
     def test_mistakes_end_with_a_sentence(self, seed, tmp_path, capfd):

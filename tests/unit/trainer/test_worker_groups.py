@@ -10,10 +10,10 @@ from disttrain_api.mesh import Mesh
 from disttrain_trainer.parameter_server.group import in_group, worker_of, workers_of
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.comparisons import ACCURACY, LOSS, require_same, require_same_figures, series
 from tests.unit.trainer.layouts import COMMON, GPT, PIPELINE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.test_parameter_server import TOLERANCE
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, require_same, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, run_cases, small, user
 
 # Longer than a world may take: that limit shows where each rank stands, pytest's own shows only that one waits.
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -52,7 +52,6 @@ GROUP_OF_FOUR = {
     "pp2 x fsdp2": ("clipped gpt", {SHARD: 2, **ONE_F_ONE_B}, 1, {}),
     "pp2 x dp2": ("clipped mlp", ONE_F_ONE_B, 1, {}),
 }
-METRICS = ["loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/accuracy"]
 
 
 def in_groups(folder, ranks, in_pod, layouts, **more):
@@ -76,10 +75,9 @@ def agrees(found, expected, ranks):
     """Fails where a rank has not come to its end, or a parameter or a line of the log differs."""
     assert found["errors"] == [[None]] * ranks
     require_same(found["parameters"], expected["parameters"])
-    for key in METRICS:
-        values = [line[key] for line in expected["metrics"] if key in line]
-        assert [line[key] for line in found["metrics"] if key in line] == pytest.approx(values, rel=TOLERANCE)
-        assert values or key.startswith("validation")
+    require_same_figures(found, expected, (LOSS, "grad_norm", "lr"))
+    # Not all have held-out samples.
+    assert series(found, ACCURACY) == pytest.approx(series(expected, ACCURACY))
 
 
 @pytest.fixture(scope="module")

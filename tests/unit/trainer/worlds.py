@@ -308,27 +308,6 @@ def launch(
         world.kill()
 
 
-def require_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
-    """Fails where a parameter differs by more, in parts of its 2-norm."""
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        size = torch.linalg.vector_norm(value)
-        assert size > 0, f"{name} is zero: nothing to compare with"
-        distance = torch.linalg.vector_norm(found[name] - value) / size
-        assert distance <= tolerance, f"{name} differs by {distance}"
-
-
-def require_same_gradients(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
-    """`require_same` of all but keys' biases: added to all scores alike, they have gradients of rounding alone."""
-    rounding = {name for name in expected if name.endswith("key.bias")}
-    whole = torch.stack([torch.linalg.vector_norm(value) for value in expected.values()]).norm()
-    for name in rounding:
-        for gradients in (found, expected):
-            assert torch.linalg.vector_norm(gradients[name]) <= tolerance * whole, f"{name} is not zero"
-    rest, of_one = ({name: one[name] for name in one.keys() - rounding} for one in (found, expected))
-    require_same(rest, of_one, tolerance)
-
-
 @dataclass(frozen=True)
 class Patience:
     """How long a world of cases may take."""
