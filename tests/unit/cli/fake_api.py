@@ -17,6 +17,14 @@ Raw = dict[str, Any]
 JOBS = "/apis/disttrain.io/v1alpha1/namespaces/{}/disttrainingjobs"
 
 
+TIME = "2026-01-01T12:00:00Z"
+
+
+def a_condition(type_: str, status: str = "True", reason: str = "Because", message: str = "it is so") -> Raw:
+    said = {"reason": reason, "message": message, "lastTransitionTime": TIME, "observedGeneration": 1}
+    return {"type": type_, "status": status, **said}
+
+
 class FakeApi:
     """An API server that believes everything. `answers` replaces what it says to a path."""
 

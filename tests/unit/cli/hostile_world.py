@@ -8,23 +8,16 @@ from hypothesis import strategies as st
 
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, running, waiting
 from tests.unit.api.test_escape import WITHOUT_A_SHAPE
-from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.unit.cli.fake_api import JOBS, TIME, FakeApi, Raw, a_condition
 
 EVIL = "\x1b]52;c;eA==\x07\x1b[2J\x1b[8m\x7f\x9b31m\u202e[bold]x[/bold]\u2066\x00\r\n\x85y\u2028"
-TIME = "2026-01-01T12:00:00Z"
 any_text = st.text(st.characters(exclude_categories=("Cs",))) | st.just(EVIL)
 
-Raw = dict[str, Any]
 Place = tuple[str | int, ...]
 
 
 def bad_in(text: str) -> set[str]:
     return (WITHOUT_A_SHAPE - {"\t", "\n"}) & set(text)
-
-
-def a_condition(type_: str, status: str = "True") -> Raw:
-    known = {"reason": "Because", "message": "it is so", "lastTransitionTime": TIME, "observedGeneration": 1}
-    return {"type": type_, "status": status, **known}
 
 
 def a_full_job(state: str) -> Raw:

@@ -15,9 +15,12 @@ HERE = {"schedulingPolicy": {"gangScheduler": "None"}, "failureLogInStatus": Tru
     [
         ({"runPolicy": {"progressDeadlineSeconds": 600}}, "progressDeadlineSeconds"),
         ({"ttlSecondsAfterFinished": 600}, "ttlSecondsAfterFinished"),
+        ({"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "q"}}}, "schedulingPolicy"),
+        ({"runPolicy": {"disruptionBudget": {"minAvailable": 1}}}, "disruptionBudget"),
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy"),
     ],
 )
-def test_a_limit_that_nobody_watches_here_is_left_out_and_named(spec: dict[str, Any], field: str) -> None:
+def test_what_a_cluster_does_with_a_job_is_left_out_and_named(spec: dict[str, Any], field: str) -> None:
     job, left_out = alone(a_job(**spec))
     assert (job.spec, left_out) == (a_job(runPolicy=HERE).spec, [field])
     assert alone(a_job())[1] == []

@@ -17,7 +17,7 @@ from disttrain_api import parse
 from disttrain_api.errors import ManifestError
 from tests.builders import a_job, a_manifest, a_raw_pod, ended
 from tests.forward_proxy import ForwardProxy
-from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.unit.cli.fake_api import JOBS, FakeApi, a_condition
 from tests.waiting import GENEROUS
 
 
@@ -58,8 +58,7 @@ async def test_asyncio_awaits_the_same_calls(kubeconfig: Path) -> None:
             ended(a_raw_pod(a_job()), 0), "2026-01-01T12:00:00Z [rank 0] one", "2026-01-01T12:00:01Z [rank 0] two"
         )
         assert [line async for line in client.logs("digits")] == ["[rank 0] one", "[rank 0] two"]
-        finished = {"type": "Finished", "status": "True", "reason": "x", "message": "", "observedGeneration": 1}
-        status = {"conditions": [finished | {"lastTransitionTime": "2026-01-01T12:00:00Z"}]}
+        status = {"conditions": [a_condition("Finished")]}
         api.put_job({"metadata": {"name": "digits", "namespace": "default"}, "status": status})
         assert (await client.wait("digits", timeout=GENEROUS)).finished
         assert [seen.finished async for seen in client.follow("digits")] == [True]

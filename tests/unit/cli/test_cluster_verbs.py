@@ -14,22 +14,11 @@ import disttrain.jobs
 from disttrain.main import main
 from disttrain_api.times import timestamp
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, running
-from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.unit.cli.fake_api import JOBS, FakeApi, a_condition
 from tests.waiting import GENEROUS
 
 EVIL = "\x1b]0;owned\x07 [bold]not bold[/bold] \u202eback\r\n\x9b31m"
 JOB = "disttrainingjobs/digits"
-
-
-def a_condition(type_: str, status: str = "True", reason: str = "Because", message: str = "it is so") -> dict[str, Any]:
-    return {
-        "type": type_,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": "2026-01-01T12:00:00Z",
-        "observedGeneration": 1,
-    }
 
 
 def a_status(*holding: str, **more: Any) -> dict[str, Any]:
@@ -93,27 +82,6 @@ def test_a_job_that_is_not_there_is_one_sentence(api: FakeApi, verb: str, capfd:
 def test_a_name_that_cannot_be_is_usage(api: FakeApi, name: str) -> None:
     assert main(["get", "--", name]) == 2
     assert api.asked == []
-
-
-@pytest.mark.parametrize("verb", ["list", "get", "describe", "why", "events"])
-def test_nothing_that_a_tenant_writes_reaches_the_terminal_as_a_command(
-    api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = {"step": 1, "path": EVIL, "time": "2026-01-01T12:00:00Z"}
-    verdict = {"reason": EVIL, "message": EVIL, "class": EVIL, "rule": EVIL, "pod": EVIL, "rank": 0}
-    attempts = [{"number": 1, "startTime": EVIL, "verdict": verdict}]
-    goodput = {"since": EVIL, "updateTime": EVIL, "state": EVIL, "spent": [{"state": EVIL, "seconds": 5}]}
-    status = a_status(
-        "Failed", goodput=goodput, phase=EVIL, mesh=EVIL, ready=EVIL, checkpoint=checkpoint, attempts=attempts
-    )
-    status["conditions"] = [a_condition("Failed", reason=EVIL, message=EVIL)]
-    api.put_job(a_raw_job(status=status))
-    about = {"uid": UID, "name": "digits", "kind": EVIL}
-    event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": EVIL, "message": EVIL, "type": EVIL}
-    api.put("/api/v1/namespaces/default/events", event)
-    text = said(capfd, verb, *([] if verb == "list" else ["digits"]))
-    assert "\\x1b]0;owned\\x07 [bold]not bold[/bold] \\u202eback" in text
-    assert all(character.isprintable() or character == "\n" for character in text)
 
 
 def test_a_page_says_where_the_time_went_until_now(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:

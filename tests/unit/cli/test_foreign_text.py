@@ -27,11 +27,9 @@ from disttrain.terminal import console, painted, rendered, table
 from disttrain_api.status import Condition, ConditionType, JobStatus, Metric, Phase, Progress
 from disttrain_operator.decide.decision import Event
 from tests.builders import a_manifest
-from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.unit.cli.fake_api import JOBS, TIME, FakeApi, a_condition
 from tests.unit.cli.hostile_world import (
     EVIL,
-    TIME,
-    a_condition,
     a_world,
     any_text,
     bad_in,

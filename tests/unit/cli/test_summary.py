@@ -9,19 +9,13 @@ from disttrain.local.folder import RunFolder
 from disttrain.local.summary import exit_code, summary
 from disttrain_api.status import JobStatus
 from tests.builders import NOW
+from tests.unit.cli.fake_api import a_condition
 
 POD = "digits-3f9a1-worker-0-a1"
 
 
 def a_status(condition: str, verdict: dict[str, Any] | None = None, **fields: Any) -> JobStatus:
-    entry = {
-        "type": condition,
-        "status": "True",
-        "reason": "DataNotFound",
-        "message": "rank 1 exited with code 81: no file",
-        "lastTransitionTime": NOW.isoformat(),
-        "observedGeneration": 1,
-    }
+    entry = a_condition(condition, reason="DataNotFound", message="rank 1 exited with code 81: no file")
     attempts = [{"number": 1, "startTime": NOW.isoformat(), "verdict": verdict}] if verdict else []
     return JobStatus.model_validate({"conditions": [entry], "attempts": attempts, **fields})
 

@@ -25,24 +25,13 @@ from tests.builders import (
     waiting,
     with_sidecar,
 )
+from tests.unit.cli.fake_api import TIME, a_condition
 
-STAMP = "2026-01-01T12:00:00Z"
 LATER = NOW + timedelta(minutes=5)
 
 
-def a_condition(type_: str, status: str, reason: str, message: str) -> dict[str, Any]:
-    return {
-        "type": type_,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": STAMP,
-        "observedGeneration": 1,
-    }
-
-
 def held(reason: str, message: str = "the sentence of the operator", **more: Any) -> dict[str, Any]:
-    attempts = [{"number": 1, "startTime": STAMP}]
+    attempts = [{"number": 1, "startTime": TIME}]
     return {"attempt": 1, "attempts": attempts, "conditions": [a_condition("Running", "False", reason, message)]} | more
 
 
@@ -50,8 +39,8 @@ def failed(reason: str, **verdict: Any) -> dict[str, Any]:
     said = {"reason": reason, "message": "rank 0 did it", **verdict}
     return {
         "attempt": 1,
-        "completionTime": STAMP,
-        "attempts": [{"number": 1, "startTime": STAMP, "endTime": STAMP, "verdict": said}],
+        "completionTime": TIME,
+        "attempts": [{"number": 1, "startTime": TIME, "endTime": TIME, "verdict": said}],
         "conditions": [
             a_condition("Failed", "True", reason, "rank 0 did it"),
             a_condition("Finished", "True", reason, ""),
@@ -61,12 +50,12 @@ def failed(reason: str, **verdict: Any) -> dict[str, Any]:
 
 def restarting(reason: str, message: str, /, **verdict: Any) -> dict[str, Any]:
     said = {"reason": "OOMKilled", "message": "rank 3 ran out of memory", "class": "OutOfMemory", "rank": 3, **verdict}
-    first = {"number": 1, "startTime": STAMP, "endTime": STAMP, "verdict": said}
+    first = {"number": 1, "startTime": TIME, "endTime": TIME, "verdict": said}
     return {
         "attempt": 2,
         "restarts": 1,
         "restartsSinceCheckpoint": 1,
-        "attempts": [first, {"number": 2, "startTime": STAMP}],
+        "attempts": [first, {"number": 2, "startTime": TIME}],
         "conditions": [
             a_condition("Running", "False", reason, message),
             a_condition("Restarting", "True", "GangRestarted", "rank 3 ran out of memory"),
@@ -75,13 +64,13 @@ def restarting(reason: str, message: str, /, **verdict: Any) -> dict[str, Any]:
 
 
 def runs(**more: Any) -> dict[str, Any]:
-    attempt = {"number": 1, "startTime": STAMP, "runningTime": STAMP}
+    attempt = {"number": 1, "startTime": TIME, "runningTime": TIME}
     condition = a_condition("Running", "True", "AllPodsRunning", "all 2 pods run")
     return {"attempt": 1, "attempts": [attempt], "conditions": [condition]} | more
 
 
 def progress(**more: Any) -> dict[str, Any]:
-    return {"step": 42, "totalSteps": 100, "updateTime": STAMP} | more
+    return {"step": 42, "totalSteps": 100, "updateTime": TIME} | more
 
 
 SUSPENDED = [a_condition("Suspended", "True", "Suspended", "spec.suspend is true; set it to false to go on")]
@@ -157,7 +146,7 @@ def test_each_situation_has_its_cause_and_what_to_do(
     status: dict[str, Any] | None, spec: dict[str, Any], says: list[str], does: list[str]
 ) -> None:
     raw = a_raw_job(status=status, **spec)
-    raw["metadata"]["creationTimestamp"] = STAMP
+    raw["metadata"]["creationTimestamp"] = TIME
     found = why(RemoteJob(raw), [], [], LATER)
     assert found.paragraph.startswith("digits ")
     assert "\n" not in found.paragraph
@@ -195,13 +184,13 @@ def test_what_the_operator_itself_writes_is_understood(change: Any, says: str) -
 
 
 def test_an_init_container_is_named_with_the_way_to_its_log() -> None:
-    pods = [initializing(a_raw_pod(a_job()), an_init_status("fetch", {"running": {"startedAt": STAMP}}))]
+    pods = [initializing(a_raw_pod(a_job()), an_init_status("fetch", {"running": {"startedAt": TIME}}))]
     _, raw = decided(pods)
     found = why(RemoteJob(raw), pods, [], LATER)
-    assert f"PodInitializing: init container fetch has run since {STAMP}." in found.paragraph
+    assert f"PodInitializing: init container fetch has run since {TIME}." in found.paragraph
     assert "init containers run first" in found.todo[0]
 
-    failed = {"terminated": {"exitCode": 7, "message": "no such bucket", "finishedAt": STAMP}}
+    failed = {"terminated": {"exitCode": 7, "message": "no such bucket", "finishedAt": TIME}}
     pods = [initializing(a_raw_pod(a_job()), an_init_status("fetch", failed), phase="Failed")]
     _, raw = decided(pods)
     found = why(RemoteJob(raw), pods, [], LATER)
@@ -251,13 +240,13 @@ def test_that_nothing_but_its_reason_ends_the_wait_is_said_where_there_is_no_dea
 def test_a_start_that_takes_several_attempts_has_one_end() -> None:
     later = timestamp(LATER)
     said = {"reason": "Unschedulable", "message": "no room; meanwhile worker 0 gave up", "class": "NotStarted"}
-    attempts: list[dict[str, Any]] = [{"number": 1, "startTime": STAMP, "endTime": later, "verdict": said}]
+    attempts: list[dict[str, Any]] = [{"number": 1, "startTime": TIME, "endTime": later, "verdict": said}]
     attempts += [{"number": 2, "startTime": later}]
     conditions = [
         a_condition("Restarting", "True", "GangRestarted", "no room"),
         a_condition("Running", "False", "Unschedulable", "no room"),
     ]
-    status = {"attempt": 2, "restarts": 1, "startTime": STAMP, "attempts": attempts, "conditions": conditions}
+    status = {"attempt": 2, "restarts": 1, "startTime": TIME, "attempts": attempts, "conditions": conditions}
     raw = a_raw_job(status=status, runPolicy={"startingDeadlineSeconds": 1800})
     found = why(RemoteJob(raw), [], [], LATER)
     assert (
