@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from disttrain_api.names import Env
-from disttrain_api.report import PodReport, decode_pod_report
+from disttrain_api.report import PodReport, RankFailure, RankReport, decode_pod_report
 from tests.waiting import GENEROUS, until
 
 AGENT = [sys.executable, "-P", "-m", "disttrain_agent"]
@@ -45,10 +45,6 @@ class Pod:
         }
         merged = {**os.environ, **ours, **self.changes}
         return {key: value for key, value in merged.items() if value is not None}
-
-    @property
-    def first_rank(self) -> int:
-        return self.ranks
 
     def start(self, rank_program: str) -> "Pod":
         program = self.folder / "rank.py"
@@ -96,6 +92,16 @@ class Pod:
         report = decode_pod_report((self.folder / "termination-log").read_text())
         assert report is not None
         return report
+
+    @property
+    def progress(self) -> RankReport:
+        assert self.report.progress is not None
+        return self.report.progress
+
+    @property
+    def failure(self) -> RankFailure:
+        assert self.report.failure is not None
+        return self.report.failure
 
     def seen(self, name: str) -> dict[int, str]:
         """What the ranks wrote with `note(name, text)`."""

@@ -110,8 +110,7 @@ def test_sigterm_reaches_every_rank_once_and_ends_with_143(pods: Pods) -> None:
     assert pod.wait() == ExitCode.STOPPED
     assert pod.seen("heard") == {3: "1", 4: "1", 5: "1"}
     assert pod.report.failure is None
-    assert pod.report.progress is not None
-    assert pod.report.progress.step == 7
+    assert pod.progress.step == 7
 
 
 def test_sigint_is_passed_on_as_sigterm(pod: Pod) -> None:
@@ -143,8 +142,7 @@ def test_a_permanent_failure_while_stopping_is_not_hidden(pod: Pod) -> None:
     pod.start("signal.signal(signal.SIGTERM, lambda *_: sys.exit(85)); ready(); time.sleep(1000)")
     pod.until_ready().signal(signal.SIGTERM)
     assert pod.wait() == ExitCode.STORAGE_FULL
-    assert pod.report.failure is not None
-    assert pod.report.failure.reason == "StorageFull"
+    assert pod.failure.reason == "StorageFull"
 
 
 @pytest.mark.parametrize(
@@ -160,8 +158,7 @@ def test_the_first_failing_rank_decides(pods: Pods, program: str, code: int, sig
     pod = pods(3)
     assert pod.run(f"if rank == 4:\n    print('why'); {program}\n{OBEDIENT}") == code
     assert sorted(pod.seen("stopped")) == [3, 5], "the others were asked to stop"
-    failure = pod.report.failure
-    assert failure is not None
+    failure = pod.failure
     assert (failure.rank, failure.exit_code, failure.signal) == (4, code, signal_number)
     assert failure.log_tail == "why"
 
@@ -188,35 +185,30 @@ def test_a_lost_peer_is_a_symptom_also_where_it_is_seen_first(pods: Pods, sympto
         """
     )
     assert code == 1
-    assert pod.report.failure is not None
-    assert pod.report.failure.rank == 3
+    assert pod.failure.rank == 3
 
 
 def test_what_a_rank_says_of_its_failure_counts_more_than_how_its_process_ended(pod: Pod) -> None:
     error = {"exitCode": 81, "reason": "DataNotFound", "message": "no file /data/x"}
     assert pod.run(f"report(step=3, error={error}); os.abort()") == ExitCode.DATA_NOT_FOUND
-    failure = pod.report.failure
-    assert failure is not None
+    failure = pod.failure
     assert (failure.exit_code, failure.signal, failure.reason) == (81, None, "DataNotFound")
     assert failure.message == "no file /data/x"
-    assert pod.report.progress is not None
-    assert pod.report.progress.step == 3
+    assert pod.progress.step == 3
 
 
 def test_work_reported_as_done_is_done_even_if_the_process_aborts(pods: Pods) -> None:
     pod = pods(2)
     assert pod.run("report(step=5, done=True)\nif rank == 3:\n    os.abort()") == 0
     assert pod.report.failure is None
-    assert pod.report.progress is not None
-    assert pod.report.progress.rank == 2
+    assert pod.progress.rank == 2
 
 
 def test_a_long_log_tail_still_fits_a_termination_message(pod: Pod) -> None:
     assert pod.run("[print('é' * 500) for _ in range(100)]; print('the end'); sys.exit(1)") == 1
     assert (pod.folder / "termination-log").stat().st_size <= 4096
-    assert pod.report.failure is not None
-    assert pod.report.failure.log_tail is not None
-    assert pod.report.failure.log_tail.endswith("the end")
+    assert pod.failure.log_tail is not None
+    assert pod.failure.log_tail.endswith("the end")
 
 
 def test_the_termination_message_holds_progress_before_the_end(pod: Pod) -> None:
@@ -224,8 +216,7 @@ def test_the_termination_message_holds_progress_before_the_end(pod: Pod) -> None
     pod.until((pod.folder / "termination-log").read_text, "a container that is killed has left its progress")
     pod.signal(signal.SIGKILL)
     assert pod.wait() == -9
-    assert pod.report.progress is not None
-    assert pod.report.progress.step == 4
+    assert pod.progress.step == 4
 
 
 def test_reports_of_a_former_life_are_forgotten(pod: Pod) -> None:
@@ -311,10 +302,9 @@ def test_a_pod_without_its_configuration_says_so_in_one_sentence(
     assert pod.run("note('started')") == ExitCode.INVALID_CONFIGURATION
     assert sentence in pod.log
     assert len(pod.log.splitlines()) == 1, pod.log
-    assert pod.report.failure is not None
-    assert pod.report.failure.message is not None
-    assert sentence in pod.report.failure.message
-    assert pod.report.failure.reason == "InvalidConfiguration"
+    assert pod.failure.message is not None
+    assert sentence in pod.failure.message
+    assert pod.failure.reason == "InvalidConfiguration"
     assert not pod.seen("started")
 
 

@@ -63,7 +63,6 @@ def test_ranks_that_find_no_room_for_their_reports_are_not_started(pod: Pod) -> 
         pod.changes[Env.SCRATCH] = str(scratch / "scratch")
         pod.start("raise SystemExit('started')")
         assert pod.wait() == ExitCode.DISK_FULL
-    failure = pod.report.failure
-    assert failure is not None
+    failure = pod.failure
     assert (failure.exit_code, failure.reason) == (ExitCode.DISK_FULL, "DiskFull")
     assert failure.message == f"cannot start the ranks: No space left on device {scratch}/scratch"

@@ -77,8 +77,7 @@ def test_a_rank_that_leaves_early_is_blamed_not_the_peer_that_lost_it(
     assert codes[-1] == ExitCode.LEFT_EARLY, left.log
     if pods == 2:
         assert codes[0] == ExitCode.PEER_LOST, gang.pods[0].log
-    failure = left.report.failure
-    assert failure is not None
+    failure = left.failure
     assert failure.message is not None
     assert (failure.rank, failure.exit_code, failure.reason) == (1, ExitCode.LEFT_EARLY, "LeftEarly")
     # The next batch is loaded before the step is complete.
@@ -94,5 +93,4 @@ def test_a_rank_that_is_done_has_succeeded_however_its_process_ends(gangs: Any) 
     gang = gangs(1, 1)
     assert gang.run(ending("exit", rank=0, after=9, steps=6)) == [0]
     assert gang.pods[0].report.failure is None
-    assert gang.pods[0].report.progress is not None
-    assert gang.pods[0].report.progress.done
+    assert gang.pods[0].progress.done

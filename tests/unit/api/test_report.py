@@ -30,8 +30,10 @@ def decoded(**parts: Any) -> PodReport:
     return report
 
 
-def progress(**changes: Any) -> RankReport | None:
-    return decoded(progress=PROGRESS | changes, failure=FAILURE).progress
+def progress(**changes: Any) -> RankReport:
+    found = decoded(progress=PROGRESS | changes, failure=FAILURE).progress
+    assert found is not None
+    return found
 
 
 def test_a_sound_report_is_read_as_it_was_written() -> None:
@@ -42,9 +44,7 @@ def test_a_sound_report_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, "many", 10**400])
 def test_a_figure_that_is_no_finite_number_is_left_out(number: Any) -> None:
     assert progress(loss=number, samplesPerSecond=number) == progress(loss=None)
-    found = progress(metrics={"accuracy": 0.5, "loss": number})
-    assert found is not None
-    assert found.metrics == {"accuracy": 0.5}
+    assert progress(metrics={"accuracy": 0.5, "loss": number}).metrics == {"accuracy": 0.5}
 
 
 @pytest.mark.parametrize("step", [2**63, -1, 10**40, 1.5, "x", None, [1]])
@@ -57,24 +57,18 @@ def test_a_step_that_cannot_be_costs_the_progress_and_not_the_failure(step: Any)
 @pytest.mark.parametrize("time", ["soon", "", "0000-01-01T00:00:00Z", "99999-01-01T00:00:00Z", 7, None, "9" * 3000])
 def test_a_checkpoint_without_a_time_is_left_out(time: Any) -> None:
     found = progress(checkpoint=CHECKPOINT | {"time": time})
-    assert found is not None
     assert (found.step, found.checkpoint) == (50, None)
 
 
 def test_a_time_is_written_as_kubernetes_writes_it() -> None:
     found = progress(checkpoint=CHECKPOINT | {"time": "2026-01-01T13:00:00.123456+01:00"})
-    assert found is not None
     assert found.checkpoint is not None
     assert found.checkpoint.time == "2026-01-01T12:00:00Z"
 
 
 def test_metrics_are_bounded_in_number_and_length() -> None:
-    found = progress(metrics={f"m{number}": 1.0 for number in range(200)})
-    assert found is not None
-    assert len(found.metrics) == MAX_METRICS
-    found = progress(metrics={"x" * 1000: 1.0, "": 1.0, "accuracy": 1.0})
-    assert found is not None
-    assert found.metrics == {"accuracy": 1.0}
+    assert len(progress(metrics={f"m{number}": 1.0 for number in range(200)}).metrics) == MAX_METRICS
+    assert progress(metrics={"x" * 1000: 1.0, "": 1.0, "accuracy": 1.0}).metrics == {"accuracy": 1.0}
 
 
 @pytest.mark.parametrize("field", ["exitCode", "signal"])
