@@ -10,9 +10,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "collectives.yaml"
 OPERATIONS = 9
 
 
+def collectives(workplace: Workplace, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*DISTTRAIN, "collectives", *words]
+    return subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, check=False)
+
+
 def test_the_command_prints_what_it_found_and_leaves_nothing_behind(workplace: Workplace) -> None:
-    words = ["collectives", "--ranks=3", "--sizes=1Ki,3k", "--groups=world,1:", "--iterations=2", "--json"]
-    done = subprocess.run([*DISTTRAIN, *words], cwd=workplace.folder, capture_output=True, text=True, check=False)
+    done = collectives(workplace, "--ranks=3", "--sizes=1Ki,3k", "--groups=world,1:", "--iterations=2", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert len(rows) == 2 * 2 * OPERATIONS
@@ -22,16 +26,14 @@ def test_the_command_prints_what_it_found_and_leaves_nothing_behind(workplace: W
 
 
 def test_a_group_that_cannot_be_is_usage(workplace: Workplace) -> None:
-    words = [*DISTTRAIN, "collectives", "--ranks=2", "--groups=0+2"]
-    done = subprocess.run(words, cwd=workplace.folder, capture_output=True, text=True, check=False)
+    done = collectives(workplace, "--ranks=2", "--groups=0+2")
     assert done.returncode == 2
     assert done.stderr == "disttrain: --groups: group '0+2' has 0+2: expected two or more different ranks of 0 to 1\n"
 
 
 def test_ranks_that_cannot_check_say_why(workplace: Workplace) -> None:
     """A size that no machine has."""
-    words = [*DISTTRAIN, "collectives", "--ranks=2", "--sizes=1000000G", "--operations=broadcast"]
-    done = subprocess.run(words, cwd=workplace.folder, capture_output=True, text=True, check=False)
+    done = collectives(workplace, "--ranks=2", "--sizes=1000000G", "--operations=broadcast")
     assert done.returncode == 1
     assert "memory" in done.stderr
     assert list(workplace.folder.iterdir()) == []

@@ -84,6 +84,8 @@ def test_the_environment_is_the_users_with_the_contract_laid_over_it(
         program,
         container={"args": ["--node=$(NODE_RANK)"], "env": env},
         storage=a_claim_template(),
+        managedBy="kueue.x-k8s.io/multikueue",
+        runPolicy={"schedulingPolicy": {"gangScheduler": "Gate"}},
     )
     run = workplace.run(path)
     assert run.exit_code == 0, run.stderr
@@ -111,4 +113,5 @@ def test_the_environment_is_the_users_with_the_contract_laid_over_it(
     # Python and readline set some in the environment of their own process, past os.environ.
     assert set(seen) - set(os.environ) - {"DATA", "LC_CTYPE", "COLUMNS", "LINES"} <= set(documented)
     assert storage.is_dir()
+    assert "not part of a local run: schedulingPolicy; managedBy; " in run.stderr
     assert "; the values of SECRET (set them in your shell)\n" in run.stderr

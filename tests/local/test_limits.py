@@ -42,18 +42,6 @@ def on_a_laptop() -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.parametrize(("replicas", "each"), [(5000, 1), (10, 1024), (10_000, 1024)])
-def test_far_more_ranks_than_the_machine_holds_are_refused(workplace: Workplace, replicas: int, each: int) -> None:
-    path = workplace.write(workers={"replicas": replicas, "processesPerPod": each}, training=SHORT)
-    ranks = f"{replicas * each:,} ranks in {replicas:,} pods"
-    refused(workplace.run(path, command=on_a_laptop()), ranks, "of memory (there are 16.0 GiB)")
-
-
-def test_far_more_programs_than_the_machine_holds_are_refused(workplace: Workplace) -> None:
-    path = own(workplace, "true", replicas=10_000)
-    refused(workplace.run(path, command=on_a_laptop()), "10,000 ranks in 10,000 pods", "of memory (there are 16.0 GiB)")
-
-
 def test_a_model_of_a_trillion_parameters_is_refused(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 2}, training=TRILLION)
     refused(workplace.run(path), "1,000,076,000,010 parameters", "at least 29.1 TiB of memory")

@@ -76,36 +76,6 @@ def test_a_program_may_stand_beside_the_template(workplace: Workplace) -> None:
     assert [run.log(index, 1).strip() for index in range(2)] == ["rank 0 of beside", "rank 1 of beside"]
 
 
-def test_a_plain_torch_distributed_script_finds_its_rank_in_the_environment(workplace: Workplace) -> None:
-    run = workplace.run(own(workplace, "python", script(workplace, TORCHRUN_SCRIPT), replicas=2))
-    logs = run.log(0, 1) + run.log(1, 1)
-    assert run.exit_code == 0, run.stderr + logs
-    assert "rank 0 of 2, local 0: 3.000" in logs
-    assert "rank 1 of 2, local 0: 3.000" in logs
-
-
-@pytest.mark.parametrize(
-    ("spec", "named"),
-    [
-        ({"runPolicy": {"schedulingPolicy": {"gangScheduler": "Gate"}}}, "schedulingPolicy"),
-        (
-            {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "research"}}},
-            "schedulingPolicy",
-        ),
-        (
-            {"managedBy": "kueue.x-k8s.io/multikueue", "runPolicy": {"disruptionBudget": {"minAvailable": 1}}},
-            "disruptionBudget; managedBy",
-        ),
-    ],
-)
-def test_what_a_cluster_does_with_a_job_is_no_part_of_a_local_run(
-    workplace: Workplace, spec: dict[str, Any], named: str
-) -> None:
-    run = workplace.run(own(workplace, "true", **spec))
-    assert run.exit_code == 0, run.stderr
-    assert f"not part of a local run: {named}" in run.stderr
-
-
 def test_parameter_servers_are_reached_by_their_addresses_and_end_with_the_workers(workplace: Workplace) -> None:
     server = script(
         workplace,
