@@ -4,13 +4,14 @@ The manager, the workers' memory and each server's record of pushes are the real
 """
 
 import random
+from itertools import accumulate
 
 import torch
 
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.gradients import Gradients, Push
 from disttrain_trainer.parameter_server.known import Known, Task, known_of
 from disttrain_trainer.parameter_server.manager import Manager
@@ -91,11 +92,13 @@ class Simulation:
         self.workers, self.steps, self.staleness = workers, steps, staleness
         self.synchronization = synchronization
         training = Training.model_validate({**TRAINING, "steps": steps})
-        configured = ParameterServer(synchronization=synchronization, staleness=staleness)
-        if synchronization is Synchronization.ASYNC:
-            configured = ParameterServer(synchronization=synchronization)
+        bounded = synchronization is Synchronization.BOUNDED_STALENESS
+        configured = ParameterServer(synchronization=synchronization, staleness=staleness if bounded else None)
         self.batch = Batch(micro=2, accumulation=1, world=2 * workers)
         self.config = ServerConfig(0, workers, training, self.batch, configured, silence=SILENCE)
+        sampler = Sampler(SAMPLES, training.seed, self.batch, workers)
+        self.cursors = list(accumulate(range(1, steps), lambda at, _: sampler.advance(at), initial=Cursor()))
+        """Where the data stands before each step."""
         self.now = 0.0
         self.all_counted = True
         """No worker has died, or was taken for dead: then the bound may be counted without the manager."""
@@ -109,7 +112,7 @@ class Simulation:
         self.deaths = 0
         self.reported = {}
         self.counted = 0
-        self.most_deaths = self.chance.choice([0, 12])
+        self.most_deaths = 0 if synchronization is Synchronization.SYNC else self.chance.choice([0, 12])
         """Of servers. Each makes workers ask once more, and so hides questions that were forgotten."""
         self.workers_die = self.chance.random() < 0.5
         self.somebody_sleeps = self.chance.random() < 0.5
@@ -178,6 +181,10 @@ class Simulation:
             self.members[rank].question("hello", samples=SAMPLES)
         elif not self.members[rank].over:
             self.dead.add(rank)
+            if self.chance.random() < 0.5:
+                self.managers[self.epoch].handlers["leave"](
+                    (b"leaves", b""), Message("leave", {"worker": rank}), self.now
+                )
 
     def sleep(self):
         """Nobody dies: a worker stands still, or the machine with the manager and all workers."""
@@ -275,6 +282,10 @@ class Simulation:
             self.reported[int(step)] = loss
         if answer.kind == "task":
             task = Task(*answer.numbers("task"))
+            assert Cursor(answer.number("epoch"), answer.number("position")) == self.cursors[task.step]
+            if self.synchronization is Synchronization.SYNC:
+                earlier = {Task(step, part) for step in range(task.step) for part in range(self.workers)}
+                assert all(earlier <= set(holder.applied) for holder in self.holders)
             if self.synchronization is Synchronization.BOUNDED_STALENESS:
                 assert answer.number("ahead") <= self.staleness
                 # Who joins counts as having done what the slowest has: it is told so with its first task.

@@ -1,7 +1,5 @@
 """Where parameters lie, how messages look on the wire, and who works on what: what holds for all inputs."""
 
-import random
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.tasks import LEADER, Lease, Tasks, Verdict
+from disttrain_trainer.parameter_server.tasks import Lease, Tasks, Verdict
 from disttrain_trainer.parameter_server.wire import FORMATS, FRAME_BYTES, Malformed, Message, decode, encode, key_of
 
 KEY = key_of("token", "uid", 1)
@@ -122,129 +120,7 @@ class TestWire:
             Message("next", {"step": value}).number("step")
 
 
-class Simulation:
-    """Workers that ask, compute for random times, die silently or not, come back; and what must hold meanwhile."""
-
-    SILENCE = 5.0
-
-    def __init__(self, chance, workers, steps, synchronization, staleness, size):
-        self.chance, self.workers, self.steps = chance, workers, steps
-        self.synchronization, self.staleness = synchronization, staleness
-        self.sampler = Sampler(size, 3, Batch(micro=2, accumulation=1, world=2 * workers), workers)
-        self.tasks = Tasks(workers, steps, synchronization, staleness, self.SILENCE)
-        self.hold_at = chance.randint(1, steps)
-        self.tasks.start(self.sampler, 0, Cursor(), self.hold_at, 0.0)
-        self.now = 0.0
-        self.computing: dict[int, Lease] = {}
-        self.idle = set(range(workers))
-        self.dead: set[int] = set()
-        self.used: dict[int, list[int]] = {}
-        self.completed: set[tuple[int, int]] = set()
-        self.done: set[int] = set()
-
-    def run(self):
-        for _ in range(3000):
-            if len(self.done) == self.workers:
-                return
-            self.act()
-            for worker, answer in self.tasks.answers():
-                self.answered(worker, answer)
-        raise AssertionError("it does not end")
-
-    def act(self):
-        self.now += self.chance.random()
-        for worker in range(self.workers):
-            # Heartbeats.
-            if worker not in self.dead:
-                self.tasks.saw(worker, self.now)
-        for worker in self.tasks.expire(self.now):
-            assert worker in self.dead
-        worker = self.chance.randrange(self.workers)
-        if worker in self.dead:
-            if self.chance.random() < 0.3:
-                self.dead.discard(worker)
-                self.tasks.join(worker, self.now)
-                self.idle.add(worker)
-        elif self.chance.random() < 0.1 and worker not in self.done:
-            self.die(worker)
-        elif worker in self.computing and self.chance.random() < 0.7:
-            self.complete(worker)
-        elif worker in self.idle:
-            self.idle.discard(worker)
-            self.tasks.ask(worker, self.now)
-
-    def die(self, worker):
-        self.dead.add(worker)
-        self.idle.discard(worker)
-        # It may have pushed and said so just before it died, or have been lost to sight for a while.
-        lease = self.computing.pop(worker, None)
-        if lease is not None and self.chance.random() < 0.3:
-            self.take(worker, lease)
-        if self.chance.random() < 0.5:
-            self.tasks.leave(worker)
-
-    def complete(self, worker):
-        self.take(worker, self.computing.pop(worker))
-        self.tasks.ask(worker, self.now)
-
-    def take(self, worker, lease):
-        if not self.tasks.complete(worker, lease.task, (1.0, 2.0, 2.0)):
-            return
-        assert lease.task not in self.completed
-        self.completed.add(lease.task)
-        slots = self.sampler.microbatches(lease.cursor, lease.task.part)
-        self.used.setdefault(lease.cursor.epoch, []).extend(
-            int(index) for slot in slots for index, weight in zip(slot.indices, slot.weights, strict=True) if weight
-        )
-
-    def answered(self, worker, answer):
-        if worker in self.dead:
-            # It had asked before it died; whatever it is told is lost.
-            return
-        if isinstance(answer, Lease):
-            assert worker not in self.computing
-            self.computing[worker] = answer
-            assert answer.task.step < self.hold_at
-            earlier = {(step, part) for step in range(answer.task.step) for part in range(self.workers)}
-            if self.synchronization is Synchronization.SYNC:
-                assert earlier <= self.completed
-            if self.synchronization is Synchronization.BOUNDED_STALENESS:
-                clocks = self.tasks.live_clocks
-                assert answer.ahead == clocks[worker] - min(clocks.values()) <= self.staleness
-        elif answer is Verdict.HOLD:
-            assert worker == LEADER
-            assert len(self.completed) == self.hold_at * self.workers
-            if self.hold_at < self.steps:
-                self.hold_at = self.chance.randint(self.hold_at + 1, self.steps)
-            self.tasks.release(self.hold_at)
-            if len(self.completed) == self.steps * self.workers:
-                self.done.add(worker)
-            else:
-                self.tasks.ask(worker, self.now)
-        else:
-            assert answer is Verdict.DONE
-            self.done.add(worker)
-
-
 class TestTasks:
-    @settings(max_examples=150, deadline=None)
-    @given(
-        st.integers(0, 10**6),
-        st.integers(1, 4),
-        st.integers(1, 9),
-        st.sampled_from(list(Synchronization)),
-        st.integers(0, 3),
-        st.integers(1, 30),
-    )
-    def test_every_sample_once_per_epoch_under_deaths(self, seed, workers, steps, synchronization, staleness, size):
-        simulation = Simulation(random.Random(seed), workers, steps, synchronization, staleness, size)
-        simulation.run()
-        assert simulation.completed == {(step, part) for step in range(steps) for part in range(workers)}
-        assert [result.step for result in simulation.tasks.results] == list(range(steps))
-        whole = [used for epoch, used in simulation.used.items() if epoch != max(simulation.used)]
-        assert all(sorted(used) == list(range(size)) for used in whole)
-        assert all(len(used) == len(set(used)) for used in simulation.used.values())
-
     def test_in_sync_each_worker_gets_a_part_before_anyone_gets_two(self):
         tasks = Tasks(2, 3, Synchronization.SYNC, 0, 5.0)
         tasks.start(Sampler(9, 0, Batch(2, 1, 4), 2), 0, Cursor(), 3, 0.0)
@@ -267,6 +143,19 @@ class TestTasks:
             tasks.complete(0, lease.task, (0.0, 1.0, 1.0))
         tasks.join(1, 7.0)
         assert tasks.live_clocks == {0: 4, 1: 4}
+
+    def test_what_a_former_life_has_asked_for_or_was_lent_is_forgotten(self):
+        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks.ask(1, 0.0)
+        tasks.join(1, 1.0)
+        assert tasks.answers() == []
+        tasks.ask(1, 1.0)
+        [(_, lost)] = tasks.answers()
+        tasks.join(1, 2.0)
+        tasks.ask(0, 2.0)
+        [(_, again)] = tasks.answers()
+        assert again.task == lost.task
 
     def test_a_stop_ends_at_the_next_whole_step(self):
         tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)

@@ -40,13 +40,13 @@ KEY = key_of("token", "uid", 1)
 
 
 class TestTheManagerDies:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(
         st.integers(0, 10**6),
         st.integers(1, 4),
         st.integers(1, 3),
         st.integers(1, 9),
-        st.sampled_from([Synchronization.ASYNC, Synchronization.BOUNDED_STALENESS]),
+        st.sampled_from(list(Synchronization)),
         st.integers(0, 3),
     )
     def test_every_task_is_taken_in_once_but_for_counted_losses(
@@ -63,6 +63,8 @@ class TestTheManagerDies:
                 assert set(holder.applied) <= tasks
         missing = sum(len(tasks) - len(holder.applied) for holder in simulation.holders)
         assert missing <= simulation.lost <= simulation.deaths * INTERVAL
+        if simulation.members[0].life == 1:
+            assert list(simulation.reported) == list(range(steps))
 
 
 def result(worker):
