@@ -15,7 +15,6 @@ import pytest
 from disttrain_api.names import ExitCode
 from tests import hostile_peer
 from tests.cluster.ports import free_port
-from tests.hostile_peer import Outcome, Peer
 from tests.unit.trainer.worlds import World, job, launch, small
 
 STEPS = 12
@@ -105,24 +104,6 @@ def test_a_stranger_changes_nothing(tmp_path: Path, undisturbed: list[tuple[int,
     assert curve(tmp_path) == undisturbed, "the loss curve is another, in at least one bit"
     assert "rendezvous: refused a connection from 127.0.0.1: it speaks another protocol" in ended[0].err
     assert not (tmp_path / "code-has-run").exists()
-
-
-def test_a_stranger_learns_nothing_of_the_store(tmp_path: Path) -> None:
-    """Not a byte comes back to who does not begin a handshake, and then a nonce and a code alone."""
-    port = free_port()
-    (tmp_path / "go").touch()
-    options = {"module": "tests.unit.trainer.gated_joiner", "GATE": str(tmp_path)}
-    with launch(tmp_path, job(training(tmp_path)), 2, port=port, **options) as world:
-        world.wait_until(lambda: ("127.0.0.1", port) in listeners(world))
-        peer = Peer("127.0.0.1", port)
-        for run in (hostile_peer.garbage, hostile_peer.store):
-            outcome = Outcome("")
-            run(peer, outcome)
-            assert (outcome.received, outcome.answers) == (0, [])
-            assert outcome.closed == outcome.connections
-        outcome = Outcome("")
-        hostile_peer.handshake(peer, outcome)
-        assert 0 < outcome.received <= 64 * outcome.connections
 
 
 def test_ranks_of_a_local_run_listen_on_the_loopback_interface_alone(tmp_path: Path) -> None:

@@ -190,6 +190,4 @@ def test_ranks_that_wait_for_each_other_end_with_the_layers_name(tmp_path: Path)
         "disttrain: InvalidConfiguration: `training.model`: rank 0 ends its forward pass where rank 1 calls `layers.1`"
     )
     assert said in ended[1].err
-    assert ended[1].report is not None
-    assert ended[1].report.error is not None
-    assert ended[1].report.error.exit_code == ExitCode.INVALID_CONFIGURATION
+    assert ended[1].error.exit_code == ExitCode.INVALID_CONFIGURATION

@@ -11,7 +11,7 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.parallel.meta import build_on_meta, materialise
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.comparisons import LOSS, require_same_figures
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_layouts, small, user
 
 TOLERANCE = 1e-10
 SHARD, TENSOR = "dataParallelShardDegree", "tensorParallelDegree"
@@ -52,18 +52,10 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    alone = {name: (1, name, {}, {}) for name in TRAININGS}
+    alone: dict[str, Any] = {name: (1, name, {}, {}) for name in TRAININGS}
     watchful = {"model": {"entrypoint": "tests.unit.trainer.meta_code:watchful", "metaDevice": True}}
     watched = {"watched": (2, "tied", {SHARD: 2}, watchful), "watched, whole": (1, "tied", {}, watchful)}
-    for world in (1, 2, 4):
-        cases = {
-            name: [{"training": {**TRAININGS[training], **changes}, "parallelism": parallelism}]
-            for name, (ranks, training, parallelism, changes) in {**alone, **watched, **LAYOUTS}.items()
-            if ranks == world
-        }
-        found |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
-    return found
+    return run_layouts(tmp_path_factory, TRAININGS, {**alone, **watched, **LAYOUTS})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -85,9 +85,7 @@ def test_a_model_that_cannot_fit_is_refused_in_one_sentence(tmp_path: Path, name
         ended = world.ended()
     for rank in ended:
         assert rank.code == ExitCode.INVALID_CONFIGURATION, rank.err
-        assert rank.report is not None
-        assert rank.report.error is not None
-        assert "parameters, for which the ranks of this pod (2) need at least" in rank.report.error.message
+        assert "parameters, for which the ranks of this pod (2) need at least" in rank.error.message
         assert "Traceback" not in rank.err
 
 

@@ -30,7 +30,6 @@ from tests.unit.trainer.test_soundness import resumed_after
 from tests.unit.trainer.worlds import job, launch, small, user
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
-GATED = "tests.unit.trainer.gated_writer"
 KILLS = 20 if SOAK else 2
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 2}, logging={"interval": 1})
 
@@ -115,19 +114,6 @@ class TestRuns:
         assert folders(bucket).complete() == [2, 4]
         assert "1f3a9c2e-2" in str(folders(bucket).path(4))
         assert not any("1f3a9c2e-1" in name for name in names(client, bucket) if name.startswith("step-4"))
-
-    def test_an_old_attempt_commits_nothing_any_more(self, client, environment, bucket, tmp_path):
-        """It is overtaken while its first checkpoint is being written."""
-        training = {**TRAINING, "steps": 100_000, "checkpoint": {"interval": 100}}
-        config = job(training, uid=UID)
-        options = {"storage": bucket, "module": GATED, "GATE": str(tmp_path)}
-        with launch(tmp_path / "run", config, **options) as world:
-            world.wait_until(lambda: world.reached(101))
-            Fence(ObjectPath(f"{bucket}/test"), UID, 2).take()
-            (tmp_path / "go").touch()
-            ended = world.ended()
-        assert [rank.code for rank in ended] == [ExitCode.FENCED], ended[0].err
-        assert folders(bucket).complete() == []
 
     @pytest.mark.timeout(2400 if SOAK else 300)
     def test_kills_amid_a_save_lose_no_checkpoint(self, environment, client, bucket, tmp_path):

@@ -178,14 +178,10 @@ def test_a_node_that_gives_wrong_data_ends_the_attempt_before_a_step(tmp_path: P
     codes = [ExitCode.PEER_LOST, ExitCode.NETWORK_FAULTY, ExitCode.PEER_LOST]
     assert [rank.code for rank in ended] == codes, ended[0].err
     for rank in ended:
-        assert rank.report is not None
-        assert rank.report.error is not None
-        assert rank.report.error.message == sentence
+        assert rank.error.message == sentence
         assert rank.report.step == 0
         assert "Traceback" not in rank.err
-    assert ended[1].report is not None
-    assert ended[1].report.error is not None
-    assert ended[1].report.error.reason == "NetworkFaulty"
+    assert ended[1].error.reason == "NetworkFaulty"
 
 
 @pytest.mark.parametrize(("ranks", "sound"), [(2, 0), (4, 0), (2, 2)])
@@ -201,9 +197,7 @@ def test_a_node_that_swallows_what_it_is_to_send_is_named_with_who_waits_for_it(
     codes = [ExitCode.NETWORK_FAULTY if rank in named else ExitCode.PEER_LOST for rank in range(ranks)]
     assert [rank.code for rank in ended] == codes, ended[0].err
     for rank in ended:
-        assert rank.report is not None
-        assert rank.report.error is not None
-        assert rank.report.error.message.startswith(sentence)
+        assert rank.error.message.startswith(sentence)
         assert "Traceback" not in rank.err
 
 

@@ -303,10 +303,12 @@ class TestGateway:
         assert world.said[0].endswith("it is rank 1 of 3, this world has 2")
 
     @pytest.mark.parametrize("attack", [garbage, store, handshake, churn], ids=lambda attack: attack.__name__)
-    def test_nothing_of_a_stranger_reaches_the_store(self, world: World, attack) -> None:
+    def test_nothing_of_a_stranger_reaches_the_store_and_nothing_of_it_comes_back(self, world: World, attack) -> None:
+        """But to who begins a handshake a nonce and a code."""
         outcome = Outcome("")
         attack(Peer("127.0.0.1", world.port), outcome)
         assert outcome.connections > 0
+        assert outcome.received <= (64 * outcome.connections if attack is handshake else 0)
         with dial(world.place(), GENEROUS) as connection:
             assert echoes(connection, b"hello")
         assert world.echo.connections == 1

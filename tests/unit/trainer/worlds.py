@@ -29,7 +29,7 @@ import torch
 
 from disttrain_api.manifest import load
 from disttrain_api.names import TOKEN_FILE
-from disttrain_api.report import RankReport
+from disttrain_api.report import RankError, RankReport
 from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.suites import GATE
@@ -186,6 +186,13 @@ class Ended:
     out: str
     err: str
     report: RankReport | None
+
+    @property
+    def error(self) -> RankError:
+        """Why it failed, as it reports."""
+        assert self.report is not None
+        assert self.report.error is not None
+        return self.report.error
 
 
 @dataclass
