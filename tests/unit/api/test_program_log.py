@@ -11,29 +11,19 @@ VALUE_ERROR = "ValueError: a sample that cannot be read"
 
 
 @pytest.mark.parametrize(
-    ("name", "child"),
+    ("name", "whole", "cut"),
     [
-        ("raised", Child(1, 1, VALUE_ERROR)),
-        ("recorded", Child(1, 1, VALUE_ERROR)),
-        ("raised_of_one_rank", Child(1, 1, VALUE_ERROR)),
-        ("killed", Child(1, -9)),
-        ("exited", Child(1, 3)),
+        ("raised", Child(1, 1, VALUE_ERROR), Child(1, 1)),
+        ("recorded", Child(1, 1, VALUE_ERROR), Child(1, 1, VALUE_ERROR)),
+        ("raised_of_one_rank", Child(1, 1, VALUE_ERROR), Child(1, 1, VALUE_ERROR)),
+        ("killed", Child(1, -9), Child(1, -9)),
+        ("exited", Child(1, 3), Child(1, 3)),
     ],
 )
-def test_torchruns_table_names_the_rank_that_failed_first(name: str, child: Child) -> None:
-    assert torchrun_child(torchrun_log(name)) == child
-
-
-@pytest.mark.parametrize("name", ["recorded", "raised_of_one_rank"])
-def test_what_kubernetes_keeps_of_a_log_may_hold_the_exception(name: str) -> None:
-    assert torchrun_child(kept(torchrun_log(name))) == Child(1, 1, VALUE_ERROR)
-
-
-@pytest.mark.parametrize(
-    ("name", "child"), [("raised", Child(1, 1)), ("killed", Child(1, -9)), ("exited", Child(1, 3))]
-)
-def test_where_the_exception_is_cut_off_rank_and_code_are_known(name: str, child: Child) -> None:
-    assert torchrun_child(kept(torchrun_log(name))) == child
+def test_torchruns_table_names_the_rank_that_failed_first(name: str, whole: Child, cut: Child) -> None:
+    """Also in what Kubernetes keeps of a log, where its exception may be cut off."""
+    assert torchrun_child(torchrun_log(name)) == whole
+    assert torchrun_child(kept(torchrun_log(name))) == cut
 
 
 @pytest.mark.parametrize("cut", [False, True])

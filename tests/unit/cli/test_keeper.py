@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -11,37 +12,44 @@ import pytest
 from disttrain.local import keeper
 from tests.waiting import GENEROUS
 
+Process = subprocess.Popen[bytes]
+Start = Callable[..., Process]
+
 
 @pytest.fixture
-def kept() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
+def program() -> Iterator[Start]:
+    """Starts a program."""
+    started: list[Process] = []
+
+    def begin(*words: str) -> Process:
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT))
+        return started[-1]
+
+    yield begin
     for process in started:
         process.kill()
         process.wait()
 
 
-def start(kept: list[subprocess.Popen[bytes]], *command: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", keeper.__file__, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    kept.append(process)
-    return process
+@pytest.fixture
+def start(program: Start) -> Start:
+    """Starts a keeper of a command."""
+    return partial(program, sys.executable, "-I", "-S", keeper.__file__)
 
 
-def shell(kept: list[subprocess.Popen[bytes]], script: str) -> subprocess.Popen[bytes]:
-    return start(kept, "/bin/sh", "-c", script)
+@pytest.fixture
+def shell(start: Start) -> Start:
+    """Starts a keeper of a shell's script."""
+    return partial(start, "/bin/sh", "-c")
 
 
-def until_ready(process: subprocess.Popen[bytes]) -> None:
+def until_ready(process: Process) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
 
 
-def order(process: subprocess.Popen[bytes], letter: bytes) -> None:
+def order(process: Process, letter: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(letter)
     process.stdin.flush()
@@ -50,21 +58,21 @@ def order(process: subprocess.Popen[bytes], letter: bytes) -> None:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 81", 81), ("kill -9 $$", 137), ("kill -11 $$", 139)]
 )
-def test_it_ends_as_its_command_does(kept: list[subprocess.Popen[bytes]], script: str, code: int) -> None:
-    assert shell(kept, script).wait(GENEROUS) == code
+def test_it_ends_as_its_command_does(shell: Start, script: str, code: int) -> None:
+    assert shell(script).wait(GENEROUS) == code
 
 
-def test_a_command_that_cannot_be_executed_says_so(kept: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_executed_says_so(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "data.txt"
     file.write_text("no program")
-    process = start(kept, str(file))
+    process = start(str(file))
     assert process.wait(GENEROUS) == 127
     assert process.stdout is not None
     assert process.stdout.read().decode() == f"cannot execute {file}: Permission denied\n"
 
 
-def test_sigterm_is_passed_on(kept: list[subprocess.Popen[bytes]]) -> None:
-    process = shell(kept, "trap 'exit 42' TERM; echo ready; while :; do sleep 0.01; done")
+def test_sigterm_is_passed_on(shell: Start) -> None:
+    process = shell("trap 'exit 42' TERM; echo ready; while :; do sleep 0.01; done")
     until_ready(process)
     order(process, b"T")
     assert process.wait(GENEROUS) == 42
@@ -97,22 +105,20 @@ sys.exit(128 - os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.parametrize("parent", [KEEPS, FORKS_A_RANK], ids=["keeper", "agent"])
-def test_a_sigterm_at_the_first_moment_is_not_lost(kept: list[subprocess.Popen[bytes]], parent: str) -> None:
+def test_a_sigterm_at_the_first_moment_is_not_lost(program: Start, parent: str) -> None:
     # The pipe stays open: at its end a keeper kills.
-    process = subprocess.Popen([sys.executable, "-c", AT_ONCE + parent], stdin=subprocess.PIPE)
-    kept.append(process)
-    assert process.wait(GENEROUS) == 143
+    assert program(sys.executable, "-c", AT_ONCE + parent).wait(GENEROUS) == 143
 
 
-def test_a_kill_needs_no_consent(kept: list[subprocess.Popen[bytes]]) -> None:
-    process = shell(kept, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
+def test_a_kill_needs_no_consent(shell: Start) -> None:
+    process = shell("trap '' TERM; echo ready; while :; do sleep 0.01; done")
     until_ready(process)
     order(process, b"TK")
     assert process.wait(GENEROUS) == 137
 
 
-def test_without_its_runner_it_ends_everything(kept: list[subprocess.Popen[bytes]]) -> None:
-    process = shell(kept, "trap '' TERM; sleep 1000 & echo ready; wait; sleep 1000")
+def test_without_its_runner_it_ends_everything(shell: Start) -> None:
+    process = shell("trap '' TERM; sleep 1000 & echo ready; wait; sleep 1000")
     until_ready(process)
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 2
@@ -122,16 +128,16 @@ def test_without_its_runner_it_ends_everything(kept: list[subprocess.Popen[bytes
     assert not [each for each in below if each.is_running()]
 
 
-def test_what_a_command_leaves_behind_ends_with_it(kept: list[subprocess.Popen[bytes]]) -> None:
-    process = shell(kept, "setsid sleep 1000 & echo $!; exit 3")
+def test_what_a_command_leaves_behind_ends_with_it(shell: Start) -> None:
+    process = shell("setsid sleep 1000 & echo $!; exit 3")
     assert process.stdout is not None
     left = int(process.stdout.readline())
     assert process.wait(GENEROUS) == 3
     assert not psutil.pid_exists(left)
 
 
-def test_its_command_does_not_outlive_a_killed_keeper(kept: list[subprocess.Popen[bytes]]) -> None:
-    process = shell(kept, "echo ready; while :; do sleep 0.01; done")
+def test_its_command_does_not_outlive_a_killed_keeper(shell: Start) -> None:
+    process = shell("echo ready; while :; do sleep 0.01; done")
     until_ready(process)
     (child,) = psutil.Process(process.pid).children()
     process.kill()
