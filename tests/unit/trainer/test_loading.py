@@ -11,8 +11,9 @@ from disttrain_api.training import Training
 from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.tasks.supervised import Supervised
+from tests.unit.trainer.comparisons import require_same, require_same_bits
 from tests.unit.trainer.loading_code import drawn
-from tests.unit.trainer.worlds import job, launch, require_same, run_cases, small
+from tests.unit.trainer.worlds import job, launch, run_cases, small
 
 CODE = "tests.unit.trainer.loading_code"
 DRAWN = small(
@@ -55,7 +56,7 @@ def test_a_job_trains_to_the_same_bits_whoever_reads_its_samples(results, name, 
     assert expected["errors"] == [None]
     assert figures(found) == figures(expected)
     assert len(figures(expected)) == 7 + 3
-    assert all(torch.equal(found["parameters"][key], value) for key, value in expected["parameters"].items())
+    require_same_bits(found["parameters"], expected["parameters"])
 
 
 @pytest.mark.parametrize("name", ["replicas", "shards", "pipeline"])
