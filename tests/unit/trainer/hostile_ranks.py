@@ -46,12 +46,17 @@ def gather_little(world: World) -> None:
     world.gather(1, int)
 
 
+def gather_little_here(world: World) -> None:
+    """What the first rank does that has room for a thousand bytes that others send to it alone."""
+    json_collectives.MAX_BYTES_OF_ALL = 1000
+    json_collectives.gather(1, int)
+
+
 def send_plan(data: bytes) -> None:
     """What a rank sends where rank 0 gathers the plans of a checkpoint."""
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(data)]))
-    longest = max(int(one) for one in sizes)
-    dist.gather(torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8), None, dst=0)
+    dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
 
 
 def save() -> None:
@@ -70,6 +75,7 @@ ATTACKS: dict[str, tuple[Callable[[World], object], Callable[[], object]]] = {
     "a deep value": (lambda world: world.gather([], list), lambda: send_bytes(b"[" * 100_000)),
     "a length": (lambda world: world.gather(1, int), lambda: send_bytes(b"1", 2**40)),
     "a large share": (gather_little, lambda: send_bytes(b"1".ljust(600))),
+    "a large share for the first": (gather_little_here, lambda: send_plan(b"1".ljust(1001))),
     "a negative length": (lambda world: world.gather(1, int), lambda: send_bytes(b"1", -1)),
     "a plan": (lambda world: save(), lambda: send_plan(pickle.dumps((None, Evil())))),
 }

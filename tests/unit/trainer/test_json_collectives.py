@@ -181,6 +181,10 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
             "a large share",
             "PeerLost: rank 1 does not speak as one of this job: it sent a value of 600 bytes, which",
         ),
+        (
+            "a large share for the first",
+            "PeerLost: rank 1 does not speak as one of this job: it sent a value of 1001 bytes, which with",
+        ),
         ("a negative length", "PeerLost: rank 1 does not speak as one of this job: it sent a value of -1 bytes"),
         ("a plan", "PeerLost: rank 1 does not speak as one of this job: it sent no tuple"),
     ],
@@ -190,3 +194,10 @@ def test_a_hostile_rank_runs_no_code_in_another(tmp_path: Path, attack: str, sen
         victim, _ = world.ended()
     assert victim.out.startswith(sentence), victim.out + victim.err
     assert not (tmp_path / "code-has-run").exists()
+
+
+def test_what_all_send_to_the_first_is_bounded_by_what_it_sends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_collectives, "MAX_BYTES_OF_ALL", 1000)
+    assert json_collectives.most_of_all([10, 10]) == 1000, "little is always taken"
+    assert json_collectives.most_of_all([400] * 1000) == json_collectives.TIMES_AS_MUCH * 400_000, "a large job's plans"
+    assert json_collectives.most_of_all([10, *[10**6] * 99]) == json_collectives.TIMES_AS_MUCH * 1000

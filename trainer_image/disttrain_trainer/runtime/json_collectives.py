@@ -29,7 +29,11 @@ MAX_BYTES = 64 * 2**20
 """Longest value as JSON. The plan of a checkpoint with 100,000 tensors has about 30 MiB."""
 
 MAX_BYTES_OF_ALL = 512 * 2**20
-"""What an all-gather may take on each rank: the longest value once for every rank, for they arrive padded to it."""
+"""What an all-gather may take on each rank: the longest value once for every rank, for they arrive padded to it. So
+much, at least, the first rank takes of what all send to it."""
+
+TIMES_AS_MUCH = 4
+"""How much more than its own value the first rank takes of each rank, on average."""
 
 
 def _dtype_named(name: object) -> torch.dtype:
@@ -89,28 +93,44 @@ def all_gather(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> l
 
 
 def gather(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the value of every rank on the group's first rank; elsewhere an empty list."""
-    own = _tensor(encode(value, kind))
-    sizes = _sizes_of_all(own, group)
-    first = dist.get_rank(group) == 0
-    received = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if first else None
-    dist.gather(_padded(own, max(sizes)), received, group=group, group_dst=0)
-    found = zip(received or (), sizes, strict=False)
-    return [_value(data, size, kind, rank) for rank, (data, size) in enumerate(found)]
+    """Return the value of every rank on the group's first rank; elsewhere an empty list.
+
+    The first rank reads one after the other, as long as each is. Raises PeerLost, on every rank, where they would take
+    more than `most_of_all`.
+    """
+    own = encode(value, kind)
+    sizes = _sizes_of_all(_tensor(own), group)
+    if sum(sizes) > (most := most_of_all(sizes)):
+        too_much = f"{max(sizes)} bytes, which with those of {len(sizes) - 1} other ranks are more than {most}"
+        raise PeerLost(_stranger(sizes.index(max(sizes)), f"a value of {too_much}"))
+    if dist.get_rank(group) != 0:
+        dist.send(_tensor(own), group=group, group_dst=0)
+        return []
+    found: list[T] = [decode(own, kind)]
+    for rank, size in enumerate(sizes[1:], start=1):
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, group=group, group_src=rank)
+        found.append(_value(data, size, kind, rank))
+    return found
+
+
+def most_of_all(sizes: Sequence[int]) -> int:
+    """Return the bytes that the first of the ranks that send so many takes of them all.
+
+    What ranks send to it grows with the model and the job, and is about as much for each: so it goes by its own.
+    """
+    return max(MAX_BYTES_OF_ALL, TIMES_AS_MUCH * sizes[0] * len(sizes))
 
 
 def scatter(values: Sequence[T], kind: Any, group: dist.ProcessGroup | None = None) -> T:
     """Return, on each rank, its own of the `values` that the group's first rank has."""
-    first = dist.get_rank(group) == 0
-    tensors = [_tensor(encode(value, kind)) for value in values] if first else []
-    longest = max((len(tensor) for tensor in tensors), default=0)
-    size = torch.zeros(2, dtype=torch.int64)
-    sizes = [torch.tensor([len(tensor), longest]) for tensor in tensors]
-    dist.scatter(size, sizes or None, group=group, group_src=0)
-    length, longest = (_size(int(number), 0) for number in size)
-    received = torch.empty(longest, dtype=torch.uint8)
-    dist.scatter(received, [_padded(tensor, longest) for tensor in tensors] or None, group=group, group_src=0)
-    return _value(received, length, kind, 0)
+    members = dist.get_process_group_ranks(group)
+    if dist.get_rank(group) != 0:
+        found: T = receive(kind, members[0], group)
+        return found
+    for rank, value in zip(members[1:], values[1:], strict=True):
+        send(value, kind, rank, group)
+    return values[0]
 
 
 def broadcast(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> T:
