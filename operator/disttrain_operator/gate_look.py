@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from disttrain_api.names import Reason
 from disttrain_api.scheduling import Topology
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.gang import expected, noted_successes
+from disttrain_operator.decide.ledger import why_never_started
 from disttrain_operator.decide.observed import Admission, ReadableJob, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
@@ -277,13 +279,22 @@ class _Gang:
         return WaitingGang(
             uid=waiting.job.uid,
             members=tuple(Member(pod.uid, pod.needs, pod.group) for pod in self.gated if pod.needs is not None),
-            created=waiting.created,
+            created=_in_line_since(waiting),
             priority=max(pod.priority for pod in self.members),
             together=_together(self._spec.run_policy.scheduling_policy.topology),
             standing={pod.uid: node for pod, node in standing if node is not None},
             groups={pod.uid: pod.group for pod, _ in standing},
             waiting_since=after(attempts[-1].start_time, 0),
         )
+
+
+def _in_line_since(waiting: WaitingJob) -> str:
+    """What its place goes by: its job's age; its attempt's where the scheduler refused it the room it had."""
+    status = waiting.job.status
+    before = why_never_started(status)
+    if before is None or before.reason != Reason.UNSCHEDULABLE:
+        return waiting.created
+    return status.attempts[-1].start_time
 
 
 def _together(topology: Topology | None) -> Together | None:

@@ -28,7 +28,7 @@ class WaitingGang:
     members: tuple[Member, ...]
     """Pods that are still gated, in the order of their ranks."""
     created: str
-    """The job's creationTimestamp."""
+    """Since when it is in line: the job's creationTimestamp, unless it lost its place."""
     priority: int = 0
     together: Together | None = None
     standing: Mapping[str, str] = field(default_factory=dict)

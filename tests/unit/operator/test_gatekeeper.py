@@ -2,8 +2,10 @@
 
 import pytest
 
+from disttrain_api.names import Role
 from disttrain_operator import gate_look, gatekeeper
 from disttrain_operator.decide.observed import Admission
+from disttrain_operator.plan.identity import pod_labels
 from tests.builders import a_raw_job
 from tests.unit.operator.gated_cluster import GPU, HELD, Cluster, a_pods_metadata
 
@@ -96,6 +98,19 @@ async def test_jobs_that_run_or_have_ended_are_no_concern(cluster: Cluster) -> N
     ended = {**ran, "endTime": "2026-01-01T12:00:01Z"}
     cluster.gang("ended", 1, attempts=[ended])
     assert await cluster.answer("runs") == await cluster.answer("ended") == Admission()
+
+
+async def test_a_gang_that_the_scheduler_refused_waits_behind_those_that_came_meanwhile(cluster: Cluster) -> None:
+    verdict = {"reason": "Unschedulable", "message": "m", "class": "NotStarted", "action": "RestartWithoutCounting"}
+    refused = {"number": 1, "startTime": "2026-01-01T12:00:00Z", "endTime": "2026-01-01T12:00:40Z", "verdict": verdict}
+    again = {"number": 2, "startTime": "2026-01-01T12:00:50Z"}
+    cluster.job("old", 2, age=20, startTime="2026-01-01T12:00:00Z", attempt=2, attempts=[refused, again])
+    for index in range(2):
+        labels = pod_labels("old", "old", Role.WORKER, index, 2)
+        cluster.pod("old", index, labels=labels)
+    cluster.gang("young")
+    assert (await cluster.answer("young")).nodes
+    assert (await cluster.answer("old")).why
 
 
 async def test_a_standby_grants_nothing_and_a_new_leader_looks_afresh(cluster: Cluster) -> None:

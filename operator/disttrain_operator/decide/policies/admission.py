@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
+from disttrain_api.run_policy import FailureAction
 from disttrain_api.scheduling import GangScheduler
-from disttrain_api.status import Verdict
+from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at
 from disttrain_operator.decide.clock import after, earliest, timestamp
 from disttrain_operator.decide.decision import DeletePod, Event, Move, ReleasePod, State
@@ -17,10 +18,13 @@ from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
 from disttrain_operator.decide.ledger import end_attempt, in_attempt, mark_admitted, ran
 from disttrain_operator.decide.observed import Admission, PodFacts
+from disttrain_operator.decide.restarts import restart_or_fail
 from disttrain_operator.decide.situation import Situation
 
 # How long the scheduler may take for a pod that was let go. Somebody else may have been faster.
 SCHEDULING_SECONDS = 30
+REFUSED_SECONDS = 600
+"""How long a gang that was let go may keep room that the scheduler does not give it. Others may need that."""
 _LATER = timedelta(hours=1)
 
 _GATE_OFF = (
@@ -40,7 +44,7 @@ def admission(situation: Situation) -> Move | None:
     if not in_attempt(situation.status) or situation.gang.all_started:
         return None
     waiting = _Waiting(situation, answer)
-    return waiting.too_long() or waiting.incomplete() or waiting.overtaken() or waiting.go_on()
+    return waiting.too_long() or waiting.incomplete() or waiting.overtaken() or waiting.refused() or waiting.go_on()
 
 
 def _gate_off(situation: Situation) -> Move | None:
@@ -56,6 +60,7 @@ class _Waiting:
     """A gang that does not run yet, and what the gate says of it."""
 
     def __init__(self, situation: Situation, answer: Admission) -> None:
+        self._situation = situation
         self._job, self._gang, self._answer, self._now = situation.job, situation.gang, answer, situation.now
         pods = [pod for pod in self._gang.pods if not pod.deleting]
         self._gated = [pod for pod in pods if pod.gated]
@@ -81,8 +86,8 @@ class _Waiting:
     def overtaken(self) -> Move | None:
         """Pods that were let go and whose room others have taken are made again behind the gate.
 
-        Where the room is still there, the scheduler has reasons that the gate does not know and would meet again: they
-        stand in the condition, until the deadline of the start.
+        Where the room is still there, the scheduler has reasons that the gate does not know and would meet again at
+        once: they stand in the condition, and `refused` judges them.
         """
         late = [pod for pod in self._released if pod.uid in self._answer.lost and self._now >= _patience(pod)]
         if not late:
@@ -98,12 +103,36 @@ class _Waiting:
             move, reason=Reason.ROOM_LOST, message=message, actions=(*move.actions, *actions), events=(event,)
         )
 
+    def refused(self) -> Move | None:
+        """A gang of which the scheduler does not place a pod, whatever its reasons, gives its room back as a whole.
+
+        It waits again behind all that came before now, after a pause that doubles: what the scheduler refuses may be
+        so for ever, and the room is everybody's.
+        """
+        late = [pod for pod in self._released if pod.node is None and self._now >= _refused_at(pod)]
+        deadline = self._starting_deadline
+        if not late or self._gated or (deadline is not None and self._now >= deadline):
+            return None
+        first, others = late[0], f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+        why = first.waiting.message if first.waiting is not None else "the scheduler gives no reason"
+        return restart_or_fail(
+            self._situation,
+            Verdict(
+                reason=Reason.UNSCHEDULABLE,
+                message=f"pod {first.name}{others} was let go and not scheduled within {REFUSED_SECONDS} s, so the gang"
+                f" gives its room back: {why[:500]}",
+                class_=FailureClass.NOT_STARTED,
+                action=FailureAction.RESTART_WITHOUT_COUNTING,
+            ),
+        )
+
     def go_on(self) -> Move | None:
         """Pods are made, wait, go, start. A start that takes too long is judged by the policy of all jobs."""
         deadline = self._starting_deadline
         if deadline is not None and self._now >= deadline:
             return None
-        patience = (_patience(pod) for pod in self._released if pod.node is None)
+        unplaced = [pod for pod in self._released if pod.node is None]
+        patience = (at(pod) for at in (_patience, _refused_at) for pod in unplaced)
         times = earliest(deadline, self._timeout_at, *(at for at in patience if at > self._now))
         move = bring_up(self._gang, self._now, times or self._now + _LATER)
         places = dict(self._answer.nodes)
@@ -142,6 +171,12 @@ class _Waiting:
             return None
         released = min(pod.released_at for pod in self._released if pod.released_at is not None)
         return starting_deadline_at(self._job, mark_admitted(self._job.status, released))
+
+
+def _refused_at(pod: PodFacts) -> datetime:
+    """When a gang one of whose pods no node has taken gives its room back."""
+    assert pod.released_at is not None
+    return pod.released_at + timedelta(seconds=REFUSED_SECONDS)
 
 
 def _patience(pod: PodFacts) -> datetime:
