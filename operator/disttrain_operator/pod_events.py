@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from disttrain_operator.decide.observed import PodEvent, PodFacts
 from disttrain_operator.decide.pod_events import what_holds_up
@@ -56,9 +57,11 @@ class PodEvents:
         wake: Callable[[str], None],
         active: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`wake`: have a job looked at, by its uid."""
         self._client, self._world, self._wake, self._active, self._clock = client, world, wake, active, clock
+        self._now = now
         self._waiting: dict[str, _Waiting] = {}
 
     def event(self, job_uid: str) -> PodEvent | None:
@@ -95,12 +98,18 @@ class PodEvents:
                 continue
             known = self._waiting.get(uid)
             if known is None or known.attempt != pods[0].attempt:
-                known = _Waiting(pods[0].attempt, self._clock() + PATIENCE_SECONDS)
+                known = _Waiting(pods[0].attempt, self._clock() + self._patience_left(pods))
             waiting[uid] = known
             if self._clock() >= known.due:
                 due.append((known.due, key, _next(pods, known)))
         self._waiting = waiting
         return due
+
+    def _patience_left(self, pods: Iterable[PodFacts]) -> float:
+        """For how long nobody asks why these do not start. To a process that begins they may not be new."""
+        placed = min((pod.scheduled_at for pod in pods if pod.scheduled_at is not None), default=None)
+        waited = 0.0 if placed is None else (self._now() - placed).total_seconds()
+        return min(max(PATIENCE_SECONDS - waited, 0.0), PATIENCE_SECONDS)
 
     async def _read(self, key: Key, pod: PodFacts, waiting: _Waiting) -> None:
         found = waiting.event

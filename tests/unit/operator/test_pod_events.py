@@ -1,16 +1,18 @@
 """Reading the Events of pods that do not start: of whom, how often, and what an answer that is none costs."""
 
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from disttrain_api.names import Role
+from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.observed import PodEvent
 from disttrain_operator.kube.client import Client
 from disttrain_operator.pod_events import MAX_BYTES, MOST, PATIENCE_SECONDS, PAUSE_SECONDS, ROUND_SECONDS, PodEvents
 from disttrain_operator.snapshot import Sources, World
-from tests.builders import a_job, a_raw_job, a_raw_pod, running, waiting, with_state
+from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, running, waiting, with_state
 from tests.unit.operator.fake_api import FakeApi, refusal
 
 Raw = dict[str, Any]
@@ -28,7 +30,9 @@ class Waits:
         self.api, self.world, self.woken, self.now, self.acts = api, World(), list[str](), 1000.0, True
         for cache in (self.world.jobs, self.world.pods, self.world.services):
             cache.replace([], 1)
-        self.reader = PodEvents(client, self.world, self.woken.append, lambda: self.acts, clock=lambda: self.now)
+        self.reader = PodEvents(
+            client, self.world, self.woken.append, lambda: self.acts, clock=lambda: self.now, now=lambda: NOW
+        )
         self._version = 10
 
     def job(self, namespace: str = "default", number: int = 0, pods: int = 1, attempt: int = 1) -> str:
@@ -88,6 +92,30 @@ async def test_a_pod_that_has_had_a_node_for_a_while_is_asked_about_once_and_its
     assert seen is not None
     assert seen[1].pod_event == PodEvent(f"{uid}-0-1", "FailedMount", "no such map")
     assert waits.woken == [uid]
+
+
+@pytest.mark.parametrize(
+    ("placed", "seconds_left"), [(PATIENCE_SECONDS + 1, 0), (5, PATIENCE_SECONDS - 5), (-3600, PATIENCE_SECONDS)]
+)
+async def test_who_begins_to_lead_asks_at_once_about_pods_that_have_waited(
+    waits: Waits, placed: float, seconds_left: float
+) -> None:
+    """`placed`: since when its pods have a node; by a clock that is ahead, in an hour."""
+    condition = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": timestamp(NOW - timedelta(seconds=placed)),
+    }
+
+    def change(raw: Raw) -> Raw:
+        raw = with_state(raw, "Pending", CREATING)
+        raw["status"]["conditions"] = [condition]
+        return raw
+
+    uid = waits.job(pods=0)
+    waits.pod(uid, 0, change=change)
+    found = [second for second in range(int(PATIENCE_SECONDS) + 1) if await waits.after(min(second, 1))]
+    assert found == [seconds_left]
 
 
 def test_the_reason_is_there_within_half_a_minute() -> None:
