@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import yaml
 
 from tests.cluster.api import Answer, ApiClient
-from tests.integration import poison_corpus
+from tests.integration import heavy_objects, poison_corpus
+from tests.integration.heavy_objects import Fields, Heavy
 from tests.integration.operator_process import CRD, JOBS, Raw, Team, eventually
 from tests.integration.poison_corpus import Poison
 
+MUCH = 100_000
+"""Bytes that an API server takes of whatever it does not bound."""
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
@@ -33,6 +37,10 @@ def without_schema(definition: Raw) -> Raw:
     anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     versions = [version | {"schema": anything} for version in definition["spec"]["versions"]]
     return definition | {"spec": definition["spec"] | {"versions": versions}}
+
+
+def _in_status(fields: Fields, size: int) -> Raw:
+    return {"status": fields(size)}
 
 
 class Mallory:
@@ -59,6 +67,25 @@ class Mallory:
             self._put("api/v1/{}/pods", poison)
         for collection, poison in poison_corpus.neighbours(own):
             self._put(collection, poison)
+
+    def store_heavy(self, heavy: Iterable[Heavy]) -> None:
+        """These objects, each as large as the API server takes it."""
+        for each in heavy:
+            path = "/" + each.collection.format(f"namespaces/{self.team.namespace}")
+            self._as_large_as_may_be(each.name, partial(self._ask, "POST", path, each.body))
+            self.stored.append(each.name)
+            if each.status is not None:
+                said = partial(_in_status, each.status)
+                self._as_large_as_may_be(each.name, partial(self._ask, "PATCH", f"{path}/{each.name}/status", said))
+
+    def _ask(self, method: str, path: str, body: Fields, size: int) -> Answer:
+        return self.api.ask(method, path, body(size))
+
+    def _as_large_as_may_be(self, name: str, ask: Callable[[int], Answer]) -> None:
+        size = heavy_objects.LARGEST
+        while (answer := ask(size)).status not in (200, 201):
+            size //= 2
+            assert size > MUCH, f"{name}: {answer.status} {answer.body[:300]!r}"
 
     def report(self, reports: Iterable[Poison]) -> None:
         """Run a job for each, and end its pod with these last words."""

@@ -43,18 +43,23 @@ def install_crd(api: ApiClient) -> None:
 
 
 def remove_jobs(api: ApiClient) -> None:
-    """Removes all jobs and pods, whoever holds them, and the lease of the operator that made them. Only where no
-    operator runs."""
-    for collection in ("apis/disttrain.io/v1alpha1/disttrainingjobs", "api/v1/pods"):
+    """Removes all jobs, pods and Services, whoever holds them, and the lease of the operator that made them. Only where
+    no operator runs."""
+    for collection in ("apis/disttrain.io/v1alpha1/disttrainingjobs", "api/v1/pods", "api/v1/services"):
         group, plural = collection.rsplit("/", 1)
-        for item in api.get(f"/{collection}")["items"]:
+        for item in _items(api, collection):
             metadata = item["metadata"]
             path = f"/{group}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
             if metadata.get("finalizers"):
                 api.ask("PATCH", path, {"metadata": {"finalizers": None}})
             api.ask("DELETE", path, {"gracePeriodSeconds": 0})
-        assert api.get(f"/{collection}")["items"] == []
+        assert _items(api, collection) == []
     api.ask("DELETE", LEASE)
+
+
+def _items(api: ApiClient, collection: str) -> list[Raw]:
+    """All but the API server's own Service."""
+    return [item for item in api.get(f"/{collection}")["items"] if item["metadata"]["name"] != "kubernetes"]
 
 
 def eventually(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.builders import a_claim_template
+from tests.integration.heavy_objects import noise
 
 Raw = dict[str, Any]
 
@@ -67,6 +68,8 @@ def specs() -> Iterator[Poison]:
     for number in range(3):
         yield Poison(f"a-megabyte-of-lists-{number}", _training(model=f'{{"name":"mlp","config":{{"x":{empty}}}}}'))
     yield Poison("a-long-string", _training(model=json.dumps({"name": "x" * 400_000})))
+    at_the_limit = {"name": "mlp", "config": {"x": noise(1_400_000)}}
+    yield Poison("a-job-as-large-as-can-be", _training(model=json.dumps(at_the_limit)))
     yield Poison("a-template-1100-deep", f'{{"workers":{{"replicas":1,"template":{_nested(1100)}}}}}')
     for name, text in (
         ("null", "null"),
@@ -191,6 +194,14 @@ _ANNOTATIONS: tuple[tuple[str, Raw], ...] = (
     ("reserves-all", {"disttrain.io/reserved-node": "fake-1", "disttrain.io/released-at": "2026-01-01T00:00:00Z"}),
 )
 
+BEYOND_A_NODE = {"cpu": "100000"}
+_AMOUNTS: tuple[Raw, ...] = (
+    # Devices are whole numbers.
+    *({"cpu": text, "memory": text, "example.com/device": text} for text in ("1e18", "1e30", "1e300", "9" * 300)),
+    {"cpu": "1e-300", "memory": "1e-300"},
+)
+"""What an API server takes as quantities, and no node has."""
+
 
 def pods(job: Raw) -> Iterator[Poison]:
     """Pods beside a job: with labels, annotations and owners of its pods, and far too large for any node."""
@@ -198,8 +209,10 @@ def pods(job: Raw) -> Iterator[Poison]:
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": about["name"], "uid": about["uid"]}
     owner |= {"controller": True}
     labels = {"job-name": about["name"], "job-uid": about["uid"], "role": "worker", "index": "0", "attempt": "1"}
-    odd = [(name, change, {}) for name, change in _LABELS] + [(name, {}, notes) for name, notes in _ANNOTATIONS]
-    for number, (name, change, notes) in enumerate(odd):
+    odd = [(name, change, {}, BEYOND_A_NODE) for name, change in _LABELS]
+    odd += [(name, {}, notes, BEYOND_A_NODE) for name, notes in _ANNOTATIONS]
+    odd += [(f"of-amounts-{number}", {}, {}, amounts) for number, amounts in enumerate(_AMOUNTS)]
+    for number, (name, change, notes, amounts) in enumerate(odd):
         whose, changed = _OWNER_CHANGES[number % len(_OWNER_CHANGES)]
         metadata = {
             "name": f"pod-{name}-{whose}",
@@ -208,7 +221,7 @@ def pods(job: Raw) -> Iterator[Poison]:
             "annotations": notes,
             "ownerReferences": [] if changed is None else [owner | changed],
         }
-        container = {"name": "trainer", "image": "i:1", "resources": {"requests": {"cpu": "100000"}}}
+        container = {"name": "trainer", "image": "i:1", "resources": {"requests": amounts, "limits": amounts}}
         spec = {"containers": [container], "schedulingGates": [{"name": "disttrain.io/gang"}]}
         yield Poison(metadata["name"], json.dumps({"metadata": metadata, "spec": spec}))
 
