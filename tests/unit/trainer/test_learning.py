@@ -77,3 +77,10 @@ def test_each_held_out_sample_is_read_by_one_rank_per_evaluation(tmp_path):
     read = [int(line) for path in tmp_path.glob("read-*") for line in path.read_text().split()]
     # After steps 2 and 4, the latter being the last. Three ranks share 11 samples: one fills up with sample 0.
     assert sorted(read) == sorted(2 * [0, *range(11)])
+
+
+def test_a_global_batch_that_is_larger_than_the_data_is_said(tmp_path):
+    with launch(tmp_path, job(small(steps=1, globalBatchSize=96))) as world:
+        (rank,) = world.ended()
+    assert rank.code == 0, rank.err
+    assert "globalBatchSize 96 is larger than the data, which has 50 training samples" in rank.out
