@@ -224,8 +224,10 @@ def variables(shell: Mapping[str, str], *, gate: bool) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         # Ranks fill the processors by themselves: threads that spin until the next is done take them away.
         "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "disttrain" / "torchinductor"),
     }
+    # torch hands the path to g++ without quotes: with a blank in it, its own place below the temporary folder is taken.
+    if not any(letter.isspace() for letter in str(cache)):
+        ours["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "disttrain" / "torchinductor")
     if gate:
         return kept | ours | {"DISTTRAIN_TESTS": "gate", "PYTHONHASHSEED": "0"}
     rest = {name: shell[name] for name in ("KUBECONFIG", "DISTTRAIN_SOAK", "DISTTRAIN_SEED") if name in shell}

@@ -155,3 +155,9 @@ def test_signals_that_the_shell_ignores_are_not_ignored_by_what_tests_start() ->
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE)
     assert [number for number in numbers if ignored >> (number - 1) & 1] == []
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, f"{default_signals.__name__} was called for this process"
+
+
+def test_what_is_compiled_lies_in_no_folder_with_a_blank() -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    assert variables({"HOME": "/home/me"}, gate=True)[name] == "/home/me/.cache/disttrain/torchinductor"
+    assert name not in variables({"HOME": "/home/a person"}, gate=True)
