@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from disttrain_trainer.data.sampler import Cursor, permute
 from disttrain_trainer.runtime.mesh import World
-from disttrain_trainer.runtime.randomness import keeping_random_state, seed_everything
+from disttrain_trainer.runtime.randomness import drawing_from
 
 Collate = Callable[[list[Any]], Any]
 
@@ -31,8 +31,7 @@ class _Batches(Dataset):
         first = cursor.position + self._rank * self._batch_size
         positions = np.arange(first, first + self._batch_size)
         indices = permute(positions, self._size, self._seed, cursor.epoch) if self._shuffle else positions
-        with keeping_random_state():
-            seed_everything(self._seed, cursor.epoch, first)
+        with drawing_from((self._seed, cursor.epoch, first)):
             return self._collate([self._samples[int(index)] for index in indices])
 
 

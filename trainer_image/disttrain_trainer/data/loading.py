@@ -39,7 +39,7 @@ class Loader:
         """Return the microbatches of the global batch at `cursor`. Raises what reading them has raised."""
         if cursor != self._next:
             self._read = self._reading(cursor)
-        found = [next(self._read) for _ in self._sampler.microbatches(cursor, self._replica)]
+        found = [next(self._read) for _ in range(self._sampler.batch.passes)]
         self._next = self._sampler.advance(cursor)
         return [on_device(_sound(one), device) for one in found]
 
