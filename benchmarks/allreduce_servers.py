@@ -15,13 +15,13 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.client import Servers
-from disttrain_trainer.parameter_server.codes import Plain
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.wire import key_of
+from disttrain_trainer.parameter_server.server.serve import Loop
+from disttrain_trainer.parameter_server.server.server import Server
+from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.payload import Gradients
 from disttrain_trainer.runtime.json_collectives import all_gather
 from tests.cluster.ports import free_port
 

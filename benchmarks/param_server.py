@@ -25,18 +25,18 @@ from benchmarks import harness
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
-from disttrain_trainer.parameter_server.client import Servers
-from disttrain_trainer.parameter_server.codes import Plain
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.pulling import arriving
-from disttrain_trainer.parameter_server.pushing import watched
-from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.sockets import connect, server_socket
-from disttrain_trainer.parameter_server.wire import FRAME_BYTES, key_of
+from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.sockets import connect, server_socket
+from disttrain_trainer.parameter_server.protocol.wire import FRAME_BYTES, key_of
+from disttrain_trainer.parameter_server.server.serve import Loop
+from disttrain_trainer.parameter_server.server.server import Server
+from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.pulling import arriving
+from disttrain_trainer.parameter_server.worker.pushing import watched
 from tests.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)

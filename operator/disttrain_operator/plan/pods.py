@@ -33,7 +33,7 @@ from disttrain_operator.plan.topology import TopologyPlan
 
 _COMMANDS = {
     Role.WORKER: ["python3", "-P", "-m", "disttrain_agent"],
-    Role.PS: ["python3", "-P", "-m", "disttrain_trainer.parameter_server.main"],
+    Role.PS: ["python3", "-P", "-m", "disttrain_trainer.parameter_server.server.main"],
 }
 
 

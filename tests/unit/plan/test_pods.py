@@ -132,7 +132,7 @@ def test_servers_of_a_job_that_trains_run_our_own_server() -> None:
     assert environment(server)["LOCAL_WORLD_SIZE"] == "1", "so servers know how many workers the ranks are"
     container = server["spec"]["containers"][0]
     assert container["image"] == "disttrain/trainer:test"
-    assert container["command"] == ["python3", "-P", "-m", "disttrain_trainer.parameter_server.main"]
+    assert container["command"] == ["python3", "-P", "-m", "disttrain_trainer.parameter_server.server.main"]
     assert {"DISTTRAIN_CONFIG", "DISTTRAIN_PS_ADDRESSES", "WORLD_SIZE"} <= environment(server).keys()
     addressed = service(job, SITE)["spec"]["selector"]
     assert "disttrain.io/role" not in addressed, "workers look their servers up"

@@ -5,10 +5,10 @@ import sys
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
-from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.wire import key_of
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.wire import key_of
+from disttrain_trainer.parameter_server.server.serve import Loop
+from disttrain_trainer.parameter_server.server.server import Server
 
 KEY = key_of("token", "uid", 1)
 

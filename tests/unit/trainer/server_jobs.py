@@ -7,7 +7,7 @@ from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch
 from tests.waiting import GENEROUS
 
-SERVER = "disttrain_trainer.parameter_server.main"
+SERVER = "disttrain_trainer.parameter_server.server.main"
 
 
 def lines_of(file):

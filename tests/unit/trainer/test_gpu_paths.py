@@ -29,8 +29,8 @@ from disttrain_trainer.metrics.flops import peak_flops
 from disttrain_trainer.parallel import data_parallel
 from disttrain_trainer.parallel.sparse_gradients import what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
-from disttrain_trainer.parameter_server import staging
-from disttrain_trainer.parameter_server.staging import Past, Staging
+from disttrain_trainer.parameter_server.worker import staging
+from disttrain_trainer.parameter_server.worker.staging import Past, Staging
 from disttrain_trainer.runtime.device import GLOO, NCCL, CopyStream, Device, current, find_device
 from tests.unit.trainer.worlds import small
 

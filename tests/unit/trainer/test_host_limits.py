@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_trainer.parameter_server.sockets import new_context
+from disttrain_trainer.parameter_server.protocol.sockets import new_context
 from disttrain_trainer.runtime.host_limits import cores
 
 MACHINE = 8

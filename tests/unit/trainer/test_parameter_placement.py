@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.tasks import Lease, Tasks, Verdict
-from disttrain_trainer.parameter_server.wire import FORMATS, FRAME_BYTES, Malformed, Message, decode, encode, key_of
+from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.wire import (
+    FORMATS,
+    FRAME_BYTES,
+    Malformed,
+    Message,
+    decode,
+    encode,
+    key_of,
+)
+from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks, Verdict
 
 KEY = key_of("token", "uid", 1)
 # A busy machine is no failure.

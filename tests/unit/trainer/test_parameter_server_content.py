@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from disttrain_api.parallelism import Compression, CompressionName, ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.parameter_server.averaging import Averages
-from disttrain_trainer.parameter_server.codes import Piece, build_code
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.gradients import Gradients as Taken
-from disttrain_trainer.parameter_server.gradients import Push, rate_of
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.pushed import Reader
-from disttrain_trainer.parameter_server.rows import Rows, merged
-from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of
+from disttrain_trainer.parameter_server.protocol.codec import Piece, build_code
+from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.rows import Rows, merged
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of
+from disttrain_trainer.parameter_server.server.aggregation import Gradients as Taken
+from disttrain_trainer.parameter_server.server.aggregation import Push, rate_of
+from disttrain_trainer.parameter_server.server.averaging import Averages
+from disttrain_trainer.parameter_server.server.push_decoder import Reader
+from disttrain_trainer.parameter_server.server.shard import Shard
+from disttrain_trainer.parameter_server.worker.payload import Gradients
 from tests.builders import TRAINING
 
 KEY = key_of("token", "uid", 1)

@@ -9,11 +9,11 @@ from contextlib import suppress
 import pytest
 import zmq
 
-from disttrain_trainer.parameter_server.door import Door
-from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.sockets import connect, new_context, server_socket
-from disttrain_trainer.parameter_server.wire import key_of, key_with
+from disttrain_trainer.parameter_server.protocol.sockets import connect, new_context, server_socket
+from disttrain_trainer.parameter_server.protocol.wire import key_of, key_with
+from disttrain_trainer.parameter_server.server.admission import Door
+from disttrain_trainer.parameter_server.server.serve import Loop
+from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
 from tests.cluster.ports import free_port
 from tests.unit.trainer.test_parameter_server_manager import configured

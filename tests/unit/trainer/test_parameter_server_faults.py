@@ -8,8 +8,8 @@ import zmq
 
 from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
-from disttrain_trainer.parameter_server.sockets import connect
-from disttrain_trainer.parameter_server.wire import key_of, key_with
+from disttrain_trainer.parameter_server.protocol.sockets import connect
+from disttrain_trainer.parameter_server.protocol.wire import key_of, key_with
 from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import TOKEN, small, user

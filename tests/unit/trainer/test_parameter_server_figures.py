@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from disttrain_trainer.parameter_server import figures
-from disttrain_trainer.parameter_server.figures import Rates
-from disttrain_trainer.parameter_server.tallies import Tally, tallies_of, total_of
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol.counters import Tally, tallies_of, total_of
+from disttrain_trainer.parameter_server.protocol.wire import Message
+from disttrain_trainer.parameter_server.worker import metrics
+from disttrain_trainer.parameter_server.worker.metrics import Rates
 from tests.unit.trainer.test_parameter_server_state import a_server, loaded
 
 BYTES = 3 * 8
@@ -132,7 +132,7 @@ def test_a_server_that_was_made_again_counts_from_nothing(scene, pushes):
 def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):
     scene.push(0, 1, 0)
     assert any(key.startswith("workers/") for key in scene.rates.figures())
-    monkeypatch.setattr(figures, "WORKERS_TOLD_OF", 1)
+    monkeypatch.setattr(metrics, "WORKERS_TOLD_OF", 1)
     scene.push(0, 1, 1)
     found = scene.rates.figures()
     assert not any(key.startswith("workers/") for key in found)

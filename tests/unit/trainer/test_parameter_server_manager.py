@@ -16,19 +16,19 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.client import Servers
-from disttrain_trainer.parameter_server.codes import Plain
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.known import Known, Task, known_of
-from disttrain_trainer.parameter_server.manager import Manager
-from disttrain_trainer.parameter_server.serve import Loop
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
-from disttrain_trainer.parameter_server.sockets import connect
-from disttrain_trainer.parameter_server.stragglers import Stragglers
-from disttrain_trainer.parameter_server.tasks import Verdict
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_of, key_with
+from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.sockets import connect
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of, key_with
+from disttrain_trainer.parameter_server.server.manager import Manager
+from disttrain_trainer.parameter_server.server.scheduler import Verdict
+from disttrain_trainer.parameter_server.server.serve import Loop
+from disttrain_trainer.parameter_server.server.server import Server
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
+from disttrain_trainer.parameter_server.server.stragglers import Stragglers
+from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.payload import Gradients
 from disttrain_trainer.runtime.errors import PeerLost
 from tests.builders import TRAINING
 from tests.cluster.ports import free_port

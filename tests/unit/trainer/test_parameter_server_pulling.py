@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Training
-from disttrain_trainer.parameter_server import buckets
-from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.pulling import Pulling, arriving, can_wait
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
-from disttrain_trainer.parameter_server.wire import Malformed, Message
+from disttrain_trainer.parameter_server.protocol import buckets
+from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
+from disttrain_trainer.parameter_server.server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.worker.pulling import Pulling, arriving, can_wait
 from tests.builders import TRAINING
 
 

@@ -8,15 +8,15 @@ from torch.utils.checkpoint import checkpoint
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
-from disttrain_trainer.parameter_server import buckets
-from disttrain_trainer.parameter_server.codes import Plain
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.placement import place
-from disttrain_trainer.parameter_server.pushing import Pushing, watched
-from disttrain_trainer.parameter_server.server import Server, ServerConfig
-from disttrain_trainer.parameter_server.staging import Staging
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol import buckets
+from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.wire import Message
+from disttrain_trainer.parameter_server.server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.pushing import Pushing, watched
+from disttrain_trainer.parameter_server.worker.staging import Staging
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.builders import TRAINING
 

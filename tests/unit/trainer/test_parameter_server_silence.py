@@ -5,7 +5,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from disttrain_trainer.parameter_server.silence import BEATS_TO_CALL_AGAIN, SILENT_BEATS, Silence
+from disttrain_trainer.parameter_server.worker.failure_detector import BEATS_TO_CALL_AGAIN, SILENT_BEATS, Silence
 
 PATIENCE = 600
 # What is at the server's address when it is connected to anew, and whether a connection ends when it goes.

@@ -12,13 +12,13 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.parameter_server.gradients import Gradients, Push
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.settings import ServerConfig, goes_on_from_snapshots
-from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.snapshots import Snapshots, claim_life
-from disttrain_trainer.parameter_server.wire import Malformed, Message, key_of
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig, goes_on_from_snapshots
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, key_of
+from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push
+from disttrain_trainer.parameter_server.server.server import Server
+from disttrain_trainer.parameter_server.server.shard import Shard
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.builders import TRAINING

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.client import Servers
-from disttrain_trainer.parameter_server.codes import Plain
-from disttrain_trainer.parameter_server.content import Gradients
-from disttrain_trainer.parameter_server.known import Task
+from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.payload import Gradients
 from tests import hostile_peer
 from tests.cluster.ports import free_port
 from tests.hostile_peer import Outcome, Peer

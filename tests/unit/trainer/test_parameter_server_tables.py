@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from disttrain_trainer.parameter_server.tables import Tables, let_go
+from disttrain_trainer.parameter_server.worker.embedding_tables import Tables, let_go
 from tests.unit.trainer.comparisons import require_same, require_same_figures
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.table_code import ROWS, WIDTH

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.wire import Message, key_of
+from disttrain_trainer.parameter_server.protocol.wire import Message, key_of
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots
 from disttrain_trainer.runtime import files
 from disttrain_trainer.runtime.files import write_atomically
 

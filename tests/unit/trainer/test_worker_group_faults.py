@@ -31,7 +31,7 @@ class Pods:
         self.address = f"127.0.0.1:{free_port()}"
         mode = {"mode": "ParameterServer", "parameterServer": {"groupReduce": "WithinGroup", **settings}}
         self.config = job(TRAINING, parallelism={**parallelism, "dataParallel": mode})
-        self.start("server", "disttrain_trainer.parameter_server.main", DISTTRAIN_ROLE_INDEX="0")
+        self.start("server", "disttrain_trainer.parameter_server.server.main", DISTTRAIN_ROLE_INDEX="0")
         self.ranks = [rank for number in range(2) for rank in self.pod(number)]
 
     def pod(self, number, life=1):

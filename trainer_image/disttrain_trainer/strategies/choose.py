@@ -18,7 +18,7 @@ def build_job_state(config: Config, world: World) -> State:
     """The State before the first step. Raises InvalidConfiguration, EntrypointNotImportable or DataNotFound."""
     if has_servers(config):
         # Not above: only such a job needs ZeroMQ.
-        from disttrain_trainer.parameter_server.worker import build_worker_state
+        from disttrain_trainer.parameter_server.worker.worker import build_worker_state
 
         return build_worker_state(config, world)
     return build_state(config, world)

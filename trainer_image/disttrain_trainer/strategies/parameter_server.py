@@ -1,4 +1,4 @@
-"""Steps of a job whose parameters lie on servers: workers are lent parts of them (parameter_server/tasks.py).
+"""Steps of a job whose parameters lie on servers: workers are lent parts of them (server/scheduler.py).
 
 The first worker leads: it takes the job's steps as any other layout does, in the loop, evaluates and writes the
 checkpoints. The others follow: they take tasks until there are no more, and have no part in what is due between steps.
@@ -21,13 +21,13 @@ from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.parameter_server.client import Answer, Welcome
-from disttrain_trainer.parameter_server.figures import Rates
-from disttrain_trainer.parameter_server.optimizer_state import gather_states, scatter_states
-from disttrain_trainer.parameter_server.pulling import Pulled
-from disttrain_trainer.parameter_server.tables import let_go, tables_of
-from disttrain_trainer.parameter_server.tasks import CompleteStep
-from disttrain_trainer.parameter_server.worker import Worker, build_worker_state, connect
+from disttrain_trainer.parameter_server.server.scheduler import CompleteStep
+from disttrain_trainer.parameter_server.worker.client import Answer, Welcome
+from disttrain_trainer.parameter_server.worker.embedding_tables import let_go, tables_of
+from disttrain_trainer.parameter_server.worker.metrics import Rates
+from disttrain_trainer.parameter_server.worker.optimizer_state import gather_states, scatter_states
+from disttrain_trainer.parameter_server.worker.pulling import Pulled
+from disttrain_trainer.parameter_server.worker.worker import Worker, build_worker_state, connect
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import Stopped
 from disttrain_trainer.runtime.mesh import World

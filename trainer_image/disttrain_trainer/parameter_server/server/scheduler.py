@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.known import Known, Result, Task
+from disttrain_trainer.parameter_server.protocol.progress import Known, Result, Task
 
 LEADER = 0
 

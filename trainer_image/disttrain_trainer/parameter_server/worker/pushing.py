@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from disttrain_trainer.parameter_server import buckets
-from disttrain_trainer.parameter_server.content import Content, Placement
-from disttrain_trainer.parameter_server.staging import Fence
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol import buckets
+from disttrain_trainer.parameter_server.protocol.wire import Message
+from disttrain_trainer.parameter_server.worker.payload import Content, Placement
+from disttrain_trainer.parameter_server.worker.staging import Fence
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Send = Callable[[int, Message], None]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from disttrain_trainer.parameter_server.wire import FRAME_BYTES, Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.protocol.wire import FRAME_BYTES, Malformed, Message, decode, encode
 from disttrain_trainer.runtime.files import ForeignFileError, open_regular
 
 _LENGTH = struct.Struct("<Q")

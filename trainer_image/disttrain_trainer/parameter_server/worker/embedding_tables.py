@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_trainer.parallel.sparse_gradients import sparse_embeddings
-from disttrain_trainer.parameter_server.rows import Rows, merged
+from disttrain_trainer.parameter_server.protocol.rows import Rows, merged
 from disttrain_trainer.runtime.device import in_host_memory
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 

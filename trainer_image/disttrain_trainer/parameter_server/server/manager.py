@@ -1,4 +1,4 @@
-"""What server 0 is beside a server: it knows who lives, and lends tasks (tasks.py). Workers ask; an answer may come
+"""What server 0 is beside a server: it knows who lives, and lends tasks (scheduler.py). Workers ask; an answer may come
 later than other messages.
 
     hello, start, next, leave, alive, report    worker -> manager
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.known import Known, Task, known_of
-from disttrain_trainer.parameter_server.recovery import Recovery
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.stragglers import Straggler, Stragglers
-from disttrain_trainer.parameter_server.tasks import LEADER, CompleteStep, Lease, Tasks, Verdict
-from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+from disttrain_trainer.parameter_server.server.recovery import Recovery
+from disttrain_trainer.parameter_server.server.scheduler import LEADER, CompleteStep, Lease, Tasks, Verdict
+from disttrain_trainer.parameter_server.server.stragglers import Straggler, Stragglers
 
 DEFAULT_STALENESS = 4
 _ABSENT_SECONDS = 2.0

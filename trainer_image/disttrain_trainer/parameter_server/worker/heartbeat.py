@@ -14,10 +14,10 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from disttrain_trainer.parameter_server.recovery import Memory
-from disttrain_trainer.parameter_server.silence import Silence
-from disttrain_trainer.parameter_server.sockets import call_again, connect
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode
+from disttrain_trainer.parameter_server.server.recovery import Memory
+from disttrain_trainer.parameter_server.worker.failure_detector import Silence
 
 _INTERVAL_SECONDS = 1.0
 

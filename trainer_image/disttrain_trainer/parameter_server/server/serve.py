@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import zmq
 
-from disttrain_trainer.parameter_server.door import Door
-from disttrain_trainer.parameter_server.server import Server
-from disttrain_trainer.parameter_server.snapshots import Snapshots
-from disttrain_trainer.parameter_server.sockets import new_context, server_socket
-from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, decode, encode, key_with
+from disttrain_trainer.parameter_server.protocol.sockets import new_context, server_socket
+from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, decode, encode, key_with
+from disttrain_trainer.parameter_server.server.admission import Door
+from disttrain_trainer.parameter_server.server.server import Server
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse
 
 _TICK_MILLISECONDS = 500

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from disttrain_api.parallelism import Pushed, Synchronization
-from disttrain_trainer.parameter_server.averaging import Averages
-from disttrain_trainer.parameter_server.buckets import buckets
-from disttrain_trainer.parameter_server.codes import ascending
-from disttrain_trainer.parameter_server.gradients import Gradients, Push, rate_of
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.manager import Manager
-from disttrain_trainer.parameter_server.parts import Parts
-from disttrain_trainer.parameter_server.pushed import Reader
-from disttrain_trainer.parameter_server.settings import ServerConfig
-from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.tallies import Tallies
-from disttrain_trainer.parameter_server.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+from disttrain_trainer.parameter_server.protocol.buckets import buckets
+from disttrain_trainer.parameter_server.protocol.codec import ascending
+from disttrain_trainer.parameter_server.protocol.counters import Tallies
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push, rate_of
+from disttrain_trainer.parameter_server.server.averaging import Averages
+from disttrain_trainer.parameter_server.server.manager import Manager
+from disttrain_trainer.parameter_server.server.push_decoder import Reader
+from disttrain_trainer.parameter_server.server.reassembly import Parts
+from disttrain_trainer.parameter_server.server.shard import Shard
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
 _ONCE = {"load": "loaded", "push": "pushed"}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from disttrain_trainer.optim.optimizers import state_names
-from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.server.shard import Shard
 
 Key = tuple[int, int]
 """A range, and which of its tensors: 0 its numbers, then the optimizer's state in order of `state_names`."""

@@ -14,9 +14,9 @@ from typing import Any
 from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.pushed import Contents
-from disttrain_trainer.parameter_server.shard import Shard
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.server.push_decoder import Contents
+from disttrain_trainer.parameter_server.server.shard import Shard
 
 Rate = Callable[[int], float]
 """Learning rate of a step; where changes are averaged, the share of each that is added."""

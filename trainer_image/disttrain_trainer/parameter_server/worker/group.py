@@ -18,12 +18,12 @@ from disttrain_agent.environment import meeting_file
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import Env
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.client import Answer, Servers, Welcome
-from disttrain_trainer.parameter_server.content import Content, Placement
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.pieces import Pieces, States
-from disttrain_trainer.parameter_server.pulling import Pulled
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.wire import Message
+from disttrain_trainer.parameter_server.worker.client import Answer, Servers, Welcome
+from disttrain_trainer.parameter_server.worker.full_parameters import Pieces, States
+from disttrain_trainer.parameter_server.worker.payload import Content, Placement
+from disttrain_trainer.parameter_server.worker.pulling import Pulled
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World

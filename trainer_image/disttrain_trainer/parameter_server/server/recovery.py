@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from disttrain_trainer.parameter_server.known import Known, Result, Task, known_of
-from disttrain_trainer.parameter_server.wire import Message, two_numbers
+from disttrain_trainer.parameter_server.protocol.progress import Known, Result, Task, known_of
+from disttrain_trainer.parameter_server.protocol.wire import Message, two_numbers
 
 
 class Memory:

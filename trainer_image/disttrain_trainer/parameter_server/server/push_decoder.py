@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from disttrain_api.parallelism import Compression
-from disttrain_trainer.parameter_server.averaging import Averages, Key
-from disttrain_trainer.parameter_server.codes import Piece, ascending, build_code, require
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.rows import Rows
-from disttrain_trainer.parameter_server.shard import Shard
-from disttrain_trainer.parameter_server.wire import Malformed, Message
+from disttrain_trainer.parameter_server.protocol.codec import Piece, ascending, build_code, require
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.rows import Rows
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
+from disttrain_trainer.parameter_server.server.averaging import Averages, Key
+from disttrain_trainer.parameter_server.server.shard import Shard
 
 Contents = Mapping[int | Key, Tensor | Rows]
 """Of each range its gradient; where workers update, of each of its tensors the change."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from disttrain_api.parallelism import Compression, CompressionName
 from disttrain_trainer.compression.blocks import BLOCK, INT8, ONE_BIT, Codec
 from disttrain_trainer.compression.sparse import DEFAULT_RATIO, kept_count, largest, random_indices, ratio_at
-from disttrain_trainer.parameter_server.wire import Malformed
+from disttrain_trainer.parameter_server.protocol.wire import Malformed
 
 _FORMATS = {CompressionName.FP16: torch.float16, CompressionName.BF16: torch.bfloat16}
 _CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ started anew in between, is asked for all of it again.
 
 from __future__ import annotations
 
-from disttrain_trainer.parameter_server.known import Task
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.wire import Message
 
 
 class Parts:

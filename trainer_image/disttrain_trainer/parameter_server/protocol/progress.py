@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.wire import Malformed, Message, two_numbers
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, two_numbers
 
 
 class Task(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from disttrain_trainer.parameter_server.wire import Message
+from disttrain_trainer.parameter_server.protocol.wire import Message
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from disttrain_trainer.parameter_server.client import Servers
-from disttrain_trainer.parameter_server.group import GroupServers
-from disttrain_trainer.parameter_server.tallies import Tally, tallies_of, total_of
+from disttrain_trainer.parameter_server.protocol.counters import Tally, tallies_of, total_of
+from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.group import GroupServers
 
 WORKERS_TOLD_OF = 64
 """With more of them a line would be mostly theirs; the slowest is named in any case."""

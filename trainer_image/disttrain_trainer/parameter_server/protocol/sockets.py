@@ -3,7 +3,8 @@
 CURVE (CurveZMQ, RFC 26) keys each connection anew, counts its messages and authenticates every byte, so nothing can be
 changed, sent again or put in between. A server's key pair is made of the job's token (wire.key_with); as its public
 half is known to who has the token only, and a connection begins with a box made for it, nobody else gets as far as a
-message. Before that a connection holds at most one frame, for seconds, and there are so many of them at most (door.py).
+message. Before that a connection holds at most one frame, for seconds, and there are so many of them at most
+(server/admission.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hmac
 import zmq
 from zmq.utils import z85
 
-from disttrain_trainer.parameter_server.wire import FRAME_BYTES
+from disttrain_trainer.parameter_server.protocol.wire import FRAME_BYTES
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.host_limits import cores
 

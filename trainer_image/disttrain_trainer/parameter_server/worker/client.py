@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.content import Content, numbers
-from disttrain_trainer.parameter_server.heartbeat import Heartbeat
-from disttrain_trainer.parameter_server.known import Known, Task, known_of
-from disttrain_trainer.parameter_server.placement import Segment, place
-from disttrain_trainer.parameter_server.pulling import Pulled, Pulling
-from disttrain_trainer.parameter_server.pushing import Pushing
-from disttrain_trainer.parameter_server.recovery import Memory
-from disttrain_trainer.parameter_server.sockets import call_again, connect, new_context
-from disttrain_trainer.parameter_server.tasks import LEADER, CompleteStep, Verdict
-from disttrain_trainer.parameter_server.wire import Malformed, Message, decode, encode, key_with
+from disttrain_trainer.parameter_server.protocol.placement import Segment, place
+from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
+from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect, new_context
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
+from disttrain_trainer.parameter_server.server.recovery import Memory
+from disttrain_trainer.parameter_server.server.scheduler import LEADER, CompleteStep, Verdict
+from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
+from disttrain_trainer.parameter_server.worker.payload import Content, numbers
+from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling
+from disttrain_trainer.parameter_server.worker.pushing import Pushing
 from disttrain_trainer.runtime.errors import DataUnlike, PeerLost
 
 _LOOK_MILLISECONDS = 200
