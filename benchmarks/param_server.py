@@ -27,10 +27,10 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.parameter_server.protocol.codec import Plain
 from disttrain_trainer.parameter_server.protocol.placement import place
-from disttrain_trainer.parameter_server.protocol.progress import Task
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
 from disttrain_trainer.parameter_server.protocol.sockets import connect, server_socket
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import FRAME_BYTES, key_of
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers

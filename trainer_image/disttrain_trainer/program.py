@@ -58,8 +58,8 @@ def world_config(config: Config) -> Config:
 def take_part(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
     """Do this rank's work until the job is done. config: of the job; world: of `world_config`. Raises TrainerError."""
     if has_servers(config):
-        from disttrain_trainer.parameter_server.server.scheduler import LEADER
-        from disttrain_trainer.parameter_server.worker.group import worker_of
+        from disttrain_trainer.parameter_server.protocol.settings import worker_of
+        from disttrain_trainer.parameter_server.protocol.tasks import LEADER
         from disttrain_trainer.strategies.parameter_server import follow
 
         if worker_of(config) != LEADER:

@@ -5,8 +5,8 @@ import sys
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
 from disttrain_trainer.parameter_server.protocol.wire import key_of
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 

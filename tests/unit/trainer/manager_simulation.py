@@ -12,13 +12,14 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
 from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
-from disttrain_trainer.parameter_server.server.recovery import Memory
 from disttrain_trainer.parameter_server.server.shard import Shard
+from disttrain_trainer.parameter_server.worker.memory import Memory
 from tests.builders import TRAINING
 
 SILENCE = 5.0

@@ -19,11 +19,12 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.parallelism import ParameterServer
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.parameter_server.protocol import buckets
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.settings import workers_of
 from disttrain_trainer.parameter_server.protocol.wire import key_of
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
-from disttrain_trainer.parameter_server.worker.group import in_group, workers_of
+from disttrain_trainer.parameter_server.worker.group import in_group
 from disttrain_trainer.program import take_part
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.device import find_device

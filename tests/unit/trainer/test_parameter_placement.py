@@ -9,6 +9,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.protocol.placement import place
+from disttrain_trainer.parameter_server.protocol.tasks import Verdict
 from disttrain_trainer.parameter_server.protocol.wire import (
     FORMATS,
     FRAME_BYTES,
@@ -18,7 +19,7 @@ from disttrain_trainer.parameter_server.protocol.wire import (
     encode,
     key_of,
 )
-from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks, Verdict
+from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks
 
 KEY = key_of("token", "uid", 1)
 # A busy machine is no failure.

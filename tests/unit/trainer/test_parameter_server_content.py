@@ -9,8 +9,8 @@ from disttrain_api.parallelism import Compression, CompressionName, ParameterSer
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.parameter_server.protocol.codec import Piece, build_code
 from disttrain_trainer.parameter_server.protocol.placement import place
-from disttrain_trainer.parameter_server.protocol.progress import Task
 from disttrain_trainer.parameter_server.protocol.rows import Rows, merged
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of
 from disttrain_trainer.parameter_server.server.aggregation import Gradients as Taken
 from disttrain_trainer.parameter_server.server.aggregation import Push, rate_of

@@ -17,12 +17,12 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import Plain
-from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
 from disttrain_trainer.parameter_server.protocol.sockets import connect
+from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of, key_with
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
-from disttrain_trainer.parameter_server.server.scheduler import Verdict
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life

@@ -13,7 +13,8 @@ from disttrain_api.training import Training
 from disttrain_trainer.parameter_server.protocol import buckets
 from disttrain_trainer.parameter_server.protocol.placement import place
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
-from disttrain_trainer.parameter_server.server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.server.config import ServerConfig
+from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.pulling import Pulling, arriving, can_wait
 from tests.builders import TRAINING
 

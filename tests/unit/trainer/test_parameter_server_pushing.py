@@ -11,9 +11,10 @@ from disttrain_api.training import Training
 from disttrain_trainer.parameter_server.protocol import buckets
 from disttrain_trainer.parameter_server.protocol.codec import Plain
 from disttrain_trainer.parameter_server.protocol.placement import place
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
-from disttrain_trainer.parameter_server.server.server import Server, ServerConfig
+from disttrain_trainer.parameter_server.server.config import ServerConfig
+from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.payload import Gradients
 from disttrain_trainer.parameter_server.worker.pushing import Pushing, watched
 from disttrain_trainer.parameter_server.worker.staging import Staging

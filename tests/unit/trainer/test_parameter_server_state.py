@@ -12,10 +12,11 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.parameter_server.protocol.progress import Task
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig, goes_on_from_snapshots
+from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, key_of
 from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.shard import Shard
 from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life

@@ -17,7 +17,7 @@ from torch import nn
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import Plain
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import Gradients
 from tests import hostile_peer

@@ -7,7 +7,8 @@ import pytest
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
-from disttrain_trainer.parameter_server.worker.group import in_group, worker_of, workers_of
+from disttrain_trainer.parameter_server.protocol.settings import worker_of, workers_of
+from disttrain_trainer.parameter_server.worker.group import in_group
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.comparisons import ACCURACY, LOSS, require_same, require_same_figures, series

@@ -21,7 +21,7 @@ from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.parameter_server.server.scheduler import CompleteStep
+from disttrain_trainer.parameter_server.protocol.tasks import CompleteStep
 from disttrain_trainer.parameter_server.worker.client import Answer, Welcome
 from disttrain_trainer.parameter_server.worker.embedding_tables import let_go, tables_of
 from disttrain_trainer.parameter_server.worker.metrics import Rates

@@ -5,7 +5,7 @@ cut into contiguous ranges of about equal length, one per server: key ranges as 
 Machine Learning with the Parameter Server" (OSDI 2014), without the hashing: servers are fixed while an attempt lives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -22,6 +22,10 @@ class Segment:
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+
+Placement = Sequence[Sequence[Segment]]
+"""The segments of each server, in order."""
 
 
 def place(

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, two_numbers
-
-
-class Task(NamedTuple):
-    """One part of the global batch of a step; parts and steps count from 0."""
-
-    step: int
-    part: int
-
-
-Result = tuple[float, float, float]
-"""Loss (summed), weight and samples of a task."""
 
 
 @dataclass(frozen=True)

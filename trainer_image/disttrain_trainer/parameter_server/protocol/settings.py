@@ -1,33 +1,10 @@
-"""What a job's config says about its servers."""
+"""What a job's config says about its servers and their workers."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from disttrain_api.batch import Batch
-from disttrain_api.parallelism import Compression, ParameterServer, Synchronization
-from disttrain_api.training import Training
+from disttrain_api.mesh import Mesh
+from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_trainer.runtime.config import Config
-
-SILENCE_SECONDS = 10.0
-"""A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What a server knows from the job. index: of this server; workers: of the job."""
-
-    index: int
-    workers: int
-    training: Training
-    batch: Batch
-    settings: ParameterServer
-    silence: float = SILENCE_SECONDS
-    snapshots: bool = False
-    """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
-    epoch: int = 1
-    """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
-    compression: Compression | None = None
-    """Of what is pushed."""
 
 
 def settings_of(config: Config) -> ParameterServer:
@@ -47,3 +24,18 @@ def goes_on_from_snapshots(config: Config) -> bool:
 def is_together(config: Config) -> bool:
     """Whether a step is one update."""
     return settings_of(config).synchronization is Synchronization.SYNC
+
+
+def group_mesh(config: Config) -> Mesh:
+    """The mesh of the ranks that are one worker; of the job's config or of a group's."""
+    return Mesh.of_group(config.job.parallelism, config.local_world_size)
+
+
+def workers_of(config: Config) -> int:
+    """How many workers the servers know: each is a group of ranks, which may be one. config: of the job."""
+    return config.world_size // group_mesh(config).world_size
+
+
+def worker_of(config: Config) -> int:
+    """The worker that this rank belongs to. config: of the job."""
+    return config.rank // group_mesh(config).world_size

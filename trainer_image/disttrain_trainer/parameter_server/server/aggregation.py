@@ -14,7 +14,7 @@ from typing import Any
 from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.server.push_decoder import Contents
 from disttrain_trainer.parameter_server.server.shard import Shard
 

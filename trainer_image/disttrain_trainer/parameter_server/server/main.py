@@ -24,12 +24,12 @@ from disttrain_agent.reports import TerminationMessage
 from disttrain_api.names import Env, ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankReport
 from disttrain_trainer.checkpoint.storage import newest_seen
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig, goes_on_from_snapshots, settings_of
+from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots, settings_of, workers_of
 from disttrain_trainer.parameter_server.protocol.wire import key_of
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
-from disttrain_trainer.parameter_server.worker.group import workers_of
 from disttrain_trainer.runtime.config import Config, read_config
 from disttrain_trainer.runtime.errors import InvalidConfiguration, TrainerError, describe, no_room
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.recovery import Recovery
-from disttrain_trainer.parameter_server.server.scheduler import LEADER, CompleteStep, Lease, Tasks, Verdict
+from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks
 from disttrain_trainer.parameter_server.server.stragglers import Straggler, Stragglers
 
 DEFAULT_STALENESS = 4

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from disttrain_api.parallelism import Compression
 from disttrain_trainer.parameter_server.protocol.codec import Piece, ascending, build_code, require
-from disttrain_trainer.parameter_server.protocol.progress import Task
 from disttrain_trainer.parameter_server.protocol.rows import Rows
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
 from disttrain_trainer.parameter_server.server.averaging import Averages, Key
 from disttrain_trainer.parameter_server.server.shard import Shard

@@ -8,7 +8,7 @@ started anew in between, is asked for all of it again.
 
 from __future__ import annotations
 
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 
 

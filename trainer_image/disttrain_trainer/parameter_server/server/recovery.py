@@ -6,68 +6,8 @@ A task that nobody remembers to be complete is lent again; servers that have it 
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
-from disttrain_trainer.parameter_server.protocol.progress import Known, Result, Task, known_of
-from disttrain_trainer.parameter_server.protocol.wire import Message, two_numbers
-
-
-class Memory:
-    """What one worker remembers for a manager that forgets. Its heartbeat reads it while it works."""
-
-    def __init__(self, worker: int, life: str) -> None:
-        self._fields = {"worker": worker, "life": life}
-        self._worker = worker
-        self._lock = threading.Lock()
-        self._known: Known | None = None
-        self._lent: Task | None = None
-        self.samples: int | None = None
-        """Training samples; None before the worker has said so."""
-
-    def completed(self, task: Task, result: Result) -> int:
-        """Every server has what was pushed for the task. Returns how many the worker has completed."""
-        with self._lock:
-            assert self._known is not None
-            clock = self._known.clocks.get(self._worker, 0) + 1
-            self._lent, self._known = None, self._joined(done={task: result}, clocks={self._worker: clock})
-            return clock
-
-    def answered(self, message: Message) -> None:
-        """The manager has answered a question for work. Raises Malformed."""
-        found = known_of(message.fields.get("known"))
-        with self._lock:
-            self._lent = Task(*two_numbers(message.numbers("task"))) if message.kind == "task" else None
-            self._known = found if self._known is None else self._known.join(found)
-
-    def started(self, known: Known) -> None:
-        """The leader has let the work begin."""
-        with self._lock:
-            self._known = known
-
-    def leads(self, hold_at: int | None) -> int:
-        """The leader asks for work again, and says so; the step below which it has all results."""
-        with self._lock:
-            if self._known is None:
-                return 0
-            told = self._known.floor
-            self._known = self._joined(told=told, **({} if hold_at is None else {"hold_at": hold_at}))
-            return told
-
-    def report(self) -> Message | None:
-        """For the manager; None before the worker has said hello."""
-        with self._lock:
-            if self.samples is None:
-                return None
-            known = None if self._known is None else self._known.fields()
-            lent = None if self._lent is None else list(self._lent)
-            return Message("report", {**self._fields, "samples": self.samples, "known": known, "lent": lent})
-
-    def _joined(self, **changes: Any) -> Known:
-        known = self._known
-        assert known is not None
-        same: dict[str, Any] = {"hold_at": known.hold_at, "told": known.told}
-        return known.join(Known(known.begun, known.floor, known.cursor, **(same | changes)))
+from disttrain_trainer.parameter_server.protocol.progress import Known
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 
 
 class Recovery:

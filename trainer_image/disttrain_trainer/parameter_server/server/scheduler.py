@@ -20,21 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known, Result, Task
-
-LEADER = 0
-
-
-class Verdict(StrEnum):
-    """Why a worker gets no task."""
-
-    HOLD = "hold"
-    DONE = "done"
-    STOP = "stop"
+from disttrain_trainer.parameter_server.protocol.progress import Known
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Result, Task, Verdict
 
 
 @dataclass(frozen=True)
@@ -47,16 +37,6 @@ class Lease:
     """Tasks completed since the start; every server has taken them in."""
     ahead: int
     """Parts that the worker has completed more than the slowest live one."""
-
-
-@dataclass(frozen=True)
-class CompleteStep:
-    """A complete step: sum of losses, number of samples or tokens, number of samples."""
-
-    step: int
-    loss: float
-    weight: float
-    samples: float
 
 
 @dataclass

@@ -17,11 +17,11 @@ from disttrain_api.parallelism import Pushed, Synchronization
 from disttrain_trainer.parameter_server.protocol.buckets import buckets
 from disttrain_trainer.parameter_server.protocol.codec import ascending
 from disttrain_trainer.parameter_server.protocol.counters import Tallies
-from disttrain_trainer.parameter_server.protocol.progress import Task
-from disttrain_trainer.parameter_server.protocol.settings import ServerConfig
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push, rate_of
 from disttrain_trainer.parameter_server.server.averaging import Averages
+from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
 from disttrain_trainer.parameter_server.server.push_decoder import Reader
 from disttrain_trainer.parameter_server.server.reassembly import Parts

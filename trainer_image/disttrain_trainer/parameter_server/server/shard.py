@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from disttrain_api.training import Optimizer
 from disttrain_trainer.optim.optimizers import build_optimizer
-from disttrain_trainer.parameter_server.protocol.rows import Rows, no_state, update_rows
+from disttrain_trainer.parameter_server.protocol.rows import Rows
+from disttrain_trainer.parameter_server.server.row_updates import no_state, update_rows
 
 OptimizerState = Mapping[str, Tensor]
 """By name: a tensor as long as the range, or one number."""

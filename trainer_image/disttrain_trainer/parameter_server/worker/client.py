@@ -16,12 +16,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.placement import Segment, place
-from disttrain_trainer.parameter_server.protocol.progress import Known, Task, known_of
+from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
 from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect, new_context
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
-from disttrain_trainer.parameter_server.server.recovery import Memory
-from disttrain_trainer.parameter_server.server.scheduler import LEADER, CompleteStep, Verdict
 from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
+from disttrain_trainer.parameter_server.worker.memory import Memory
 from disttrain_trainer.parameter_server.worker.payload import Content, numbers
 from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.worker.pushing import Pushing

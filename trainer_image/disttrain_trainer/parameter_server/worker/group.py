@@ -15,14 +15,15 @@ import torch.distributed as dist
 from torch import nn
 
 from disttrain_agent.environment import meeting_file
-from disttrain_api.mesh import Mesh
 from disttrain_api.names import Env
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.placement import Placement
+from disttrain_trainer.parameter_server.protocol.settings import group_mesh
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers, Welcome
 from disttrain_trainer.parameter_server.worker.full_parameters import Pieces, States
-from disttrain_trainer.parameter_server.worker.payload import Content, Placement
+from disttrain_trainer.parameter_server.worker.payload import Content
 from disttrain_trainer.parameter_server.worker.pulling import Pulled
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -32,21 +33,6 @@ T = TypeVar("T")
 
 # The first rank may wait for the servers as long as they live, and the others wait for it.
 _PATIENCE = timedelta(days=1000)
-
-
-def group_mesh(config: Config) -> Mesh:
-    """The mesh of the ranks that are one worker; of the job's config or of a group's."""
-    return Mesh.of_group(config.job.parallelism, config.local_world_size)
-
-
-def workers_of(config: Config) -> int:
-    """How many workers the servers know: each is a group of ranks, which may be one. config: of the job."""
-    return config.world_size // group_mesh(config).world_size
-
-
-def worker_of(config: Config) -> int:
-    """The worker that this rank belongs to. config: of the job."""
-    return config.rank // group_mesh(config).world_size
 
 
 def in_group(config: Config) -> Config:

@@ -16,8 +16,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode
-from disttrain_trainer.parameter_server.server.recovery import Memory
 from disttrain_trainer.parameter_server.worker.failure_detector import Silence
+from disttrain_trainer.parameter_server.worker.memory import Memory
 
 _INTERVAL_SECONDS = 1.0
 

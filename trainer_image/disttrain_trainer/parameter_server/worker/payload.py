@@ -15,15 +15,14 @@ from disttrain_api.parallelism import Pushed
 from disttrain_trainer.compression.sparse import with_momentum, without
 from disttrain_trainer.optim.optimizers import state_names
 from disttrain_trainer.parameter_server.protocol.codec import Code, Piece, Sparse, build_code
-from disttrain_trainer.parameter_server.protocol.placement import Segment
-from disttrain_trainer.parameter_server.protocol.progress import Task
+from disttrain_trainer.parameter_server.protocol.placement import Placement, Segment
 from disttrain_trainer.parameter_server.protocol.rows import Rows
 from disttrain_trainer.parameter_server.protocol.settings import is_together, settings_of
+from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.worker.staging import Staging
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.state import State
 
-Placement = Sequence[Sequence[Segment]]
 Parameters = Mapping[str, nn.Parameter]
 
 

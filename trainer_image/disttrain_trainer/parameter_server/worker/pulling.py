@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
+from disttrain_trainer.parameter_server.protocol.placement import Placement
 from disttrain_trainer.parameter_server.protocol.wire import Message
-from disttrain_trainer.parameter_server.worker.payload import Placement, numbers
+from disttrain_trainer.parameter_server.worker.payload import numbers
 
 Receive = Callable[[int], Message]
 """The next bucket that a server has sent."""

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from disttrain_trainer.parameter_server.protocol import buckets
+from disttrain_trainer.parameter_server.protocol.placement import Placement
 from disttrain_trainer.parameter_server.protocol.wire import Message
-from disttrain_trainer.parameter_server.worker.payload import Content, Placement
+from disttrain_trainer.parameter_server.worker.payload import Content
 from disttrain_trainer.parameter_server.worker.staging import Fence
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 

@@ -23,14 +23,18 @@ from disttrain_trainer.build import build_state
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
-from disttrain_trainer.parameter_server.protocol.progress import Task
-from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots, is_together, settings_of
+from disttrain_trainer.parameter_server.protocol.settings import (
+    goes_on_from_snapshots,
+    is_together,
+    settings_of,
+    worker_of,
+)
+from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import key_of
-from disttrain_trainer.parameter_server.server.scheduler import Verdict
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers
 from disttrain_trainer.parameter_server.worker.embedding_tables import Tables, tables_of
 from disttrain_trainer.parameter_server.worker.full_parameters import Pieces, trained
-from disttrain_trainer.parameter_server.worker.group import GroupPulling, GroupServers, worker_of
+from disttrain_trainer.parameter_server.worker.group import GroupPulling, GroupServers
 from disttrain_trainer.parameter_server.worker.optimizer_state import scatter_states
 from disttrain_trainer.parameter_server.worker.payload import Content, Gradients, Nothing, build_content
 from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling, arriving, can_wait

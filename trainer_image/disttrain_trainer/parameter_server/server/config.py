@@ -1,0 +1,28 @@
+"""What a server knows of its job."""
+
+from dataclasses import dataclass
+
+from disttrain_api.batch import Batch
+from disttrain_api.parallelism import Compression, ParameterServer
+from disttrain_api.training import Training
+
+SILENCE_SECONDS = 10.0
+"""A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server knows from the job. index: of this server; workers: of the job."""
+
+    index: int
+    workers: int
+    training: Training
+    batch: Batch
+    settings: ParameterServer
+    silence: float = SILENCE_SECONDS
+    snapshots: bool = False
+    """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
+    epoch: int = 1
+    """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
+    compression: Compression | None = None
+    """Of what is pushed."""
