@@ -15,13 +15,13 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.runtime.json_collectives import all_gather
 from tests.cluster.ports import free_port
 
@@ -53,7 +53,7 @@ def sums(values: torch.Tensor, repeats: int, group: dist.ProcessGroup) -> Iterat
     addresses = all_gather(address, str, group)
     parameter = nn.Parameter(torch.zeros_like(values))
     servers = Servers(addresses, KEY, rank, {"values": parameter}, lambda: False, PATIENCE_SECONDS)
-    content = Gradients(servers.placement, {"values": parameter}, Plain())
+    payload = GradientPayload(servers.placement, {"values": parameter}, PlainCodec())
     servers.hello(ranks * (repeats + 1))
     if rank == 0:
         servers.load({})
@@ -67,7 +67,7 @@ def sums(values: torch.Tensor, repeats: int, group: dist.ProcessGroup) -> Iterat
         dist.barrier(group)
         began = time.perf_counter()
         assert answer.task is not None
-        sent = servers.push(answer.task, 1.0, pulled, answer.floor, content)
+        sent = servers.push(answer.task, 1.0, pulled, answer.floor, payload)
         answer = servers.next((answer.task, 0.0, 1.0, 1.0))
         pulled = servers.pull(answer.complete)
         dist.barrier(group)

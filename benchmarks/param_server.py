@@ -25,7 +25,7 @@ from benchmarks import harness
 from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
-from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
 from disttrain_trainer.parameter_server.protocol.placement import place
 from disttrain_trainer.parameter_server.protocol.sockets import connect, server_socket
 from disttrain_trainer.parameter_server.protocol.tasks import Task
@@ -34,7 +34,7 @@ from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.parameter_server.worker.pulling import arriving
 from disttrain_trainer.parameter_server.worker.pushing import watched
 from tests.cluster.ports import free_port
@@ -76,14 +76,14 @@ def with_servers(count: int, numbers: int) -> list[Callable[[], float]]:
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     servers = Servers(addresses, KEY, 0, parameters, lambda: False, 600.0)
-    content = Gradients(servers.placement, parameters, Plain())
+    payload = GradientPayload(servers.placement, parameters, PlainCodec())
     servers.load({})
     state = {"step": 0, "pulled": servers.pull()}
 
     def through_servers() -> float:
         begin = time.perf_counter()
         # Without weight nothing is updated: this is about moving, not about the optimizer.
-        servers.push(Task(state["step"], 0), 0.0, state["pulled"], state["step"], content)
+        servers.push(Task(state["step"], 0), 0.0, state["pulled"], state["step"], payload)
         state["pulled"], state["step"] = servers.pull(), state["step"] + 1
         return time.perf_counter() - begin
 
@@ -132,7 +132,7 @@ def beside_computing(layers: int, width: int, batch: int) -> tuple[Times, Times]
     parameters = dict(model.named_parameters())
     inputs = torch.randn(batch, width)
     servers = Servers([address], KEY, 0, parameters, lambda: False, 600.0)
-    content = Gradients(servers.placement, parameters, Plain())
+    payload = GradientPayload(servers.placement, parameters, PlainCodec())
     servers.load({})
     state = {"step": 0, "pulled": servers.pull()}
 
@@ -150,11 +150,11 @@ def beside_computing(layers: int, width: int, batch: int) -> tuple[Times, Times]
         loss = model(inputs).sum()
         begin = time.perf_counter()
         task, state["step"] = Task(state["step"], 0), state["step"] + 1
-        content.begin(task, 0.0)
-        pushing = servers.begin_push(task, 0.0, state["pulled"], task.step, content)
+        payload.begin(task, 0.0)
+        pushing = servers.begin_push(task, 0.0, state["pulled"], task.step, payload)
         with watched(parameters if meanwhile else {}, 1, pushing.ready):
             loss.backward()
-        servers.end_push(pushing, content)
+        servers.end_push(pushing, payload)
         return time.perf_counter() - begin
 
     return (

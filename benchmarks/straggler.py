@@ -25,13 +25,13 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from tests.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)
@@ -60,7 +60,7 @@ def run(synchronization: Synchronization, delays: Sequence[Delay], seconds: floa
         parameters = {"only": nn.Parameter(torch.ones(4))}
         parameters["only"].grad = torch.ones(4)
         servers = Servers([address], KEY, worker, parameters, lambda: False, 60.0)
-        content = Gradients(servers.placement, parameters, Plain())
+        payload = GradientPayload(servers.placement, parameters, PlainCodec())
         servers.hello(workers * STEPS)
         if worker == 0:
             servers.load({})
@@ -71,8 +71,8 @@ def run(synchronization: Synchronization, delays: Sequence[Delay], seconds: floa
             assert answer.task is not None
             pulled = servers.pull(answer.complete)
             time.sleep(delays[worker]())
-            content.begin(answer.task, 1.0)
-            servers.push(answer.task, 1.0, pulled, answer.floor, content)
+            payload.begin(answer.task, 1.0)
+            servers.push(answer.task, 1.0, pulled, answer.floor, payload)
             done = (answer.task, 0.0, 1.0, 1.0)
             counts[worker] += time.monotonic() > begin + seconds / 2
         servers.close()

@@ -12,10 +12,10 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
-from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push
+from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
 from disttrain_trainer.parameter_server.server.shard import Shard
@@ -42,7 +42,7 @@ class Holder:
         self.lives = 1
 
     def empty(self):
-        return Gradients(Shard([torch.zeros(1)], SGD), self._workers, lambda step: 1.0, together=False)
+        return Aggregator(Shard([torch.zeros(1)], SGD), self._workers, lambda step: 1.0, together=False)
 
     def take(self, task, floor):
         if self.gradients.take(Push(task, 1.0, {}, 0, floor)):
@@ -272,7 +272,7 @@ class Simulation:
                 self.ask(member)
             return
         if answer.kind == "started":
-            member.memory.started(Known(0, 0, Cursor(), self.hold_at, 0))
+            member.memory.started(TaskProgress(0, 0, Cursor(), self.hold_at, 0))
             self.ask(member)
             return
         member.memory.answered(answer)
@@ -290,14 +290,14 @@ class Simulation:
             if self.synchronization is Synchronization.BOUNDED_STALENESS:
                 assert answer.number("ahead") <= self.staleness
                 # Who joins counts as having done what the slowest has: it is told so with its first task.
-                member.completed = max(member.completed or 0, known_of(answer.fields["known"]).clocks[member.rank])
+                member.completed = max(member.completed or 0, progress_of(answer.fields["known"]).clocks[member.rank])
                 done = [one.completed for one in self.members]
                 if self.all_counted and None not in done:
                     self.counted += 1
                     assert member.completed - min(done) <= self.staleness
-            member.lease = (task, known_of(answer.fields["known"]).floor)
+            member.lease = (task, progress_of(answer.fields["known"]).floor)
         elif answer.kind == "hold":
-            step = known_of(answer.fields["known"]).floor
+            step = progress_of(answer.fields["known"]).floor
             tasks = {Task(number, part) for number in range(step) for part in range(self.workers)}
             for holder in self.holders:
                 # A leader that dies together with the manager takes along to which step that one lent.

@@ -19,7 +19,7 @@ from disttrain_trainer.parameter_server.protocol.wire import (
     encode,
     key_of,
 )
-from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks
+from disttrain_trainer.parameter_server.server.scheduler import Lease, TaskScheduler
 
 KEY = key_of("token", "uid", 1)
 # A busy machine is no failure.
@@ -131,7 +131,7 @@ class TestWire:
 
 class TestTasks:
     def test_in_sync_each_worker_gets_a_part_before_anyone_gets_two(self):
-        tasks = Tasks(2, 3, Synchronization.SYNC, 0, 5.0)
+        tasks = TaskScheduler(2, 3, Synchronization.SYNC, 0, 5.0)
         tasks.start(Sampler(9, 0, Batch(2, 1, 4), 2), 0, Cursor(), 3, 0.0)
         tasks.ask(1, 0.0)
         [(_, first)] = tasks.answers()
@@ -143,7 +143,7 @@ class TestTasks:
         assert (worker, second.task) == (1, (0, 1))
 
     def test_who_comes_back_holds_nobody_up(self):
-        tasks = Tasks(2, 9, Synchronization.BOUNDED_STALENESS, 1, 5.0)
+        tasks = TaskScheduler(2, 9, Synchronization.BOUNDED_STALENESS, 1, 5.0)
         tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
         tasks.expire(6.0)
         for _ in range(4):
@@ -154,7 +154,7 @@ class TestTasks:
         assert tasks.live_clocks == {0: 4, 1: 4}
 
     def test_what_a_former_life_has_asked_for_or_was_lent_is_forgotten(self):
-        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
         tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
         tasks.ask(1, 0.0)
         tasks.join(1, 1.0)
@@ -167,7 +167,7 @@ class TestTasks:
         assert again.task == lost.task
 
     def test_a_stop_ends_at_the_next_whole_step(self):
-        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
         tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
         tasks.ask(0, 0.0)
         [(_, first)] = tasks.answers()
@@ -182,7 +182,7 @@ class TestTasks:
         assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]
 
     def test_a_worker_that_is_told_to_stop_leaves_alone(self):
-        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
         tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
         tasks.stop(1)
         tasks.ask(1, 0.0)
@@ -193,7 +193,7 @@ class TestTasks:
         assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Lease)]
 
     def test_a_leader_that_is_told_to_stop_is_waited_for(self):
-        tasks = Tasks(2, 9, Synchronization.ASYNC, 0, 5.0)
+        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
         tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
         tasks.stop(0)
         tasks.ask(1, 0.0)

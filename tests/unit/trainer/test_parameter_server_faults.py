@@ -107,7 +107,7 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         assert steps == list(range(1, STEPS + 1))
 
 
-@pytest.mark.skipif(not SOAK, reason="a minute; test_parameter_server_silence.py has it without a server")
+@pytest.mark.skipif(not SOAK, reason="a minute; test_parameter_server_failure_detector.py has it without a server")
 @pytest.mark.timeout(400)
 def test_a_server_that_hangs_is_given_up_although_it_accepts_connections(tmp_path):
     training = {**TRAINING, "steps": 10_000}

@@ -16,8 +16,8 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.protocol.codec import Plain
-from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.sockets import connect
 from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of, key_with
@@ -28,7 +28,7 @@ from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
 from disttrain_trainer.parameter_server.server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.worker.client import Servers
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.runtime.errors import PeerLost
 from tests.builders import TRAINING
 from tests.cluster.ports import free_port
@@ -72,7 +72,7 @@ def result(worker):
 
 
 knowledge = st.builds(
-    lambda floor, hold_at, told, done, clocks: Known(
+    lambda floor, hold_at, told, done, clocks: TaskProgress(
         0,
         floor,
         Cursor(floor, 0),
@@ -100,7 +100,7 @@ class TestWhatIsKnown:
     @settings(deadline=None)
     @given(knowledge)
     def test_what_is_sent_arrives(self, known):
-        assert known_of(json.loads(json.dumps(known.fields()))) == known
+        assert progress_of(json.loads(json.dumps(known.fields()))) == known
 
     @pytest.mark.parametrize(
         "wrong",
@@ -116,9 +116,9 @@ class TestWhatIsKnown:
         ids=str,
     )
     def test_nonsense_is_malformed(self, wrong):
-        fields = Known(0, 1, Cursor(0, 2), 3, 1).fields()
+        fields = TaskProgress(0, 1, Cursor(0, 2), 3, 1).fields()
         with pytest.raises(Malformed):
-            known_of({**fields, **wrong})
+            progress_of({**fields, **wrong})
 
 
 class TestLives:
@@ -281,8 +281,8 @@ class TestFencing:
             client.start(0, Cursor(3, 4), 5)
             answer = client.next()
             assert (answer.task, answer.cursor, client._heartbeat.epochs) == (Task(0, 0), Cursor(3, 4), [1, 1])
-            content = Gradients(client.placement, {"only": parameter}, Plain())
-            client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, content)
+            payload = GradientPayload(client.placement, {"only": parameter}, PlainCodec())
+            client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, payload)
             # The other worker has heard of the manager's second life, and tells the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
             former.thread.join(GENEROUS)
@@ -308,10 +308,10 @@ class TestFencing:
         with TcpProxy("127.0.0.1", int(address.rpartition(":")[2])) as proxy, ThreadPoolExecutor(1) as background:
             leader = Servers([address], KEY, 0, parameters, lambda: False, 60.0, replaceable=True)
             other = Servers([f"127.0.0.1:{proxy.port}"], KEY, 1, parameters, lambda: False, 60.0, replaceable=True)
-            content = Gradients(leader.placement, parameters, Plain())
+            payload = GradientPayload(leader.placement, parameters, PlainCodec())
 
             def push(servers, answer):
-                return servers.push(answer.task, 1.0, servers.pull(answer.complete), answer.floor, content)
+                return servers.push(answer.task, 1.0, servers.pull(answer.complete), answer.floor, payload)
 
             try:
                 for servers in (leader, other):

@@ -9,13 +9,13 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.parameter_server.protocol import buckets
-from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
 from disttrain_trainer.parameter_server.protocol.placement import place
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.server import Server
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.parameter_server.worker.pushing import Pushing, watched
 from disttrain_trainer.parameter_server.worker.staging import Staging
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -43,10 +43,10 @@ class Scene:
         return [answer.kind for _, answer in server.receive((sender, b"1"), message, 0.0)]
 
     def pushing(self, step=0):
-        content = Gradients(self.placement, self.parameters, Plain())
-        content.begin(Task(step, 0), 1.0)
+        payload = GradientPayload(self.placement, self.parameters, PlainCodec())
+        payload.begin(Task(step, 0), 1.0)
         fields = {"task": [step, 0], "weight": 1.0, "taken": 0, "floor": step}
-        return Pushing(self.placement, content, [fields, fields], lambda *part: self.sent.append(part))
+        return Pushing(self.placement, payload, [fields, fields], lambda *part: self.sent.append(part))
 
     def held(self):
         messages = [Message("pull", {"worker": 0, "ranges": [*range(len(segments))]}) for segments in self.placement]
@@ -108,7 +108,7 @@ class Copying(Staging):
 
 def test_a_bucket_leaves_when_its_copy_is_complete_and_the_backward_pass_waits_for_none(scene):
     pushing, staging = scene.pushing(), Copying()
-    pushing._content.staging = staging
+    pushing._payload.staging = staging
     pushing.ready("a")
     pushing.ready("b")
     assert scene.sent == []
@@ -149,7 +149,7 @@ def test_what_was_begun_for_another_task_is_forgotten(scene):
     for pair in zip(scene.servers, pushing.rest(), strict=True):
         assert scene.ask(*pair) == ["pushed"]
     assert torch.equal(scene.held(), EXPECTED)
-    assert all(not server._parts._held for server in scene.servers)
+    assert all(not server._reassembly._held for server in scene.servers)
 
 
 def test_a_gradient_is_ready_with_the_last_microbatch():

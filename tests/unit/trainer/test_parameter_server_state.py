@@ -15,7 +15,7 @@ from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, key_of
-from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push
+from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.shard import Shard
@@ -137,32 +137,32 @@ class TestPushes:
         results = []
         for parts in itertools.permutations(range(3)):
             shard = Shard([torch.ones(5)], SGD)
-            gradients = Gradients(shard, 3, lambda step: 0.1, together=True)
+            aggregator = Aggregator(shard, 3, lambda step: 0.1, together=True)
             generator = torch.Generator().manual_seed(0)
             pushed = [torch.randn(5, generator=generator) for _ in parts]
             for part in parts:
-                gradients.take(Push(Task(0, part), part + 0.3, {0: pushed[part]}, 0, 0))
-                gradients.take(Push(Task(0, part), 7.0, {0: torch.ones(5)}, 0, 0))
-            assert (shard.version, gradients.taken, gradients.late) == (1, 3, 3)
+                aggregator.take(Push(Task(0, part), part + 0.3, {0: pushed[part]}, 0, 0))
+                aggregator.take(Push(Task(0, part), 7.0, {0: torch.ones(5)}, 0, 0))
+            assert (shard.version, aggregator.taken, aggregator.late) == (1, 3, 3)
             results.append(shard.values()[0])
         assert all(torch.equal(result, results[0]) for result in results)
 
     @pytest.mark.parametrize(("aware", "expected"), [(False, 1.0), (True, 0.5)])
     def test_staleness_is_what_others_pushed_in_between_and_may_lower_the_rate(self, aware, expected):
         shard = Shard([torch.zeros(1)], SGD)
-        gradients = Gradients(shard, 3, lambda step: 1.0, together=False, staleness_aware=aware)
+        aggregator = Aggregator(shard, 3, lambda step: 1.0, together=False, staleness_aware=aware)
         for part in range(2):
-            gradients.take(Push(Task(0, part), 1.0, {}, part, 0))
+            aggregator.take(Push(Task(0, part), 1.0, {}, part, 0))
         before = shard.values()[0].clone()
-        gradients.take(Push(Task(0, 2), 1.0, {0: torch.ones(1)}, 0, 0))
-        assert gradients.staleness == {0: 2, 2: 1}
+        aggregator.take(Push(Task(0, 2), 1.0, {0: torch.ones(1)}, 0, 0))
+        assert aggregator.staleness == {0: 2, 2: 1}
         assert before - shard.values()[0] == expected
 
     def test_a_part_without_samples_moves_nothing(self):
         shard = Shard([torch.zeros(2)], SGD)
-        gradients = Gradients(shard, 1, lambda step: 1.0, together=False)
-        assert gradients.take(Push(Task(0, 0), 0.0, {0: torch.ones(2)}, 0, 0))
-        assert (shard.version, gradients.taken) == (0, 1)
+        aggregator = Aggregator(shard, 1, lambda step: 1.0, together=False)
+        assert aggregator.take(Push(Task(0, 0), 0.0, {0: torch.ones(2)}, 0, 0))
+        assert (shard.version, aggregator.taken) == (0, 1)
 
     @pytest.mark.parametrize(
         ("kind", "fields", "lengths"),

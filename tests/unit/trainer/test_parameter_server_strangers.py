@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.parameter_server.protocol.codec import Plain
+from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.worker.client import Servers
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from tests import hostile_peer
 from tests.cluster.ports import free_port
 from tests.hostile_peer import Outcome, Peer
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, port: int) -> None:
         self.parameters = {"w": nn.Parameter(torch.zeros(NUMBERS))}
         self.servers = Servers([f"127.0.0.1:{port}"], KEY, 0, self.parameters, lambda: False, 60.0)
-        self.content = Gradients(self.servers.placement, self.parameters, Plain())
+        self.payload = GradientPayload(self.servers.placement, self.parameters, PlainCodec())
 
     def begin(self) -> None:
         self.servers.hello(9)
@@ -74,7 +74,7 @@ class Worker:
         assert isinstance(answer.task, Task)
         pulled = self.servers.pull(answer.complete)
         self.parameters["w"].grad = torch.ones(NUMBERS)
-        self.servers.push(answer.task, 1.0, pulled, answer.floor, self.content)
+        self.servers.push(answer.task, 1.0, pulled, answer.floor, self.payload)
         self.servers.next((answer.task, 0.0, 1.0, 1.0))
         self.servers.pull(answer.complete + 1)
         values = self.parameters["w"].detach()

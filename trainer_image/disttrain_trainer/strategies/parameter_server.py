@@ -24,7 +24,7 @@ from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parameter_server.protocol.tasks import CompleteStep
 from disttrain_trainer.parameter_server.worker.client import Answer, Welcome
 from disttrain_trainer.parameter_server.worker.embedding_tables import let_go, tables_of
-from disttrain_trainer.parameter_server.worker.metrics import Rates
+from disttrain_trainer.parameter_server.worker.metrics import CounterMetrics
 from disttrain_trainer.parameter_server.worker.optimizer_state import gather_states, scatter_states
 from disttrain_trainer.parameter_server.worker.pulling import Pulled
 from disttrain_trainer.parameter_server.worker.worker import Worker, build_worker_state, connect
@@ -58,7 +58,7 @@ class Leader(SumOverRanks):
     """See `Strategy`. Results come when a step's last part has; figures are those of this worker and of the servers."""
 
     def __init__(self, around: Surroundings, worker: Worker, welcome: Welcome) -> None:
-        pipeline, rates = around.state.pipeline, Rates(worker.servers)
+        pipeline, rates = around.state.pipeline, CounterMetrics(worker.servers)
         layout = dict if pipeline is None else pipeline.figures
         super().__init__(around.world, of_layout=lambda: {**layout(), **rates.figures()})
         self.stopping = False

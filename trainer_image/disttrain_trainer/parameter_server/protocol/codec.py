@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     place: int
 
 
-class Code(ABC):
+class PushCodec(ABC):
     """One way of writing."""
 
     feedback = False
@@ -45,7 +45,7 @@ class Code(ABC):
         """The numbers [size] in the range's format. Raises Malformed."""
 
 
-class Plain(Code):
+class PlainCodec(PushCodec):
     """As they are, or in a shorter format."""
 
     def __init__(self, number_format: torch.dtype | None = None) -> None:
@@ -59,7 +59,7 @@ class Plain(Code):
         return tensors[0].to(number_format)
 
 
-class Blocks(Code):
+class BlockCodec(PushCodec):
     """Few bits per number and a scale per block; everything during the warm-up."""
 
     def __init__(self, codec: Codec, *, bits: int, feedback: bool, warmup_steps: int = 0) -> None:
@@ -78,7 +78,7 @@ class Blocks(Code):
         return self._codec.decode(tensors, size)
 
 
-class Sparse(Code):
+class SparseCodec(PushCodec):
     """Some of the numbers, zeros for the others: the largest ones, told with their places, or random ones, whose places
     the server draws itself.
     """
@@ -125,19 +125,19 @@ class Sparse(Code):
         return random_indices(size, self._count(size, piece), (self._seed, *piece), _CPU).to(device)
 
 
-def build_code(compression: Compression | None, seed: int) -> Code:
+def build_codec(compression: Compression | None, seed: int) -> PushCodec:
     """The way that the manifest asks for; `seed` is the job's."""
     if compression is None:
-        return Plain()
+        return PlainCodec()
     match compression.name:
         case CompressionName.FP16 | CompressionName.BF16:
-            return Plain(_FORMATS[compression.name])
+            return PlainCodec(_FORMATS[compression.name])
         case CompressionName.INT8:
-            return Blocks(INT8, bits=8, feedback=False)
+            return BlockCodec(INT8, bits=8, feedback=False)
         case CompressionName.ONE_BIT:
-            return Blocks(ONE_BIT, bits=1, feedback=True, warmup_steps=compression.warmup_steps or 0)
+            return BlockCodec(ONE_BIT, bits=1, feedback=True, warmup_steps=compression.warmup_steps or 0)
         case CompressionName.TOP_K | CompressionName.RANDOM_K:
-            return Sparse(compression, seed)
+            return SparseCodec(compression, seed)
         case CompressionName.POWER_SGD:
             raise ValueError("PowerSGD is no way of writing ranges; a rule refuses it")
 

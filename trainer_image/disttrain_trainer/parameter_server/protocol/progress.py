@@ -16,7 +16,7 @@ from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message,
 
 
 @dataclass(frozen=True)
-class Known:
+class TaskProgress:
     """What somebody knows of the tasks."""
 
     begun: int
@@ -34,7 +34,7 @@ class Known:
     clocks: Mapping[int, int] = field(default_factory=dict)
     """Tasks that a worker has completed."""
 
-    def join(self, other: Known) -> Known:
+    def join(self, other: TaskProgress) -> TaskProgress:
         """What both know together."""
         ahead = max(self, other, key=lambda one: one.floor)
         told = max(self.told, other.told)
@@ -47,7 +47,7 @@ class Known:
             worker: max(self.clocks.get(worker, 0), other.clocks.get(worker, 0))
             for worker in self.clocks.keys() | other.clocks.keys()
         }
-        return Known(self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), told, done, clocks)
+        return TaskProgress(self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), told, done, clocks)
 
     def fields(self) -> dict[str, Any]:
         """For a message."""
@@ -63,8 +63,8 @@ class Known:
         }
 
 
-def known_of(fields: object) -> Known:
-    """The opposite of `Known.fields`. Raises Malformed."""
+def progress_of(fields: object) -> TaskProgress:
+    """The opposite of `TaskProgress.fields`. Raises Malformed."""
     if not isinstance(fields, Mapping):
         raise Malformed(f"what is known is {fields!r:.40}, expected an object")
     message = Message("report", fields)
@@ -81,4 +81,4 @@ def known_of(fields: object) -> Known:
     pairs = [two_numbers(Message("report", {"clock": pair}).numbers("clock")) for pair in clocks]
     at = Cursor(message.number("epoch"), message.number("position"))
     numbers = {name: message.number(name) for name in ("begun", "floor", "hold_at", "told")}
-    return Known(cursor=at, done=done, clocks=dict(pairs), **numbers)
+    return TaskProgress(cursor=at, done=done, clocks=dict(pairs), **numbers)

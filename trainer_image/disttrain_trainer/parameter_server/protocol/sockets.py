@@ -4,7 +4,7 @@ CURVE (CurveZMQ, RFC 26) keys each connection anew, counts its messages and auth
 changed, sent again or put in between. A server's key pair is made of the job's token (wire.key_with); as its public
 half is known to who has the token only, and a connection begins with a box made for it, nobody else gets as far as a
 message. Before that a connection holds at most one frame, for seconds, and there are so many of them at most
-(server/admission.py).
+(server/connection_limit.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from disttrain_api.parallelism import ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parameter_server.protocol.tasks import Task
-from disttrain_trainer.parameter_server.server.push_decoder import Contents
+from disttrain_trainer.parameter_server.server.push_decoder import Updates
 from disttrain_trainer.parameter_server.server.shard import Shard
 
 Rate = Callable[[int], float]
@@ -37,13 +37,13 @@ class Push:
 
     task: Task
     weight: float
-    gradients: Contents
+    updates: Updates
     taken: int
     floor: int
     """Steps below it are complete: nothing of them will be pushed that must be remembered."""
 
 
-class Gradients:
+class Aggregator:
     """Takes pushes in, one update per step (`together`) or per part."""
 
     def __init__(self, shard: Shard, parts: int, rate: Rate, *, together: bool, staleness_aware: bool = False) -> None:
@@ -78,7 +78,7 @@ class Gradients:
         self.staleness[staleness] += 1
         if push.weight > 0:
             rate = self._rate(push.task.step)
-            self._shard.update(push.gradients, rate / max(1, staleness) if self._staleness_aware else rate)
+            self._shard.update(push.updates, rate / max(1, staleness) if self._staleness_aware else rate)
         return True
 
     def staleness_of(self, taken: int) -> int:
@@ -104,7 +104,7 @@ class Gradients:
         # Tensors or rows, which are added up alike.
         sums: dict[Any, Any] = {}
         for push in pushes:
-            for index, gradient in push.gradients.items():
+            for index, gradient in push.updates.items():
                 scaled = gradient * (push.weight / total)
                 sums[index] = sums[index].add_(scaled) if index in sums else scaled
         square = self._shard.update(sums, self._rate(step))

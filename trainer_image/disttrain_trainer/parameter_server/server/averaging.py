@@ -24,7 +24,7 @@ Key = tuple[int, int]
 """A range, and which of its tensors: 0 its numbers, then the optimizer's state in order of `state_names`."""
 
 
-class Averages(Shard):
+class AveragingShard(Shard):
     """The numbers of some ranges and the workers' optimizer state of each."""
 
     def tensors(self, index: int) -> list[Tensor]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.recovery import Recovery
-from disttrain_trainer.parameter_server.server.scheduler import Lease, Tasks
+from disttrain_trainer.parameter_server.server.scheduler import Lease, TaskScheduler
 from disttrain_trainer.parameter_server.server.stragglers import Straggler, Stragglers
 
 DEFAULT_STALENESS = 4
@@ -50,7 +50,9 @@ class Manager:
         self.stragglers = Stragglers()
         settings = config.settings
         staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
-        self._tasks = Tasks(config.workers, config.training.steps, settings.synchronization, staleness, config.silence)
+        self._scheduler = TaskScheduler(
+            config.workers, config.training.steps, settings.synchronization, staleness, config.silence
+        )
         self.handlers: Mapping[str, Handler] = {
             "hello": self._or_later(self._hello), "start": self._or_later(self._start),
             "next": self._or_later(self._next), "leave": self._leave, "alive": self._alive, "report": self._report,
@@ -58,7 +60,7 @@ class Manager:
 
     def figures(self) -> dict[str, float]:
         """Live workers; the slowest and how many times the others' median its tasks take."""
-        found: dict[str, float] = {"live": len(self._tasks.live_clocks)}
+        found: dict[str, float] = {"live": len(self._scheduler.live_clocks)}
         slowest = self.stragglers.slowest()
         if slowest is not None:
             found |= {"slowest_worker": slowest.worker, "slowest_ratio": slowest.ratio}
@@ -66,13 +68,13 @@ class Manager:
 
     def table(self) -> dict[str, Any] | None:
         """What a next life should know, as far as it is not in workers' memories; None before the work has begun."""
-        if not self._tasks.started or self._samples is None:
+        if not self._scheduler.started or self._samples is None:
             return None
-        return {**self._tasks.known().fields(), "samples": self._samples}
+        return {**self._scheduler.known().fields(), "samples": self._samples}
 
     def recover(self, table: Mapping[str, Any] | None) -> None:
         """Be the next life of a manager that was at work. `table`: of its last snapshot. Raises Malformed."""
-        known = None if table is None else known_of(table)
+        known = None if table is None else progress_of(table)
         self._samples = None if table is None else Message("table", table).number("samples")
         self._recovery = Recovery(self._config.workers, self._config.silence, known)
         self._unheard = set(range(self._config.workers))
@@ -82,8 +84,8 @@ class Manager:
         absent = 0.0 if self._ticked is None else now - self._ticked
         self._ticked = now
         if absent > _ABSENT_SECONDS:
-            self._tasks.excuse(_ABSENT_SECONDS, now)
-        for worker in self._tasks.expire(now):
+            self._scheduler.excuse(_ABSENT_SECONDS, now)
+        for worker in self._scheduler.expire(now):
             self._say(f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are lent to others")
             # What it asks for is not forgotten: should it live, it waits for the answer and does not ask again.
             self._forget_answer(worker)
@@ -93,12 +95,12 @@ class Manager:
 
     def stop(self) -> None:
         """End soon: SIGTERM."""
-        self._tasks.stop()
+        self._scheduler.stop()
 
     def answers(self, now: float) -> Answers:
         """What can be said now to workers that have asked for tasks."""
         found: Answers = []
-        for worker, answer in self._tasks.answers() if self._recovery is None else ():
+        for worker, answer in self._scheduler.answers() if self._recovery is None else ():
             sender = self._waiting.pop(worker, None)
             if sender is not None:
                 message = self._answer_of(worker, answer)
@@ -127,10 +129,10 @@ class Manager:
         """Go on with what is known now; answer what was asked meanwhile."""
         self._recovery = None
         if recovery.known is not None and self._samples is not None:
-            self._tasks.resume(self._sampler(), recovery.known, recovery.heard, now)
+            self._scheduler.resume(self._sampler(), recovery.known, recovery.heard, now)
             for worker, task in sorted(recovery.lent.items()):
-                self._tasks.lend_again(worker, task)
-        self._say(f"has heard {len(recovery.heard)} workers and goes on after step {self._tasks.floor}")
+                self._scheduler.lend_again(worker, task)
+        self._say(f"has heard {len(recovery.heard)} workers and goes on after step {self._scheduler.floor}")
         deferred, self._deferred = self._deferred, {}
         found: Answers = []
         for handler, sender, message in deferred.values():
@@ -149,9 +151,14 @@ class Manager:
         self._lives[worker] = str(message.fields.get("life"))
         self._unheard.discard(worker)
         self._forget(worker)
-        self._tasks.join(worker, now)
-        at = self._tasks.cursor
-        fields = {"started": self._tasks.started, "step": self._tasks.floor, "epoch": at.epoch, "position": at.position}
+        self._scheduler.join(worker, now)
+        at = self._scheduler.cursor
+        fields = {
+            "started": self._scheduler.started,
+            "step": self._scheduler.floor,
+            "epoch": at.epoch,
+            "position": at.position,
+        }
         return [(sender, Message("welcome", fields))]
 
     def _start(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -160,8 +167,8 @@ class Manager:
             raise Malformed("only the leader starts, and after its hello")
         step, hold_at = message.number("step"), message.number("hold_at")
         # It may say so twice: to a manager that died before it answered, too.
-        if not self._tasks.started:
-            self._tasks.start(self._sampler(), step, cursor, hold_at, now)
+        if not self._scheduler.started:
+            self._scheduler.start(self._sampler(), step, cursor, hold_at, now)
         return [(sender, Message("started"))]
 
     def _next(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -172,18 +179,18 @@ class Manager:
         if "done" in message.fields:
             task = Task(*two_numbers(message.numbers("done")))
             loss, weight, samples = (message.real(name) for name in ("loss", "weight", "samples"))
-            self._tasks.complete(worker, task, (loss, weight, samples), message.number("clock"))
+            self._scheduler.complete(worker, task, (loss, weight, samples), message.number("clock"))
             if worker in self._lent_at:
                 self.stragglers.took(worker, now - self._lent_at.pop(worker))
                 self._name_stragglers()
         if "noted" in message.fields:
-            self._tasks.noted(message.number("noted"))
+            self._scheduler.noted(message.number("noted"))
         if "hold_at" in message.fields:
-            self._tasks.release(message.number("hold_at"))
+            self._scheduler.release(message.number("hold_at"))
         if message.fields.get("stopping") is True:
-            self._tasks.stop(worker)
+            self._scheduler.stop(worker)
         self._waiting[worker] = sender
-        self._tasks.ask(worker, now)
+        self._scheduler.ask(worker, now)
         return []
 
     def _leave(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -192,7 +199,7 @@ class Manager:
         self._deferred.pop(worker, None)
         if self._recovery is not None:
             self._recovery.hear(worker, None, None, now)
-        self._tasks.leave(worker)
+        self._scheduler.leave(worker)
         return []
 
     def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -201,13 +208,13 @@ class Manager:
         if self._lives.get(worker) == message.fields.get("life"):
             self._saw(worker, now)
         if message.fields.get("stopping") is True:
-            self._tasks.stop(worker)
+            self._scheduler.stop(worker)
         return [(sender, Message("alive", {"report": worker in self._unheard}))]
 
     def _report(self, sender: Sender, message: Message, now: float) -> Answers:
         """What a worker remembers, for a manager that was started anew."""
         worker, samples = worker_of(message, self._config.workers), message.number("samples")
-        known = None if message.fields.get("known") is None else known_of(message.fields["known"])
+        known = None if message.fields.get("known") is None else progress_of(message.fields["known"])
         lent = None if message.fields.get("lent") is None else Task(*two_numbers(message.numbers("lent")))
         if worker not in self._unheard:
             return []
@@ -216,23 +223,23 @@ class Manager:
         self._lives[worker] = str(message.fields.get("life"))
         if self._recovery is not None:
             self._recovery.hear(worker, known, lent, now)
-        elif self._tasks.started:
+        elif self._scheduler.started:
             self._hear_late(worker, known, lent, now)
         return []
 
-    def _hear_late(self, worker: int, known: Known | None, lent: Task | None, now: float) -> None:
+    def _hear_late(self, worker: int, known: TaskProgress | None, lent: Task | None, now: float) -> None:
         if known is not None:
-            self._tasks.hear(known)
+            self._scheduler.hear(known)
         self._saw(worker, now)
         if lent is not None:
-            self._tasks.lend_again(worker, lent)
+            self._scheduler.lend_again(worker, lent)
 
     def _saw(self, worker: int, now: float) -> None:
         """A sign of life, perhaps of one that was taken for dead while it waited."""
         if worker in self._waiting:
-            self._tasks.ask(worker, now)
+            self._scheduler.ask(worker, now)
         else:
-            self._tasks.saw(worker, now)
+            self._scheduler.saw(worker, now)
 
     def _sampler(self) -> Sampler:
         assert self._samples is not None
@@ -257,9 +264,9 @@ class Manager:
             self._say(f"worker {worker} is no straggler any more")
 
     def _answer_of(self, worker: int, answer: Lease | Verdict) -> Message:
-        known = self._tasks.known_to(worker)
-        results = [_result_fields(one) for one in self._tasks.results] if worker == LEADER else []
-        common: dict[str, Any] = {"results": results, "stopping": self._tasks.stopping, "known": known.fields()}
+        known = self._scheduler.known_to(worker)
+        results = [_result_fields(one) for one in self._scheduler.results] if worker == LEADER else []
+        common: dict[str, Any] = {"results": results, "stopping": self._scheduler.stopping, "known": known.fields()}
         if isinstance(answer, Verdict):
             return Message(answer.value, common)
         return Message(

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from disttrain_api.parallelism import Compression
-from disttrain_trainer.parameter_server.protocol.codec import Piece, ascending, build_code, require
+from disttrain_trainer.parameter_server.protocol.codec import Piece, ascending, build_codec, require
 from disttrain_trainer.parameter_server.protocol.rows import Rows
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
-from disttrain_trainer.parameter_server.server.averaging import Averages, Key
+from disttrain_trainer.parameter_server.server.averaging import AveragingShard, Key
 from disttrain_trainer.parameter_server.server.shard import Shard
 
-Contents = Mapping[int | Key, Tensor | Rows]
+Updates = Mapping[int | Key, Tensor | Rows]
 """Of each range its gradient; where workers update, of each of its tensors the change."""
 
 
-class Reader:
+class PushDecoder:
     """Reads what workers push to one server. `seed`: the job's, from which random places are drawn."""
 
     def __init__(self, server: int, compression: Compression | None, seed: int) -> None:
-        self._server, self._code = server, build_code(compression, seed)
+        self._server, self._codec = server, build_codec(compression, seed)
 
-    def read(self, message: Message, task: Task, shard: Shard) -> Contents:
+    def decode(self, message: Message, task: Task, shard: Shard) -> Updates:
         """What is in a push. Raises Malformed.
 
         `ranges` of the message are those with a gradient, `counts` the number of tensors of each, 1 where it is absent.
@@ -46,14 +46,14 @@ class Reader:
             found |= self._range(index, list(islice(rest, count)), task, shard)
         return found
 
-    def _range(self, index: int, tensors: list[Tensor], task: Task, shard: Shard) -> Contents:
-        if isinstance(shard, Averages):
+    def _range(self, index: int, tensors: list[Tensor], task: Task, shard: Shard) -> Updates:
+        if isinstance(shard, AveragingShard):
             require(tensors, *((held.numel(), held.dtype) for held in shard.tensors(index)))
             return {(index, which): change for which, change in enumerate(tensors)}
         size, number_format = shard.lengths[index], shard.formats[index]
         if shard.widths[index]:
             return {index: _rows(tensors, size // shard.widths[index], shard.widths[index], number_format)}
-        return {index: self._code.decode(tensors, size, number_format, Piece(*task, self._server, index))}
+        return {index: self._codec.decode(tensors, size, number_format, Piece(*task, self._server, index))}
 
 
 def _rows(tensors: list[Tensor], rows: int, width: int, number_format: torch.dtype) -> Rows:

@@ -12,7 +12,7 @@ from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 
 
-class Parts:
+class Reassembly:
     """Parts of pushes that are not complete, by who sends them: one push at a time."""
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ A task that nobody remembers to be complete is lent again; servers that have it 
 
 from __future__ import annotations
 
-from disttrain_trainer.parameter_server.protocol.progress import Known
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 
 
 class Recovery:
     """What a manager that was started anew has gathered so far. It lends nothing before it is `over`."""
 
-    def __init__(self, workers: int, silence: float, known: Known | None) -> None:
+    def __init__(self, workers: int, silence: float, known: TaskProgress | None) -> None:
         """`silence`: seconds after which a worker that has not reported counts as dead. `known`: from the snapshot."""
         self.known = known
         self.lent: dict[int, Task] = {}
@@ -21,7 +21,7 @@ class Recovery:
         self._workers, self._silence = workers, silence
         self._since: float | None = None
 
-    def hear(self, worker: int, known: Known | None, lent: Task | None, now: float) -> None:
+    def hear(self, worker: int, known: TaskProgress | None, lent: Task | None, now: float) -> None:
         """A worker has reported, or begins and knows nothing."""
         self.heard.add(worker)
         self.lent.pop(worker, None)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import Known
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress
 from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Result, Task, Verdict
 
 
@@ -51,7 +51,7 @@ class _Step:
     results: dict[int, Result] = field(default_factory=dict)
 
 
-class Tasks:
+class TaskScheduler:
     """The tasks of a job. `silence`: seconds after which a worker that says nothing counts as dead."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Tasks:
         self._hold_at = hold_at
         self._seen = dict.fromkeys(range(self.workers), now) | self._seen
 
-    def resume(self, sampler: Sampler, known: Known, workers: Iterable[int], now: float) -> None:
+    def resume(self, sampler: Sampler, known: TaskProgress, workers: Iterable[int], now: float) -> None:
         """Go on from what a former manager's workers know. `workers`: those who live."""
         self.start(sampler, known.floor, known.cursor, known.hold_at, now)
         self._begun, self._told = known.begun, known.told
@@ -110,17 +110,17 @@ class Tasks:
         if self.stopping:
             self._hold_at = min(self._hold_at, self._next)
 
-    def known(self) -> Known:
+    def known(self) -> TaskProgress:
         """What a manager that is started anew must know."""
         done = {
             Task(number, part): result for number, step in self._open.items() for part, result in step.results.items()
         }
-        return Known(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
+        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
 
-    def known_to(self, worker: int) -> Known:
+    def known_to(self, worker: int) -> TaskProgress:
         """Of that, what a worker is told, who remembers what it has done itself."""
         clock = {worker: self._clocks[worker]}
-        return Known(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
+        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
 
     def learn(self, task: Task, result: Result) -> bool:
         """The task is complete, whoever has done it. False where that was known."""
@@ -151,7 +151,7 @@ class Tasks:
             step.lent[task.part] = worker
             step.givers.add(worker)
 
-    def hear(self, known: Known) -> None:
+    def hear(self, known: TaskProgress) -> None:
         """A worker knows this, which may be new where the manager has begun without it."""
         for task, result in sorted(known.done.items()):
             self.learn(task, result)

@@ -12,7 +12,7 @@ import zmq
 
 from disttrain_trainer.parameter_server.protocol.sockets import new_context, server_socket
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, decode, encode, key_with
-from disttrain_trainer.parameter_server.server.admission import Door
+from disttrain_trainer.parameter_server.server.connection_limit import ConnectionLimit
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.snapshots import Snapshots
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse
@@ -29,7 +29,7 @@ class Loop:
         self._server, self._key = server, key_with(server.index, key)
         self._context = new_context(server.workers)
         self._socket = server_socket(self._context, self._key)
-        self._door = Door(self._context, self._socket, _say)
+        self._connections = ConnectionLimit(self._context, self._socket, _say)
         self.dropped = 0
         host, _, port = address.rpartition(":")
         try:
@@ -62,7 +62,7 @@ class Loop:
                     self._send(self._server.stop(time.monotonic()))
 
     def close(self) -> None:
-        self._door.close()
+        self._connections.close()
         self._socket.close(linger=1000)
         self._context.term()
 
@@ -91,7 +91,7 @@ class Loop:
 
 
 def _say(sentence: str) -> None:
-    # A log that cannot be written must not end the door's thread.
+    # A log that cannot be written must not end the thread that limits connections.
     with suppress(OSError):
         print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
 

@@ -16,15 +16,15 @@ import torch
 from disttrain_api.parallelism import Pushed, Synchronization
 from disttrain_trainer.parameter_server.protocol.buckets import buckets
 from disttrain_trainer.parameter_server.protocol.codec import ascending
-from disttrain_trainer.parameter_server.protocol.counters import Tallies
+from disttrain_trainer.parameter_server.protocol.counters import CountersByWorker
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
-from disttrain_trainer.parameter_server.server.aggregation import Gradients, Push, rate_of
-from disttrain_trainer.parameter_server.server.averaging import Averages
+from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push, rate_of
+from disttrain_trainer.parameter_server.server.averaging import AveragingShard
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
-from disttrain_trainer.parameter_server.server.push_decoder import Reader
-from disttrain_trainer.parameter_server.server.reassembly import Parts
+from disttrain_trainer.parameter_server.server.push_decoder import PushDecoder
+from disttrain_trainer.parameter_server.server.reassembly import Reassembly
 from disttrain_trainer.parameter_server.server.shard import Shard
 
 DEFAULT_SNAPSHOT_INTERVAL = 100
@@ -47,14 +47,14 @@ class Server:
         self.superseded = False
         """Whether a newer life of this server is at work: nobody listens to this one any more."""
         self._shard: Shard | None = None
-        self._gradients: Gradients | None = None
+        self._aggregator: Aggregator | None = None
         self._manager = Manager(config, say) if config.index == 0 else None
-        self._parts = Parts()
+        self._reassembly = Reassembly()
         self._done: dict[tuple[int, str], tuple[tuple[object, bytes], Message]] = {}
         """Of each worker and kind in _ONCE life and number of the last question, and the answer: asked twice, it is
         given twice."""
-        self._reader = Reader(config.index, config.compression, config.training.seed)
-        self._tallies = Tallies()
+        self._decoder = PushDecoder(config.index, config.compression, config.training.seed)
+        self._counters = CountersByWorker()
         self._next_snapshot = 0
         self._heard: float | None = None
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
@@ -79,7 +79,7 @@ class Server:
         for _, answer in answers if message.kind in _ONCE else ():
             if answer.kind == _ONCE[message.kind]:
                 self._done[worker, message.kind] = asked, answer
-        self._tallies.count(worker, message, [answer for receiver, answer in answers if receiver == sender])
+        self._counters.count(worker, message, [answer for receiver, answer in answers if receiver == sender])
         return [*answers, *self._later(now)]
 
     def tick(self, now: float) -> Answers:
@@ -110,14 +110,14 @@ class Server:
 
     def snapshot(self) -> Message | None:
         """What this server holds, when it is time to write it down again."""
-        shard, gradients = self._shard, self._gradients
-        if not self._config.snapshots or shard is None or gradients is None:
+        shard, aggregator = self._shard, self._aggregator
+        if not self._config.snapshots or shard is None or aggregator is None:
             return None
         interval = self._config.settings.snapshot_interval or DEFAULT_SNAPSHOT_INTERVAL
-        if gradients.taken < self._next_snapshot:
+        if aggregator.taken < self._next_snapshot:
             return None
-        self._next_snapshot = gradients.taken + interval
-        taken, floor, seen = gradients.remembered()
+        self._next_snapshot = aggregator.taken + interval
+        taken, floor, seen = aggregator.remembered()
         message = _held(shard)
         fields = {**message.fields, "version": shard.version, "taken": taken, "floor": floor, "seen": seen}
         if self._manager is not None:
@@ -128,10 +128,10 @@ class Server:
         """Go on from what a former life of this server held."""
         self._take_over(snapshot)
         assert self._shard is not None
-        assert self._gradients is not None
+        assert self._aggregator is not None
         self._shard.version = snapshot.number("version")
         self._next_snapshot = taken = snapshot.number("taken")
-        self._gradients.remember(taken, snapshot.number("floor"), snapshot.numbers("seen"))
+        self._aggregator.remember(taken, snapshot.number("floor"), snapshot.numbers("seen"))
         self._restored = True
         if self._manager is not None:
             self._manager.recover(snapshot.fields.get("table"))
@@ -164,9 +164,9 @@ class Server:
         rest = iter(message.tensors[count:])
         states = [{str(name): next(rest) for name in entry} for entry in names]
         training, settings = self._config.training, self._config.settings
-        kind = Averages if settings.push is Pushed.PARAMETERS else Shard
+        kind = AveragingShard if settings.push is Pushed.PARAMETERS else Shard
         self._shard = kind(values, training.optimizer, states, widths)
-        self._gradients = Gradients(
+        self._aggregator = Aggregator(
             self._shard,
             self._config.workers,
             rate_of(training, settings, self._config.workers),
@@ -175,10 +175,10 @@ class Server:
         )
 
     def _pull(self, sender: Sender, message: Message, now: float) -> Answers:
-        if self._shard is None or self._gradients is None:
+        if self._shard is None or self._aggregator is None:
             return [(sender, Message("empty"))]
-        fields = {"version": self._shard.version, "taken": self._gradients.taken}
-        squares = {str(step): square for step, square in self._gradients.squares.items()}
+        fields = {"version": self._shard.version, "taken": self._aggregator.taken}
+        squares = {str(step): square for step, square in self._aggregator.squares.items()}
         ranges, lengths = message.numbers("ranges"), self._shard.lengths
         if len({*ranges}) < len(ranges) or any(index >= len(lengths) for index in ranges):
             raise Malformed(f"`ranges` of pull are no ranges of the {len(lengths)} that there are")
@@ -205,20 +205,20 @@ class Server:
         return [(sender, Message("rows", {}, [self._shard.rows(index, places)]))]
 
     def _part(self, sender: Sender, message: Message, now: float) -> Answers:
-        self._parts.add(sender[0], Task(*two_numbers(message.numbers("task"))), message)
+        self._reassembly.add(sender[0], Task(*two_numbers(message.numbers("task"))), message)
         return []
 
     def _push(self, sender: Sender, message: Message, now: float) -> Answers:
-        if self._shard is None or self._gradients is None:
+        if self._shard is None or self._aggregator is None:
             return [(sender, Message("empty"))]
         task = Task(*two_numbers(message.numbers("task")))
-        whole = self._parts.join(sender[0], task, message)
+        whole = self._reassembly.join(sender[0], task, message)
         if whole is None:
             return [(sender, Message("again"))]
-        contents = self._reader.read(whole, task, self._shard)
+        updates = self._decoder.decode(whole, task, self._shard)
         weight, taken, floor = message.real("weight"), message.number("taken"), message.number("floor")
-        staleness = self._gradients.staleness_of(taken)
-        fresh = self._gradients.take(Push(task, weight, contents, taken, floor))
+        staleness = self._aggregator.staleness_of(taken)
+        fresh = self._aggregator.take(Push(task, weight, updates, taken, floor))
         return [(sender, Message("pushed", {"fresh": fresh, "staleness": staleness}))]
 
     def _fetch(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -227,12 +227,12 @@ class Server:
         return [(sender, Message("optimizer", {"states": [list(state) for state in states]}, tensors))]
 
     def _figures(self, sender: Sender, message: Message, now: float) -> Answers:
-        gradients = self._gradients
-        staleness = {} if gradients is None else {str(key): count for key, count in gradients.staleness.items()}
+        aggregator = self._aggregator
+        staleness = {} if aggregator is None else {str(key): count for key, count in aggregator.staleness.items()}
         fields = {
             "version": 0 if self._shard is None else self._shard.version,
-            "late": 0 if gradients is None else gradients.late,
-            "tallies": self._tallies.fields(),
+            "late": 0 if aggregator is None else aggregator.late,
+            "counters": self._counters.fields(),
             "staleness": staleness,
             **({} if self._manager is None else self._manager.figures()),
             "dropped": message.fields.get("dropped", 0),

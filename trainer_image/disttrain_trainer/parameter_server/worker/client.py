@@ -16,13 +16,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.placement import Segment, place
-from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect, new_context
 from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
 from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
 from disttrain_trainer.parameter_server.worker.memory import Memory
-from disttrain_trainer.parameter_server.worker.payload import Content, numbers
+from disttrain_trainer.parameter_server.worker.payload import Payload, numbers
 from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.worker.pushing import Pushing
 from disttrain_trainer.runtime.errors import DataUnlike, PeerLost
@@ -118,7 +118,7 @@ class Servers:
         """Let the work begin; the leader alone says so."""
         fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
         self._ask(0, Message("start", fields))
-        self._memory.started(Known(step, step, cursor, hold_at, step))
+        self._memory.started(TaskProgress(step, step, cursor, hold_at, step))
 
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
         """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
@@ -182,24 +182,24 @@ class Servers:
             table[own.to(table.device)] = values.to(table.device)
             self.pulled_bytes += values.nbytes
 
-    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> Pushing:
-        """What of the content is ready may be sent from now on; `end_push` sends the rest."""
+    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, payload: Payload) -> Pushing:
+        """What of the payload is ready may be sent from now on; `end_push` sends the rest."""
         common = {"task": list(task), "weight": weight, "floor": floor}
         fields = [{**common, "taken": taken} for taken in pulled.taken]
-        return Pushing(self.placement, content, fields, self._tell)
+        return Pushing(self.placement, payload, fields, self._tell)
 
-    def end_push(self, pushing: Pushing, content: Content) -> int:
+    def end_push(self, pushing: Pushing, payload: Payload) -> int:
         """Back when all servers have taken the push in. Returns the bytes of its tensors."""
         answers = self._ask_all(pushing.rest())
         for server, answer in enumerate(answers):
             if answer.kind == "again":
                 answers[server] = self._ask(server, pushing.whole(server))
-        content.settle([answer.fields["fresh"] is True for answer in answers])
+        payload.settle([answer.fields["fresh"] is True for answer in answers])
         return pushing.bytes
 
-    def push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> int:
+    def push(self, task: Task, weight: float, pulled: Pulled, floor: int, payload: Payload) -> int:
         """Give the servers what there is to push; back when all have taken it in. Returns the bytes of the tensors."""
-        return self.end_push(self.begin_push(task, weight, pulled, floor, content), content)
+        return self.end_push(self.begin_push(task, weight, pulled, floor, payload), payload)
 
     def fetch(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's state by parameter: tensors in its shape, and single numbers."""
@@ -345,7 +345,7 @@ def _put(state: dict[str, Tensor], name: str, segment: Segment, values: Tensor, 
 
 def _answer(message: Message) -> Answer:
     task = Task(*message.numbers("task")) if message.kind == "task" else None
-    known = known_of(message.fields.get("known"))
+    known = progress_of(message.fields.get("known"))
     return Answer(
         task=task,
         verdict=None if task is not None else Verdict(message.kind),

@@ -42,7 +42,7 @@ def tables_of(module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-class Tables:
+class EmbeddingTables:
     """The tables of a worker's model: which rows it has, and their gradients."""
 
     def __init__(self, tables: Mapping[str, nn.Module], pull_rows: PullRows) -> None:

@@ -12,7 +12,7 @@ BEATS_TO_CALL_AGAIN = 10
 
 
 @dataclass
-class Silence:
+class FailureDetector:
     """What is known of one server. `patience`: beats within which it must answer for the first time, and again where it
     is away; `replaceable`: it may be started anew, under another address, and go on."""
 
@@ -42,7 +42,7 @@ class Silence:
         self.answered, self.beats, self.ignored = True, 0, 0
 
     @property
-    def too_long(self) -> bool:
+    def failed(self) -> bool:
         """Whether it is waited for no longer."""
         if not self.answered:
             return self.beats >= max(SILENT_BEATS, self.patience)

@@ -32,7 +32,7 @@ States = Mapping[str, Mapping[str, Tensor]]
 """Tensors of the optimizer by name of the parameter and of the tensor."""
 
 
-class Pieces:
+class FullParameters:
     """The trained parameters of a group. All methods are collective calls of the group."""
 
     def __init__(self, world: World, state: State) -> None:

@@ -22,8 +22,8 @@ from disttrain_trainer.parameter_server.protocol.settings import group_mesh
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers, Welcome
-from disttrain_trainer.parameter_server.worker.full_parameters import Pieces, States
-from disttrain_trainer.parameter_server.worker.payload import Content
+from disttrain_trainer.parameter_server.worker.full_parameters import FullParameters, States
+from disttrain_trainer.parameter_server.worker.payload import Payload
 from disttrain_trainer.parameter_server.worker.pulling import Pulled
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -77,11 +77,13 @@ class GroupServers:
     A TrainerError of the first rank is raised on every rank.
     """
 
-    def __init__(self, world: World, pieces: Pieces, connect: Callable[[dict[str, nn.Parameter]], Servers]) -> None:
+    def __init__(
+        self, world: World, full_parameters: FullParameters, connect: Callable[[dict[str, nn.Parameter]], Servers]
+    ) -> None:
         """`connect`: to the servers of these parameters; called on the first rank."""
-        self._world, self._pieces = world, pieces
+        self._world, self._full_parameters = world, full_parameters
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self._servers = connect(dict(pieces.whole)) if world.first else None
+        self._servers = connect(dict(full_parameters.whole)) if world.first else None
         self.lost: list[int] = []
         """As of Servers."""
         self.pulled_bytes = 0
@@ -97,7 +99,7 @@ class GroupServers:
 
     def load(self, states: States) -> None:
         """`states`: this rank's part of the optimizer's."""
-        whole = self._pieces.gather(states)
+        whole = self._full_parameters.gather(states)
         self._first(lambda servers: servers.load(whole))
 
     def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
@@ -113,24 +115,24 @@ class GroupServers:
             return servers.pull(complete, whole=whole), servers.lost, servers.pulled_bytes
 
         pulled, self.lost, self.pulled_bytes = self._first(pull, tuple[Pulled, list[int], int])
-        self._pieces.spread()
+        self._full_parameters.spread()
         return GroupPulling(pulled)
 
-    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, content: Content) -> GroupPushing:
+    def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, payload: Payload) -> GroupPushing:
         """What is to be pushed when the group's gradients have been put together."""
         return GroupPushing(task, weight, pulled, floor)
 
-    def end_push(self, pushing: GroupPushing, content: Content) -> int:
-        """The gradients of the group's ranks, once; `content`: of the first rank. Returns the bytes that it sends."""
-        self._pieces.gather_gradients()
+    def end_push(self, pushing: GroupPushing, payload: Payload) -> int:
+        """The gradients of the group's ranks, once; `payload`: of the first rank. Returns the bytes that it sends."""
+        self._full_parameters.gather_gradients()
         task, weight, pulled, floor = pushing
-        return self._first(lambda servers: servers.push(task, weight, pulled, floor, content), int)
+        return self._first(lambda servers: servers.push(task, weight, pulled, floor, payload), int)
 
     def fetch(self) -> States:
         """This rank's part of the optimizer's state."""
         found: list[States] = []
         self._first(lambda servers: found.append(servers.fetch()))
-        return self._pieces.spread_states(found[0] if found else {})
+        return self._full_parameters.spread_states(found[0] if found else {})
 
     def figures(self) -> list[Message]:
         fields = self._first(lambda servers: [dict(one.fields) for one in servers.figures()], list[dict[str, Any]])

@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode
-from disttrain_trainer.parameter_server.worker.failure_detector import Silence
+from disttrain_trainer.parameter_server.worker.failure_detector import FailureDetector
 from disttrain_trainer.parameter_server.worker.memory import Memory
 
 _INTERVAL_SECONDS = 1.0
@@ -44,7 +44,7 @@ class Heartbeat:
         """The newest life of each server that anybody is known to have heard of; 0: none yet."""
         self.calls = [0] * len(addresses)
         """How often each server should have been connected to anew."""
-        self._silences = [Silence(max(1, int(patience / _INTERVAL_SECONDS)), replaceable) for _ in addresses]
+        self._detectors = [FailureDetector(max(1, int(patience / _INTERVAL_SECONDS)), replaceable) for _ in addresses]
         self._ended = threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -60,7 +60,7 @@ class Heartbeat:
                 self.epochs[server] = max(self.epochs[server], newest)
             if epoch < self.epochs[index]:
                 return False
-            self._silences[index].end()
+            self._detectors[index].end()
             if self._lives.setdefault(index, life) != life:
                 self._lives[index] = life
                 self.restarts[index] += 1
@@ -86,7 +86,7 @@ class Heartbeat:
             for index, monitor in enumerate(monitors):
                 while monitor.poll(0):
                     event = recv_monitor_message(monitor)["event"]
-                    self._silences[index].listening = event == zmq.EVENT_CONNECTED
+                    self._detectors[index].listening = event == zmq.EVENT_CONNECTED
             self._judge()
         for socket in sockets:
             socket.disable_monitor()
@@ -99,7 +99,7 @@ class Heartbeat:
         message = Message("alive", fields)
         for index, socket in enumerate(sockets):
             with self._lock:
-                to_call_again = self._silences[index].beat()
+                to_call_again = self._detectors[index].beat()
             if to_call_again:
                 self.calls[index] += 1
                 call_again(socket, self._addresses[index])
@@ -116,9 +116,9 @@ class Heartbeat:
                     socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 
     def _judge(self) -> None:
-        for index, silence in enumerate(self._silences):
-            if silence.too_long and self.failure is None:
-                self.failure = f"{self._name(index)} has not answered for {silence.beats * _INTERVAL_SECONDS:g} s"
+        for index, detector in enumerate(self._detectors):
+            if detector.failed and self.failure is None:
+                self.failure = f"{self._name(index)} has not answered for {detector.beats * _INTERVAL_SECONDS:g} s"
 
     def _name(self, index: int) -> str:
         return f"parameter server {index} at {self._addresses[index]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from disttrain_trainer.parameter_server.protocol.progress import Known, known_of
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.tasks import Result, Task
 from disttrain_trainer.parameter_server.protocol.wire import Message, two_numbers
 
@@ -17,7 +17,7 @@ class Memory:
         self._fields = {"worker": worker, "life": life}
         self._worker = worker
         self._lock = threading.Lock()
-        self._known: Known | None = None
+        self._known: TaskProgress | None = None
         self._lent: Task | None = None
         self.samples: int | None = None
         """Training samples; None before the worker has said so."""
@@ -32,12 +32,12 @@ class Memory:
 
     def answered(self, message: Message) -> None:
         """The manager has answered a question for work. Raises Malformed."""
-        found = known_of(message.fields.get("known"))
+        found = progress_of(message.fields.get("known"))
         with self._lock:
             self._lent = Task(*two_numbers(message.numbers("task"))) if message.kind == "task" else None
             self._known = found if self._known is None else self._known.join(found)
 
-    def started(self, known: Known) -> None:
+    def started(self, known: TaskProgress) -> None:
         """The leader has let the work begin."""
         with self._lock:
             self._known = known
@@ -60,8 +60,8 @@ class Memory:
             lent = None if self._lent is None else list(self._lent)
             return Message("report", {**self._fields, "samples": self.samples, "known": known, "lent": lent})
 
-    def _joined(self, **changes: Any) -> Known:
+    def _joined(self, **changes: Any) -> TaskProgress:
         known = self._known
         assert known is not None
         same: dict[str, Any] = {"hold_at": known.hold_at, "told": known.told}
-        return known.join(Known(known.begun, known.floor, known.cursor, **(same | changes)))
+        return known.join(TaskProgress(known.begun, known.floor, known.cursor, **(same | changes)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from disttrain_trainer.parameter_server.protocol.counters import Tally, tallies_of, total_of
+from disttrain_trainer.parameter_server.protocol.counters import WorkerCounters, counters_of, total_of
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.group import GroupServers
 
@@ -15,14 +15,14 @@ WORKERS_TOLD_OF = 64
 """With more of them a line would be mostly theirs; the slowest is named in any case."""
 
 
-class Rates:
+class CounterMetrics:
     """Turns what servers count from their beginning into figures since they were last asked for."""
 
     def __init__(self, servers: Servers | GroupServers, clock: Callable[[], float] = time.monotonic) -> None:
         self.servers, self._clock, self._at = servers, clock, clock()
         self._pulled_bytes = 0
         self._lives: dict[int, str] = {}
-        self._tallies: dict[int, dict[int, Tally]] = {}
+        self._counters: dict[int, dict[int, WorkerCounters]] = {}
         self._staleness: dict[int, int] = {}
 
     def figures(self) -> dict[str, float]:
@@ -32,12 +32,12 @@ class Rates:
         seconds, self._at = max(now - self._at, 1e-9), now
         for server, answer in enumerate(answers):
             self._meet(server, answer["server"]["life"])
-        tallies = [self._new_of(server, tallies_of(answer["tallies"])) for server, answer in enumerate(answers)]
+        counters = [self._new_of(server, counters_of(answer["counters"])) for server, answer in enumerate(answers)]
         found = {
             **self._of_all(answers),
             **self._of_staleness(answers[0]["staleness"]),
-            **self._of_servers(answers, tallies, seconds),
-            **self._of_workers(tallies, seconds),
+            **self._of_servers(answers, counters, seconds),
+            **self._of_workers(counters, seconds),
         }
         return {name: float(value) for name, value in found.items()}
 
@@ -45,13 +45,13 @@ class Rates:
         """A server that was started anew counts from nothing."""
         if self._lives.get(server) != life:
             self._lives[server] = life
-            self._tallies.pop(server, None)
+            self._counters.pop(server, None)
             self._staleness = {} if server == 0 else self._staleness
 
-    def _new_of(self, server: int, tallies: dict[int, Tally]) -> dict[int, Tally]:
+    def _new_of(self, server: int, counters: dict[int, WorkerCounters]) -> dict[int, WorkerCounters]:
         """What a server has counted of each worker since last time."""
-        last, self._tallies[server] = self._tallies.get(server, {}), tallies
-        return {worker: tally - last.get(worker, Tally()) for worker, tally in tallies.items()}
+        last, self._counters[server] = self._counters.get(server, {}), counters
+        return {worker: total - last.get(worker, WorkerCounters()) for worker, total in counters.items()}
 
     def _of_all(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         pulled_bytes, self._pulled_bytes = self.servers.pulled_bytes - self._pulled_bytes, self.servers.pulled_bytes
@@ -69,28 +69,28 @@ class Rates:
         return found | {f"servers/{name}": answers[0][name] for name in named if name in answers[0]}
 
     def _of_servers(
-        self, answers: Sequence[Mapping[str, Any]], tallies: Sequence[Mapping[int, Tally]], seconds: float
+        self, answers: Sequence[Mapping[str, Any]], counters: Sequence[Mapping[int, WorkerCounters]], seconds: float
     ) -> dict[str, float]:
         """Of each server, and the busiest one's rates."""
         found: dict[str, float] = {}
-        for server, (answer, of_workers) in enumerate(zip(answers, tallies, strict=True)):
+        for server, (answer, of_workers) in enumerate(zip(answers, counters, strict=True)):
             found[f"servers/{server}/version"] = answer["version"]
             found |= _told_of(f"servers/{server}", total_of(of_workers.values()), seconds)
         for name in ("pushes_per_second", "pulls_per_second"):
             found[f"servers/{name}"] = max(found[f"servers/{server}/{name}"] for server in range(len(answers)))
         return found
 
-    def _of_workers(self, tallies: Sequence[Mapping[int, Tally]], seconds: float) -> dict[str, float]:
+    def _of_workers(self, counters: Sequence[Mapping[int, WorkerCounters]], seconds: float) -> dict[str, float]:
         """Of each worker, where there are not too many. A push and a pull go to all servers: counts are of server 0."""
-        workers = sorted({worker for one in tallies for worker in one})
+        workers = sorted({worker for one in counters for worker in one})
         if len(workers) > WORKERS_TOLD_OF:
             return {}
         found: dict[str, float] = {}
         for worker in workers:
-            first = tallies[0].get(worker, Tally())
-            total = total_of(one.get(worker, Tally()) for one in tallies)
-            tally = replace(first, pushed_bytes=total.pushed_bytes, pulled_bytes=total.pulled_bytes)
-            found |= _told_of(f"workers/{worker}", tally, seconds)
+            first = counters[0].get(worker, WorkerCounters())
+            total = total_of(one.get(worker, WorkerCounters()) for one in counters)
+            new = replace(first, pushed_bytes=total.pushed_bytes, pulled_bytes=total.pulled_bytes)
+            found |= _told_of(f"workers/{worker}", new, seconds)
         return found
 
     def _of_staleness(self, histogram: Mapping[str, int]) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Rates:
         }
 
 
-def _told_of(prefix: str, new: Tally, seconds: float) -> dict[str, float]:
+def _told_of(prefix: str, new: WorkerCounters, seconds: float) -> dict[str, float]:
     """Keys of what a server or worker has done within these seconds."""
     found: dict[str, float] = {
         f"{prefix}/pushes_per_second": new.pushes / seconds,

@@ -1,4 +1,4 @@
-"""What a worker pushes of each range that a server holds: gradients, written by a code, or what the worker has changed.
+"""What a worker pushes of each range that a server holds: gradients, by a codec, or what the worker has changed.
 
 begin(task) -> of(server, index), for each range -> settle(who took it in)
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from disttrain_api.parallelism import Pushed
 from disttrain_trainer.compression.sparse import with_momentum, without
 from disttrain_trainer.optim.optimizers import state_names
-from disttrain_trainer.parameter_server.protocol.codec import Code, Piece, Sparse, build_code
+from disttrain_trainer.parameter_server.protocol.codec import Piece, PushCodec, SparseCodec, build_codec
 from disttrain_trainer.parameter_server.protocol.placement import Placement, Segment
 from disttrain_trainer.parameter_server.protocol.rows import Rows
 from disttrain_trainer.parameter_server.protocol.settings import is_together, settings_of
@@ -26,7 +26,7 @@ from disttrain_trainer.state import State
 Parameters = Mapping[str, nn.Parameter]
 
 
-class Content(ABC):
+class Payload(ABC):
     """What is pushed. One task at a time."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Content(ABC):
         return [self.staging.down((server, index, place), tensor) for place, tensor in enumerate(tensors)]
 
 
-class Nothing(Content):
+class EmptyPayload(Payload):
     """Of a rank whose group pushes by its first rank."""
 
     def begin(self, task: Task, weight: float) -> None:
@@ -65,20 +65,26 @@ class _Kept(NamedTuple):
     velocity: Tensor | None
 
 
-class Gradients(Content):
-    """The parameters' gradients, by a code.
+class GradientPayload(Payload):
+    """The parameters' gradients, by a codec.
 
-    What a code leaves out is kept and added to the next gradient, this worker's own: sent + kept = gradient + formerly
+    What a codec leaves out is kept and added to the next gradient, this worker's own: sent + kept = gradient + formerly
     kept. A server that has not taken a push in has not got it, so what was kept before it stays. Where servers weigh
     gradients (`weighted`), what is kept is weighed, too, so that it counts in the next sum as it would have in its own.
     """
 
     def __init__(
-        self, placement: Placement, parameters: Parameters, code: Code, momentum: float = 0.0, *, weighted: bool = False
+        self,
+        placement: Placement,
+        parameters: Parameters,
+        codec: PushCodec,
+        momentum: float = 0.0,
+        *,
+        weighted: bool = False,
     ) -> None:
-        """`momentum`: of the correction that comes before numbers are chosen; `code` is a Sparse one then."""
+        """`momentum`: of the correction that comes before numbers are chosen; `codec` is a SparseCodec then."""
         super().__init__()
-        self._placement, self._parameters, self._code = placement, parameters, code
+        self._placement, self._parameters, self._codec = placement, parameters, codec
         self._momentum, self._weighted = momentum, weighted
         self._task, self._weight = Task(0, 0), 0.0
         self._kept: dict[tuple[int, int], _Kept] = {}
@@ -100,8 +106,8 @@ class Gradients(Content):
             return []
         piece = Piece(*self._task, server, index)
         values = numbers(gradient.to_dense() if gradient.is_sparse else gradient, segment)
-        if not self._code.feedback:
-            return self._down(server, index, self._code.encode(values, piece))
+        if not self._codec.feedback:
+            return self._down(server, index, self._codec.encode(values, piece))
         return self._with_feedback(values, piece) if self._weight > 0 else []
 
     def settle(self, fresh: Sequence[bool]) -> None:
@@ -114,16 +120,16 @@ class Gradients(Content):
         unit = self._weight if self._weighted else 1.0
         update = with_momentum(gradient, None if kept is None else kept.velocity, self._momentum)
         values = update if kept is None else update + kept.residual / unit
-        tensors = self._code.encode(values, piece)
-        sent = self._code.decode(tensors, values.numel(), values.dtype, piece)
+        tensors = self._codec.encode(values, piece)
+        sent = self._codec.decode(tensors, values.numel(), values.dtype, piece)
         velocity = None
-        if self._momentum and isinstance(self._code, Sparse):
-            velocity = without(update, self._code.places(tensors, values.numel(), piece))
+        if self._momentum and isinstance(self._codec, SparseCodec):
+            velocity = without(update, self._codec.places(tensors, values.numel(), piece))
         self._next[place] = _Kept((values - sent) * unit, velocity)
         return self._down(*place, tensors)
 
 
-class Changes(Content):
+class ChangePayload(Payload):
     """What this worker's own update has changed: of each parameter that has a gradient its numbers, then the
     optimizer's state in order of `state_names`.
 
@@ -152,14 +158,14 @@ class Changes(Content):
         return [parameter.detach(), *(state[key] for key in self._names)]
 
 
-def build_content(config: Config, placement: Placement, parameters: Parameters, state: State) -> Content:
+def build_payload(config: Config, placement: Placement, parameters: Parameters, state: State) -> Payload:
     """What the manifest says."""
     if settings_of(config).push is Pushed.PARAMETERS:
-        return Changes(placement, parameters, state, state_names(config.training.optimizer))
+        return ChangePayload(placement, parameters, state, state_names(config.training.optimizer))
     compression = config.job.parallelism.data_parallel.compression
     momentum = 0.0 if compression is None else compression.momentum_correction or 0.0
-    code = build_code(compression, config.training.seed)
-    return Gradients(placement, parameters, code, momentum, weighted=is_together(config))
+    codec = build_codec(compression, config.training.seed)
+    return GradientPayload(placement, parameters, codec, momentum, weighted=is_together(config))
 
 
 def numbers(values: Tensor, segment: Segment) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from disttrain_trainer.parameter_server.protocol import buckets
 from disttrain_trainer.parameter_server.protocol.placement import Placement
 from disttrain_trainer.parameter_server.protocol.wire import Message
-from disttrain_trainer.parameter_server.worker.payload import Content
+from disttrain_trainer.parameter_server.worker.payload import Payload
 from disttrain_trainer.parameter_server.worker.staging import Fence
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
@@ -41,8 +41,8 @@ class _Written:
 class Pushing:
     """`fields`: of the push to each server, beside what its tensors are."""
 
-    def __init__(self, placement: Placement, content: Content, fields: Sequence[Mapping[str, Any]], send: Send) -> None:
-        self._placement, self._content, self._fields, self._send = placement, content, fields, send
+    def __init__(self, placement: Placement, payload: Payload, fields: Sequence[Mapping[str, Any]], send: Send) -> None:
+        self._placement, self._payload, self._fields, self._send = placement, payload, fields, send
         self._written = [_Written() for _ in placement]
         self._full: list[tuple[Fence, int, dict[int, list[Tensor]]]] = []
         """Buckets that are full and not sent, with the fence behind which they are complete."""
@@ -55,9 +55,9 @@ class Pushing:
         """The gradient of a parameter is complete: write it, and send the buckets that are full by that."""
         for server, index in self._places.get(name, ()):
             written = self._written[server]
-            written.waiting[index] = self._content.of(server, index)
+            written.waiting[index] = self._payload.of(server, index)
             if written.waiting_bytes >= buckets.BUCKET_BYTES:
-                self._full.append((self._content.staging.fence(), server, written.waiting))
+                self._full.append((self._payload.staging.fence(), server, written.waiting))
                 written.parts += 1
                 written.full |= written.waiting
                 written.waiting = {}
@@ -70,10 +70,10 @@ class Pushing:
             written = self._written[server]
             for index in range(len(segments)):
                 if index not in written.full and index not in written.waiting:
-                    written.waiting[index] = self._content.of(server, index)
+                    written.waiting[index] = self._payload.of(server, index)
             fields = self._described(server, written.waiting)
             found.append(Message("push", {**fields, "parts": written.parts}, _flat(written.waiting)))
-        self._content.staging.fence().synchronize()
+        self._payload.staging.fence().synchronize()
         self._send_full()
         return found
 

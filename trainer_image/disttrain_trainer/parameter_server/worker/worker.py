@@ -32,11 +32,11 @@ from disttrain_trainer.parameter_server.protocol.settings import (
 from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers
-from disttrain_trainer.parameter_server.worker.embedding_tables import Tables, tables_of
-from disttrain_trainer.parameter_server.worker.full_parameters import Pieces, trained
+from disttrain_trainer.parameter_server.worker.embedding_tables import EmbeddingTables, tables_of
+from disttrain_trainer.parameter_server.worker.full_parameters import FullParameters, trained
 from disttrain_trainer.parameter_server.worker.group import GroupPulling, GroupServers
 from disttrain_trainer.parameter_server.worker.optimizer_state import scatter_states
-from disttrain_trainer.parameter_server.worker.payload import Content, Gradients, Nothing, build_content
+from disttrain_trainer.parameter_server.worker.payload import EmptyPayload, GradientPayload, Payload, build_payload
 from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling, arriving, can_wait
 from disttrain_trainer.parameter_server.worker.pushing import watched
 from disttrain_trainer.runtime.config import Config
@@ -102,13 +102,13 @@ def connect(config: Config, world: World, state: State, stopping: Callable[[], b
 
     if world.size > 1:
         # Who has tables was refused: the hooks that pull rows ask for what one rank needs.
-        pieces = Pieces(world, state)
-        group = GroupServers(world, pieces, to_servers_of)
-        content = build_content(config, group.placement, pieces.whole, state) if world.first else Nothing()
-        return Worker(config, world, state, group, content, Tables({}, lambda name, places: None))
+        full = FullParameters(world, state)
+        group = GroupServers(world, full, to_servers_of)
+        payload = build_payload(config, group.placement, full.whole, state) if world.first else EmptyPayload()
+        return Worker(config, world, state, group, payload, EmbeddingTables({}, lambda name, places: None))
     servers = to_servers_of(named)
-    content = build_content(config, servers.placement, named, state)
-    return Worker(config, world, state, servers, content, Tables(tables, servers.pull_rows))
+    payload = build_payload(config, servers.placement, named, state)
+    return Worker(config, world, state, servers, payload, EmbeddingTables(tables, servers.pull_rows))
 
 
 @dataclass
@@ -120,8 +120,8 @@ class Worker:
     """Of this worker's ranks."""
     state: State
     servers: Servers | GroupServers
-    content: Content
-    tables: Tables
+    payload: Payload
+    tables: EmbeddingTables
     norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     loading_seconds: float = 0.0
     sent_bytes: int = 0
@@ -192,9 +192,9 @@ class Worker:
             pulling.rest()
         if self.updates:
             scatter_states(state, self.servers.fetch())
-        self.content.begin(task, weight)
+        self.payload.begin(task, weight)
         # The mean over this part; the servers weigh it by the part's weight.
-        pushing = self.servers.begin_push(task, weight, pulling.pulled, answer.floor, self.content)
+        pushing = self.servers.begin_push(task, weight, pulling.pulled, answer.floor, self.payload)
         with (
             arriving(state.module, pulling.waits_for, pulling.need),
             watched(self.ready_early, len(microbatches), pushing.ready),
@@ -204,7 +204,7 @@ class Worker:
         self._settle_gradients()
         if self.updates and weight > 0:
             self._update(task)
-        self.sent_bytes += self.servers.end_push(pushing, self.content)
+        self.sent_bytes += self.servers.end_push(pushing, self.payload)
         state.optimizer.zero_grad()
         return task, loss * weight, weight, samples
 
@@ -215,8 +215,8 @@ class Worker:
                 self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)
             return
         rows = self.tables.take_gradients()
-        if isinstance(self.content, Gradients):
-            self.content.rows = rows
+        if isinstance(self.payload, GradientPayload):
+            self.payload.rows = rows
         held = list(self.state.parameters)
         for parameter in held:
             if parameter.grad is not None and parameter.grad.is_sparse:

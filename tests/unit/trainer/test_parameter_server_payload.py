@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from disttrain_api.parallelism import Compression, CompressionName, ParameterServer, Pushed, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.parameter_server.protocol.codec import Piece, build_code
+from disttrain_trainer.parameter_server.protocol.codec import Piece, build_codec
 from disttrain_trainer.parameter_server.protocol.placement import place
 from disttrain_trainer.parameter_server.protocol.rows import Rows, merged
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of
-from disttrain_trainer.parameter_server.server.aggregation import Gradients as Taken
-from disttrain_trainer.parameter_server.server.aggregation import Push, rate_of
-from disttrain_trainer.parameter_server.server.averaging import Averages
-from disttrain_trainer.parameter_server.server.push_decoder import Reader
+from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push, rate_of
+from disttrain_trainer.parameter_server.server.averaging import AveragingShard
+from disttrain_trainer.parameter_server.server.push_decoder import PushDecoder
 from disttrain_trainer.parameter_server.server.shard import Shard
-from disttrain_trainer.parameter_server.worker.payload import Gradients
+from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from tests.builders import TRAINING
 
 KEY = key_of("token", "uid", 1)
@@ -40,10 +39,10 @@ class Worker:
     def __init__(self, compression, *, weighted=False):
         self.placement = place(SIZES, 2)
         self.parameters = {name: torch.nn.Parameter(torch.zeros(size).double()) for name, size in SIZES.items()}
-        code = build_code(compression, 3)
+        code = build_codec(compression, 3)
         momentum = compression.momentum_correction or 0.0
-        self.content = Gradients(self.placement, self.parameters, code, momentum, weighted=weighted)
-        self.readers = [Reader(server, compression, 3) for server in range(2)]
+        self.payload = GradientPayload(self.placement, self.parameters, code, momentum, weighted=weighted)
+        self.decoders = [PushDecoder(server, compression, 3) for server in range(2)]
         self.shards = [Shard([torch.zeros(one.size).double() for one in ranges], SGD) for ranges in self.placement]
 
     def push(self, step, fresh=(True, True), weight=1.0):
@@ -52,21 +51,21 @@ class Worker:
         for parameter in self.parameters.values():
             parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         task = Task(step, 0)
-        self.content.begin(task, weight)
+        self.payload.begin(task, weight)
         found = []
         for server, ranges in enumerate(self.placement):
-            written = [self.content.of(server, index) for index in range(len(ranges))]
+            written = [self.payload.of(server, index) for index in range(len(ranges))]
             fields = {"ranges": list(range(len(ranges))), "counts": [len(tensors) for tensors in written]}
             message = Message("push", fields, [tensor for tensors in written for tensor in tensors])
             sent = decode(encode(message, KEY), KEY)
-            read = self.readers[server].read(sent, task, self.shards[server])
+            read = self.decoders[server].decode(sent, task, self.shards[server])
             found += [read[index] for index in range(len(ranges))]
-        self.content.settle(fresh)
+        self.payload.settle(fresh)
         return torch.cat(found), torch.cat([self.parameters[name].grad for name in sorted(SIZES)])
 
     def kept(self):
         """What is kept of all numbers, in order."""
-        kept = self.content._kept
+        kept = self.payload._kept
         pieces = [
             kept[server, index].residual if (server, index) in kept else torch.zeros(one.size).double()
             for server, ranges in enumerate(self.placement)
@@ -117,7 +116,7 @@ def test_momentum_correction_gathers_what_is_not_sent():
 @pytest.mark.parametrize("name", COMPRESSIONS)
 class TestTrust:
     def test_what_was_written_is_read(self, name):
-        code, piece = build_code(COMPRESSIONS[name], 1), Piece(2, 0, 1, 0)
+        code, piece = build_codec(COMPRESSIONS[name], 1), Piece(2, 0, 1, 0)
         values = torch.randn(300).double()
         tensors = code.encode(values, piece)
         read = code.decode(tensors, 300, torch.float64, piece)
@@ -132,7 +131,7 @@ class TestTrust:
             assert (read != 0).sum() == 60
 
     def test_what_does_not_fit_is_malformed(self, name):
-        code, piece = build_code(COMPRESSIONS[name], 1), Piece(2, 0, 1, 0)
+        code, piece = build_codec(COMPRESSIONS[name], 1), Piece(2, 0, 1, 0)
         tensors = code.encode(torch.randn(300).double(), piece)
         wrong = [
             [],
@@ -149,7 +148,7 @@ class TestTrust:
 
 @pytest.mark.parametrize("places", [[0, 1, 300], [-1, 0, 1], [3, 2, 4], [2, 2, 4]])
 def test_places_outside_or_twice_are_malformed(places):
-    code = build_code(Compression(name=CompressionName.TOP_K, ratio=0.01), 1)
+    code = build_codec(Compression(name=CompressionName.TOP_K, ratio=0.01), 1)
     with pytest.raises(Malformed, match="ascending"):
         code.decode([torch.ones(3), torch.tensor(places, dtype=torch.int32)], 300, torch.float32, Piece(0, 0, 0, 0))
 
@@ -170,9 +169,11 @@ class TestAveraging:
         described = ParameterServer(
             push=Pushed.PARAMETERS, synchronization=Synchronization(synchronization), staleness_aware_rate=aware
         )
-        shard = Averages([torch.zeros(2)], self.TRAINING.optimizer)
+        shard = AveragingShard([torch.zeros(2)], self.TRAINING.optimizer)
         together = synchronization == "Sync"
-        taken = Taken(shard, 2, rate_of(self.TRAINING, described, 2), together=together, staleness_aware=bool(aware))
+        taken = Aggregator(
+            shard, 2, rate_of(self.TRAINING, described, 2), together=together, staleness_aware=bool(aware)
+        )
         taken.take(Push(Task(0, 0), 1.0, {(0, 0): torch.full((2,), 4.0)}, 0, 0))
         taken.take(Push(Task(0, 1), 3.0, {(0, 0): torch.full((2,), 8.0)}, 0, 0))
         assert shard.values()[0].tolist() == [expected, expected]
@@ -180,7 +181,7 @@ class TestAveraging:
 
     def test_the_optimizers_state_is_averaged_and_kept(self):
         optimizer = Optimizer(name=OptimizerName.ADAM)
-        shard = Averages([torch.ones(2), torch.ones(1)], optimizer)
+        shard = AveragingShard([torch.ones(2), torch.ones(1)], optimizer)
         assert [list(state) for state in shard.optimizer_states()] == [["step", "exp_avg", "exp_avg_sq"]] * 2
         changes = {(0, which): torch.ones(size) for which, size in enumerate([2, 1, 2, 2])}
         shard.update(changes, 0.5)
@@ -188,13 +189,13 @@ class TestAveraging:
         assert [state["step"].tolist() for state in (first, second)] == [[0.5], [0.0]]
         assert first["exp_avg"].tolist() == [0.5, 0.5]
         assert [value.tolist() for value in shard.values()] == [[1.5, 1.5], [1.0]]
-        again = Averages(shard.values(), optimizer, shard.optimizer_states())
+        again = AveragingShard(shard.values(), optimizer, shard.optimizer_states())
         assert again.optimizer_states()[0]["step"].tolist() == [0.5]
 
     def test_a_change_that_lacks_a_tensor_is_malformed(self):
-        shard = Averages([torch.ones(2)], Optimizer(name=OptimizerName.ADAM))
+        shard = AveragingShard([torch.ones(2)], Optimizer(name=OptimizerName.ADAM))
         with pytest.raises(Malformed):
-            Reader(0, None, 0).read(Message("push", {"ranges": [0]}, [torch.ones(2)]), Task(0, 0), shard)
+            PushDecoder(0, None, 0).decode(Message("push", {"ranges": [0]}, [torch.ones(2)]), Task(0, 0), shard)
 
 
 class TestRows:

@@ -11,7 +11,7 @@ import zmq
 
 from disttrain_trainer.parameter_server.protocol.sockets import connect, new_context, server_socket
 from disttrain_trainer.parameter_server.protocol.wire import key_of, key_with
-from disttrain_trainer.parameter_server.server.admission import Door
+from disttrain_trainer.parameter_server.server.connection_limit import ConnectionLimit
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
@@ -27,15 +27,15 @@ ANNOUNCED = GREETING + b"\x06" + (2**18).to_bytes(8, "big") + b"x"
 
 
 class Watched:
-    """A server's socket behind its door. Both give a connection an hour: here its number alone ends one."""
+    """A server's socket behind its limit. Both give a connection an hour: here its number alone ends one."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.context = new_context(1)
         self.socket = server_socket(self.context, KEY)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, 3_600_000)
-        self.door = Door(self.context, self.socket, self.said.append)
-        self.door._waiting = Waiting(seconds=3600.0)
+        self.limit = ConnectionLimit(self.context, self.socket, self.said.append)
+        self.limit._waiting = Waiting(seconds=3600.0)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.strangers: list[socket.socket] = []
 
@@ -78,7 +78,7 @@ class Watched:
 def watched() -> Iterator[Watched]:
     found = Watched()
     yield found
-    found.door.close()
+    found.limit.close()
     for stranger in found.strangers:
         stranger.close()
     found.context.destroy(linger=0)
@@ -90,7 +90,7 @@ def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched:
     known = watched.hear(worker, b"first")
     watched.hold(STRANGERS, says)
     until(lambda: watched.ended() >= STRANGERS - MAX_WAITING, watched.ended)
-    assert watched.door.held <= MAX_WAITING
+    assert watched.limit.held <= MAX_WAITING
     assert watched.hear(worker, b"second") == known, "its connection was ended with those of strangers"
     other = watched.worker()
     assert watched.hear(other, b"hello") not in (b"", known)
@@ -103,7 +103,7 @@ def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched:
 
 def test_a_flood_is_a_few_lines(watched: Watched) -> None:
     watched.hold(STRANGERS, b"")
-    until(lambda: watched.door.refused >= STRANGERS - MAX_WAITING, lambda: watched.door.refused)
+    until(lambda: watched.limit.refused >= STRANGERS - MAX_WAITING, lambda: watched.limit.refused)
     assert watched.said[0] == (
         "parameter server: refused a connection from 127.0.0.1: it held one of many connections that prove nothing"
     )
@@ -112,11 +112,11 @@ def test_a_flood_is_a_few_lines(watched: Watched) -> None:
 
 def test_what_leaves_by_itself_takes_no_place(watched: Watched) -> None:
     watched.hold(MAX_WAITING // 2, GREETING)
-    until(lambda: watched.door.held == MAX_WAITING // 2, lambda: watched.door.held)
+    until(lambda: watched.limit.held == MAX_WAITING // 2, lambda: watched.limit.held)
     for stranger in watched.strangers:
         stranger.close()
-    until(lambda: watched.door.held == 0, lambda: watched.door.held)
-    assert watched.door.refused == 0
+    until(lambda: watched.limit.held == 0, lambda: watched.limit.held)
+    assert watched.limit.refused == 0
 
 
 def test_a_server_stands_behind_such_a_door(watched: Watched) -> None:
@@ -124,6 +124,6 @@ def test_a_server_stands_behind_such_a_door(watched: Watched) -> None:
     loop = Loop(Server(configured(0)), KEY, f"127.0.0.1:{watched.port}")
     try:
         watched.hold(STRANGERS, b"")
-        until(lambda: loop._door.refused >= STRANGERS - MAX_WAITING, lambda: loop._door.refused)
+        until(lambda: loop._connections.refused >= STRANGERS - MAX_WAITING, lambda: loop._connections.refused)
     finally:
         loop.close()

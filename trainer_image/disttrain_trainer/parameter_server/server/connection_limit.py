@@ -45,7 +45,7 @@ class _Caller:
     source: str
 
 
-class Door:
+class ConnectionLimit:
     """Watches a server's socket, which must not be bound yet, from a thread of its own until it is closed."""
 
     def __init__(
@@ -57,13 +57,13 @@ class Door:
         self._of: dict[int, _Caller] = {}
         self.refused = 0
         """Connections that were shut down."""
-        address = f"inproc://door-{id(self)}"
+        address = f"inproc://connections-{id(self)}"
         server.monitor(address, _EVENTS)
         self._events = context.socket(zmq.PAIR)
         # None may get lost.
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._events.connect(address)
-        self._thread = threading.Thread(target=self._run, name="parameter server's door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="connection limit", daemon=True)
         self._thread.start()
 
     @property

@@ -5,32 +5,38 @@ from itertools import chain, repeat
 
 import pytest
 
-from disttrain_trainer.parameter_server.worker.failure_detector import BEATS_TO_CALL_AGAIN, SILENT_BEATS, Silence
+from disttrain_trainer.parameter_server.worker.failure_detector import (
+    BEATS_TO_CALL_AGAIN,
+    SILENT_BEATS,
+    FailureDetector,
+)
 
 PATIENCE = 600
 # What is at the server's address when it is connected to anew, and whether a connection ends when it goes.
 THERE, REFUSES, DROPS = "there", "refuses", "drops"
 
 
-def known() -> Silence:
+def known() -> FailureDetector:
     """A server that has answered and is connected."""
-    silence = Silence(PATIENCE, replaceable=True, listening=True)
-    silence.end()
-    return silence
+    detector = FailureDetector(PATIENCE, replaceable=True, listening=True)
+    detector.end()
+    return detector
 
 
-def given_up_after(silence: Silence, places: Iterator[str], answers: Callable[[int], bool] = lambda beat: False) -> int:
+def given_up_after(
+    detector: FailureDetector, places: Iterator[str], answers: Callable[[int], bool] = lambda beat: False
+) -> int:
     """Beats until the server is given up, or PATIENCE twice."""
     for beat in range(1, 2 * PATIENCE):
         place = next(places)
         if place == REFUSES:
-            silence.listening = False
+            detector.listening = False
         # A connection that was made before is dropped without a word; only a new one shows it.
-        if silence.beat() or not silence.listening:
-            silence.listening = place == THERE
+        if detector.beat() or not detector.listening:
+            detector.listening = place == THERE
         if answers(beat):
-            silence.end()
-        if silence.too_long:
+            detector.end()
+        if detector.failed:
             return beat
     return 2 * PATIENCE
 
@@ -65,16 +71,16 @@ def test_what_it_ignored_before_an_answer_does_not_count():
 
 @pytest.mark.parametrize("place", [THERE, REFUSES, DROPS])
 def test_one_that_cannot_be_replaced_is_given_up_wherever_it_is(place):
-    silence = Silence(PATIENCE, replaceable=False, listening=True)
-    silence.end()
-    assert given_up_after(silence, repeat(place)) == SILENT_BEATS
+    detector = FailureDetector(PATIENCE, replaceable=False, listening=True)
+    detector.end()
+    assert given_up_after(detector, repeat(place)) == SILENT_BEATS
 
 
 @pytest.mark.parametrize("place", [THERE, REFUSES])
 @pytest.mark.parametrize("replaceable", [True, False])
 def test_the_first_answer_may_take_all_of_the_patience(place, replaceable):
-    assert given_up_after(Silence(PATIENCE, replaceable), repeat(place)) == PATIENCE
+    assert given_up_after(FailureDetector(PATIENCE, replaceable), repeat(place)) == PATIENCE
 
 
 def test_a_short_patience_is_no_less_than_what_a_server_that_hangs_has():
-    assert given_up_after(Silence(5, replaceable=True), repeat(REFUSES)) == SILENT_BEATS
+    assert given_up_after(FailureDetector(5, replaceable=True), repeat(REFUSES)) == SILENT_BEATS

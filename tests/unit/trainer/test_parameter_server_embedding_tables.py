@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from disttrain_trainer.parameter_server.worker.embedding_tables import Tables, let_go
+from disttrain_trainer.parameter_server.worker.embedding_tables import EmbeddingTables, let_go
 from tests.unit.trainer.comparisons import require_same, require_same_figures
 from tests.unit.trainer.server_cases import run_server_cases
 from tests.unit.trainer.table_code import ROWS, WIDTH
@@ -84,7 +84,7 @@ def one_worker(tmp_path_factory):
 def test_a_row_is_pulled_once_in_a_task_also_for_recomputation():
     asked = []
     model = nn.EmbeddingBag(9, 2, sparse=True)
-    tables = Tables({"weight": model}, lambda name, places: asked.append(places.tolist()))
+    tables = EmbeddingTables({"weight": model}, lambda name, places: asked.append(places.tolist()))
     rows = torch.tensor([[1, 4, 1], [7, 4, 4]])
     tables.pulled(whole=False)
     checkpoint(model, rows, use_reentrant=False).sum().backward()

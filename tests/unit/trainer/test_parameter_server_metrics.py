@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from disttrain_trainer.parameter_server.protocol.counters import Tally, tallies_of, total_of
+from disttrain_trainer.parameter_server.protocol.counters import WorkerCounters, counters_of, total_of
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.worker import metrics
-from disttrain_trainer.parameter_server.worker.metrics import Rates
+from disttrain_trainer.parameter_server.worker.metrics import CounterMetrics
 from tests.unit.trainer.test_parameter_server_state import a_server, loaded
 
 BYTES = 3 * 8
@@ -23,7 +23,7 @@ class Scene:
         self.servers = [loaded(a_server()), loaded(a_server())]
         self.now, self.lost, self.pulled_bytes = 0.0, [0, 0], 0
         self.numbers = count()
-        self.rates = Rates(self, lambda: self.now)
+        self.rates = CounterMetrics(self, lambda: self.now)
 
     def ask(self, server, worker, kind, tensors=(), **fields):
         message = Message(kind, {"worker": worker, **fields}, tensors)
@@ -139,8 +139,10 @@ def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):
     assert "servers/0/pushes_per_second" in found
 
 
-def test_the_sum_of_tallies_and_their_way_over_the_wire():
-    assert total_of([]) == Tally()
-    assert total_of([Tally(1, 2, 3, 4, 5), Tally(10, 20, 30, 40, 50)]) == Tally(11, 22, 33, 44, 55)
-    assert Tally() == Tally(0, 0, 0, 0, 0)
-    assert tallies_of({"7": [1, 2, 3, 4, 5]}) == {7: Tally(1, 2, 3, 4, 5)}
+def test_the_sum_of_counters_and_their_way_over_the_wire():
+    assert total_of([]) == WorkerCounters()
+    assert total_of([WorkerCounters(1, 2, 3, 4, 5), WorkerCounters(10, 20, 30, 40, 50)]) == WorkerCounters(
+        11, 22, 33, 44, 55
+    )
+    assert WorkerCounters() == WorkerCounters(0, 0, 0, 0, 0)
+    assert counters_of({"7": [1, 2, 3, 4, 5]}) == {7: WorkerCounters(1, 2, 3, 4, 5)}
