@@ -73,10 +73,10 @@ class Worker:
         """Epoch of the manager that the question was sent to; None: it is to be sent, perhaps once more."""
         self.asleep_until = 0.0
         self.inbox = []
-        """Answers that come while it is asleep, with the epochs that they are from."""
+        """Answers that come while it is asleep, with the incarnations that they are from."""
         self.lease = None
         self.floor = 0
-        self.epoch = 0
+        self.incarnation = 0
         self.completed = None
         self.over = False
 
@@ -104,8 +104,8 @@ class Simulation:
         self.all_counted = True
         """No worker has died, or was taken for dead: then the bound may be counted without the manager."""
         self.managers = {1: Manager(self.config, self.said)}
-        """By epoch: the one at work, and former ones that still answer whoever does not know better."""
-        self.epoch = 1
+        """By incarnation: the one at work, and former ones that still answer whoever does not know better."""
+        self.incarnation = 1
         self.holders = [Holder(workers) for _ in range(servers)]
         self.members = [Worker(rank, 1) for rank in range(workers)]
         self.dead = set()
@@ -130,9 +130,9 @@ class Simulation:
 
     def act(self):
         self.now += self.chance.random() * 0.4
-        manager = self.managers[self.epoch]
-        self.deliver(manager.tick(self.now), self.epoch)
-        self.deliver(manager.answers(self.now), self.epoch)
+        manager = self.managers[self.incarnation]
+        self.deliver(manager.tick(self.now), self.incarnation)
+        self.deliver(manager.answers(self.now), self.incarnation)
         fate = self.chance.random()
         if fate < 0.02 and self.deaths < self.most_deaths:
             self.kill_manager()
@@ -148,8 +148,8 @@ class Simulation:
         awake = [member for member in self.members if member.rank not in self.dead and self.now >= member.asleep_until]
         for member in awake:
             answers, member.inbox = member.inbox, []
-            for answer, epoch in answers:
-                self.deliver([answer], epoch)
+            for answer, incarnation in answers:
+                self.deliver([answer], incarnation)
             if self.chance.random() < 0.7:
                 self.beat(member)
         if awake:
@@ -164,14 +164,14 @@ class Simulation:
 
     def kill_manager(self):
         """Dies, or hangs and is replaced: then it may go on answering those who have not heard of its successor."""
-        if not self.members[0].memory._known and not self.managers[self.epoch].table():
+        if not self.members[0].memory._known and not self.managers[self.incarnation].table():
             return
         self.deaths += 1
         self.lost += self.holders[0].die()
         table = self.holders[0].table
-        self.epoch += 1
-        self.managers[self.epoch] = Manager(self.config, self.said)
-        self.managers[self.epoch].recover(table)
+        self.incarnation += 1
+        self.managers[self.incarnation] = Manager(self.config, self.said)
+        self.managers[self.incarnation].recover(table)
 
     def kill_worker(self):
         rank = self.chance.randrange(self.workers)
@@ -183,7 +183,7 @@ class Simulation:
         elif not self.members[rank].over:
             self.dead.add(rank)
             if self.chance.random() < 0.5:
-                self.managers[self.epoch].handlers["leave"](
+                self.managers[self.incarnation].handlers["leave"](
                     (b"leaves", b""), Message("leave", {"worker": rank}), self.now
                 )
 
@@ -197,46 +197,47 @@ class Simulation:
 
     def beat(self, member):
         # A worker that has heard of a newer manager talks to no other.
-        epoch = self.epoch if member.epoch == self.epoch or self.chance.random() < 0.7 else max(1, member.epoch)
-        manager = self.managers[epoch]
+        knows_newest = member.incarnation == self.incarnation
+        incarnation = self.incarnation if knows_newest or self.chance.random() < 0.7 else max(1, member.incarnation)
+        manager = self.managers[incarnation]
         sender = (f"beat-{member.rank}".encode(), b"")
         fields = {"worker": member.rank, "life": member.memory._fields["life"]}
         [(_, answer)] = manager.handlers["alive"](sender, Message("alive", fields), self.now)
-        if self.heard(member, epoch) and answer.fields["report"] and member.memory.report() is not None:
+        if self.heard(member, incarnation) and answer.fields["report"] and member.memory.report() is not None:
             manager.handlers["report"](sender, member.memory.report(), self.now)
 
-    def heard(self, member, epoch):
+    def heard(self, member, incarnation):
         """False where the answer is that of a manager that was replaced."""
-        if epoch < member.epoch:
+        if incarnation < member.incarnation:
             return False
-        if member.asked is not None and member.asked_of is not None and epoch > member.asked_of:
-            self.send(member, epoch)
-        member.epoch = epoch
+        if member.asked is not None and member.asked_of is not None and incarnation > member.asked_of:
+            self.send(member, incarnation)
+        member.incarnation = incarnation
         return True
 
-    def send(self, member, epoch):
+    def send(self, member, incarnation):
         sender, message = member.asked
-        member.asked_of = epoch
-        manager = self.managers[epoch]
+        member.asked_of = incarnation
+        manager = self.managers[incarnation]
         try:
-            self.deliver(manager.handlers[message.kind](sender, message, self.now), epoch)
+            self.deliver(manager.handlers[message.kind](sender, message, self.now), incarnation)
         except Malformed as error:
             raise AssertionError(f"{message}: {error}") from error
 
-    def deliver(self, answers, epoch):
+    def deliver(self, answers, incarnation):
         for (who, number), answer in answers:
             member = self.members[int(who.split(b"-")[0])]
             current = member.asked is not None and member.asked[0] == (who, number)
-            if not current or member.rank in self.dead or epoch < member.epoch:
+            if not current or member.rank in self.dead or incarnation < member.incarnation:
                 continue
             if self.now < member.asleep_until:
-                member.inbox.append((((who, number), answer), epoch))
+                member.inbox.append((((who, number), answer), incarnation))
                 continue
             if self.chance.random() < 0.05:
                 # Lost with its connection, of which the worker knows.
                 member.asked_of = None
                 continue
-            member.epoch = epoch
+            member.incarnation = incarnation
             member.asked = None
             self.answered(member, answer)
 
@@ -246,9 +247,9 @@ class Simulation:
         if member.asked is not None:
             if member.asked_of is not None:
                 return
-            epoch = self.epoch if self.chance.random() < 0.8 else max(1, member.epoch)
-            if self.heard(member, epoch):
-                self.send(member, epoch)
+            incarnation = self.incarnation if self.chance.random() < 0.8 else max(1, member.incarnation)
+            if self.heard(member, incarnation):
+                self.send(member, incarnation)
         elif member.lease is not None and self.chance.random() < 0.6:
             task, floor = member.lease
             member.lease = None

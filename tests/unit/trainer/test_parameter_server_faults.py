@@ -102,7 +102,7 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         assert last["servers/version_max"] == UPDATES
         assert 0 <= UPDATES - last["servers/version_min"] <= last["servers/lost_pushes"] < 2 * INTERVAL
         # Two servers began, one of them twice.
-        assert last["servers/epoch"] == 3
+        assert last["servers/incarnations"] == 3
         steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
         assert steps == list(range(1, STEPS + 1))
 

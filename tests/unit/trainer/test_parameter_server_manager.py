@@ -175,10 +175,12 @@ class TestStragglers:
         assert (stragglers.judge(), stragglers.slowest()) == (([], []), None)
 
 
-def configured(index, epoch=1):
+def configured(index, incarnation=1):
     training = Training.model_validate({**TRAINING, "steps": 5})
     asynchronous = ParameterServer(synchronization=Synchronization.ASYNC, snapshot_interval=1)
-    return ServerConfig(index, 2, training, Batch(2, 1, 4), asynchronous, silence=1.0, snapshots=True, epoch=epoch)
+    return ServerConfig(
+        index, 2, training, Batch(2, 1, 4), asynchronous, silence=1.0, snapshots=True, incarnation=incarnation
+    )
 
 
 class Asked:
@@ -280,16 +282,16 @@ class TestFencing:
             snapshot = former.server.snapshot()
             client.start(0, Cursor(3, 4), 5)
             answer = client.next()
-            assert (answer.task, answer.cursor, client._heartbeat.epochs) == (Task(0, 0), Cursor(3, 4), [1, 1])
+            assert (answer.task, answer.cursor, client._heartbeat.incarnations) == (Task(0, 0), Cursor(3, 4), [1, 1])
             payload = GradientPayload(client.placement, {"only": parameter}, PlainCodec())
             client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, payload)
             # The other worker has heard of the manager's second life, and tells the other server.
-            other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "epochs": [2, 1]}), 0.0)
+            other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "incarnations": [2, 1]}), 0.0)
             former.thread.join(GENEROUS)
             assert "a newer life" in str(former.error)
-            successor = Serving(configured(0, epoch=2), addresses[0], snapshot)
+            successor = Serving(configured(0, incarnation=2), addresses[0], snapshot)
             answer = client.next((answer.task, 1.0, 2.0, 3.0))
-            assert (answer.task, answer.complete, client._heartbeat.epochs) == (Task(0, 1), 1, [2, 1])
+            assert (answer.task, answer.complete, client._heartbeat.incarnations) == (Task(0, 1), 1, [2, 1])
             client.pull(answer.complete)
             assert client.lost == [1, 0]
             client.finish()
@@ -367,7 +369,7 @@ class TestFencing:
         socket = connect(context, address, key_with(1, KEY))
         try:
             for number, meant in enumerate([0, 1]):
-                message = Message("alive", {"worker": 0, "life": "a", "epochs": [1, 1]})
+                message = Message("alive", {"worker": 0, "life": "a", "incarnations": [1, 1]})
                 socket.send_multipart([b"%d" % number, *encode(message, key_with(meant, KEY))])
             assert socket.poll(30_000)
             answer = socket.recv_multipart()

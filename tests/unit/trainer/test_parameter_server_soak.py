@@ -111,7 +111,7 @@ def run(folder, synchronization, plan):
                 assert (report.step, report.done) == (STEPS, True)
                 accuracy = report.metrics["accuracy"]
         last = running.last()
-        assert last["servers/epoch"] == SERVERS + faults.server_deaths
+        assert last["servers/incarnations"] == SERVERS + faults.server_deaths
         assert last["servers/lost_pushes"] <= faults.server_deaths * 2 * INTERVAL
         lost = last["servers/version_max"] - last["servers/version_min"]
         assert lost <= faults.server_deaths * 2 * INTERVAL

@@ -22,7 +22,7 @@ class ServerConfig:
     silence: float = SILENCE_SECONDS
     snapshots: bool = False
     """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
-    epoch: int = 1
+    incarnation: int = 1
     """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
     compression: Compression | None = None
     """Of what is pushed."""

@@ -90,13 +90,13 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
     """Be server `index` until told to stop and the work is finished, or nobody is left to finish it."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
-    epoch = 1
+    incarnation = 1
     if goes_on_from_snapshots(config):
         assert isinstance(config.checkpoint_folder, Path)
         checkpoints = config.checkpoint_folder
         folder = checkpoints / "servers"
         try:
-            life, epoch = claim_life(folder, index, config.attempt)
+            life, incarnation = claim_life(folder, index, config.attempt)
             snapshots = Snapshots(folder / f"server-{index}.snapshot", key, life, lambda: words.look(checkpoints))
         except OSError as error:
             print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
@@ -107,14 +107,14 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
         batch=config.batch,
         settings=settings_of(config),
         snapshots=snapshots is not None,
-        epoch=epoch,
+        incarnation=incarnation,
         compression=config.job.parallelism.data_parallel.compression,
     )
     server = Server(described, lambda sentence: print(sentence, flush=True))
     former = snapshots.read() if snapshots is not None else None
     if former is not None:
         server.restore(former)
-        print(f"goes on from its snapshot after {former.number('version')} updates, in life {epoch}", flush=True)
+        print(f"goes on from its snapshot after {former.number('version')} updates, in life {incarnation}", flush=True)
     loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
     stop.before_exit = lambda message: words.end(_stopped(message))

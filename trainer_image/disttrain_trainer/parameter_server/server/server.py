@@ -42,7 +42,7 @@ class Server:
         self._config, self.index, self.workers = config, config.index, config.workers
         self._life = secrets.token_hex(8)
         self._restored = False
-        self._epochs = {config.index: config.epoch}
+        self._incarnations = {config.index: config.incarnation}
         self.finished = False
         self.superseded = False
         """Whether a newer life of this server is at work: nobody listens to this one any more."""
@@ -66,7 +66,7 @@ class Server:
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
         self._heard = now
-        self._learn_epochs(message)
+        self._learn_incarnations(message)
         if self.superseded:
             return []
         handler, worker = self._handlers.get(message.kind), worker_of(message, self._config.workers)
@@ -102,11 +102,16 @@ class Server:
     def card(self) -> dict[str, Any]:
         """What every answer says of its server.
 
-        life: tells a server that was started anew from the one that is known; epoch: which life of this attempt
-        it is; restored: whether it has what its former life held; epochs: the newest life that it knows of, of each.
+        life: tells a server that was started anew from the one that is known; incarnation: which life of this attempt
+        it is; restored: whether it has what its former life held; incarnations: the newest that it knows of, of each.
         """
-        epochs = [self._epochs.get(index, 0) for index in range(max(self._epochs) + 1)]
-        return {"life": self._life, "epoch": self._config.epoch, "restored": self._restored, "epochs": epochs}
+        incarnations = [self._incarnations.get(index, 0) for index in range(max(self._incarnations) + 1)]
+        return {
+            "life": self._life,
+            "incarnation": self._config.incarnation,
+            "restored": self._restored,
+            "incarnations": incarnations,
+        }
 
     def snapshot(self) -> Message | None:
         """What this server holds, when it is time to write it down again."""
@@ -243,10 +248,11 @@ class Server:
         """Answers to what was asked before."""
         return [] if self._manager is None else self._manager.answers(now)
 
-    def _learn_epochs(self, message: Message) -> None:
-        for index, epoch in enumerate(message.numbers("epochs") if "epochs" in message.fields else ()):
-            self._epochs[index] = max(epoch, self._epochs.get(index, 0))
-        self.superseded = self._epochs[self._config.index] > self._config.epoch
+    def _learn_incarnations(self, message: Message) -> None:
+        known = message.numbers("incarnations") if "incarnations" in message.fields else ()
+        for index, incarnation in enumerate(known):
+            self._incarnations[index] = max(incarnation, self._incarnations.get(index, 0))
+        self.superseded = self._incarnations[self._config.index] > self._config.incarnation
 
 
 def _held(shard: Shard) -> Message:

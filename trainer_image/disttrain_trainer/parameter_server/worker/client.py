@@ -155,7 +155,7 @@ class Servers:
         self._pulling = pulling = Pulling(self.placement, self._parameters, asked, self._bucket)
         for server, count in enumerate(pulling.pulled.taken):
             missing = complete - count
-            if missing > self.lost[server] and self._heartbeat.epochs[server] <= 1:
+            if missing > self.lost[server] and self._heartbeat.incarnations[server] <= 1:
                 raise PeerLost(f"parameter server {server} has taken in {count} of {complete} completed tasks")
             self.lost[server] = max(self.lost[server], missing)
         return pulling
@@ -277,8 +277,8 @@ class Servers:
 
     def _signed(self, message: Message) -> Message:
         """With whom it is from, and which lives of the servers this worker has heard of."""
-        fields = {**message.fields, "worker": self._worker, "life": self._life, "epochs": self._heartbeat.epochs}
-        return Message(message.kind, fields, message.tensors)
+        signature = {"worker": self._worker, "life": self._life, "incarnations": self._heartbeat.incarnations}
+        return Message(message.kind, {**message.fields, **signature}, message.tensors)
 
     def _receive(self, server: int) -> Message:
         try:

@@ -2,7 +2,7 @@
 
 Whoever talks with a server knows its newest life, tells it to the others, and listens to no earlier one: a server that
 hung, was replaced and wakes up is fenced off (epochs: Gray and Cheriton, SOSP 1989; Ongaro and Ousterhout's terms,
-USENIX ATC 2014).
+USENIX ATC 2014; incarnations here, as epochs are the data's).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Heartbeat:
         self._replaceable = replaceable
         self.restarts = [0] * len(addresses)
         """How often each server was seen to have been started anew."""
-        self.epochs = [0] * len(addresses)
+        self.incarnations = [0] * len(addresses)
         """The newest life of each server that anybody is known to have heard of; 0: none yet."""
         self.calls = [0] * len(addresses)
         """How often each server should have been connected to anew."""
@@ -54,11 +54,12 @@ class Heartbeat:
         """A server has answered; of both threads. False where a newer life of it is known. Raises Malformed."""
         found = answer.fields.get("server")
         card = Message("server", found if isinstance(found, dict) else {})
-        life, epoch, epochs = str(card.fields.get("life")), card.number("epoch"), card.numbers("epochs")
+        life = str(card.fields.get("life"))
+        incarnation, incarnations = card.number("incarnation"), card.numbers("incarnations")
         with self._lock:
-            for server, newest in enumerate(epochs[: len(self.epochs)]):
-                self.epochs[server] = max(self.epochs[server], newest)
-            if epoch < self.epochs[index]:
+            for server, newest in enumerate(incarnations[: len(self.incarnations)]):
+                self.incarnations[server] = max(self.incarnations[server], newest)
+            if incarnation < self.incarnations[index]:
                 return False
             self._detectors[index].end()
             if self._lives.setdefault(index, life) != life:
@@ -95,7 +96,7 @@ class Heartbeat:
             monitor.close(linger=0)
 
     def _beat(self, sockets: Sequence[zmq.Socket[bytes]]) -> None:
-        fields = {**self._fields, "stopping": self._stopping(), "epochs": self.epochs}
+        fields = {**self._fields, "stopping": self._stopping(), "incarnations": self.incarnations}
         message = Message("alive", fields)
         for index, socket in enumerate(sockets):
             with self._lock:
@@ -112,7 +113,7 @@ class Heartbeat:
                 answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._keys[index])
                 report = self._memory.report() if answer.fields.get("report") is True else None
                 if self.heard(index, answer) and report is not None:
-                    message = Message(report.kind, {**report.fields, "epochs": self.epochs})
+                    message = Message(report.kind, {**report.fields, "incarnations": self.incarnations})
                     socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 
     def _judge(self) -> None:

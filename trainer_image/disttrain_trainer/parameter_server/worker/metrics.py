@@ -63,7 +63,7 @@ class CounterMetrics:
             "servers/live_workers": answers[0]["live"],
             "servers/lost_pushes": max(self.servers.lost),
             "servers/pulled_bytes": pulled_bytes,
-            "servers/epoch": sum(one["server"]["epoch"] for one in answers),
+            "servers/incarnations": sum(one["server"]["incarnation"] for one in answers),
         }
         named = ("slowest_worker", "slowest_ratio")
         return found | {f"servers/{name}": answers[0][name] for name in named if name in answers[0]}
