@@ -13,6 +13,11 @@ def compressed(name: str, **settings: Any) -> dict[str, Any]:
     return {"parallelism": {"dataParallel": {"compression": {"name": name, **settings}}}}
 
 
+def with_static(**settings: Any) -> dict[str, Any]:
+    """The part of a spec that has a static graph and other settings of replicas."""
+    return {"parallelism": {"dataParallel": {"staticGraph": True, **settings}}}
+
+
 FOUR = {"workers": {"replicas": 4}}
 STATIC = {"dataParallel": {"staticGraph": True}}
 RING = {"dataParallel": {"allReduce": "Ring"}}
@@ -59,27 +64,50 @@ GRADIENT_SUM_REFUSALS = (
     ),
     *(
         Refusal(
-            "StaticGraphIsOfDdp",
-            f"{DATA_PARALLEL}.staticGraph",
-            f"`staticGraph` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one"
+            "SettingOfDdp",
+            DATA_PARALLEL,
+            f"`{setting}` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one"
             " of the two",
             spec,
         )
-        for other, spec in (
-            ("dataParallelShardDegree", {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}}),
-            ("tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
-            ("pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
-            ("offload.parameters", {"parallelism": STATIC, "training": {"offload": {"parameters": True}}}),
-            ("mode", {"parallelism": {"dataParallel": {"staticGraph": True, "mode": "LocalSGD"}}}),
-            ("compression", {"parallelism": {"dataParallel": {"staticGraph": True, "compression": {"name": "Int8"}}}}),
-            ("allReduce", {"parallelism": {"dataParallel": {"staticGraph": True, "allReduce": "Ring"}}}),
+        for setting, other, spec in (
+            (
+                "staticGraph",
+                "dataParallelShardDegree",
+                {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}},
+            ),
+            ("staticGraph", "tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
+            ("staticGraph", "pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
+            (
+                "staticGraph",
+                "offload.parameters",
+                {"parallelism": STATIC, "training": {"offload": {"parameters": True}}},
+            ),
+            ("staticGraph", "mode", with_static(mode="LocalSGD")),
+            ("staticGraph", "compression", with_static(compression={"name": "Int8"})),
+            ("staticGraph", "allReduce", with_static(allReduce="Ring")),
+            (
+                "findUnusedParameters",
+                "mode",
+                {"parallelism": {"dataParallel": {"findUnusedParameters": True, "mode": "LocalSGD"}}},
+            ),
         )
     ),
+    *(
+        Refusal(
+            "SettingOfDdpNeedsReplicas",
+            DATA_PARALLEL,
+            f"`{setting}` is about gradients of several replicas, and there is one: add workers, or remove it",
+            {"workers": {"replicas": 1}, "parallelism": {"dataParallel": {setting: True}}},
+        )
+        for setting in ("staticGraph", "findUnusedParameters")
+    ),
     Refusal(
-        "StaticGraphNeedsReplicas",
-        f"{DATA_PARALLEL}.staticGraph",
-        "`staticGraph` is about gradients of several replicas, and there is one: add workers, or remove it",
-        {"workers": {"replicas": 1}, "parallelism": STATIC},
+        "StaticGraphUsesAll",
+        DATA_PARALLEL,
+        "`staticGraph` says that every step uses the same parameters, `findUnusedParameters` that they differ: remove"
+        " one of the two",
+        with_static(findUnusedParameters=True),
     ),
     Refusal(
         "CompressionHasOwnExchange",

@@ -149,6 +149,8 @@ class DataParallel(ApiModel):
     """Absent: gradients are sent as they are."""
     static_graph: bool = False
     """Every step uses the same parameters, each as often: DDP need not look for unused ones in every step."""
+    find_unused_parameters: bool = False
+    """Search every step for parameters without a gradient, also where the first microbatch has none."""
 
     @property
     def relaxed(self) -> LocalSgd | Bmuf | None:

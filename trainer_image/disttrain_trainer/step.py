@@ -1,12 +1,19 @@
 """One step of a rank: its samples, their gradient, the clip and the update. What is due after it: between_steps.py."""
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.optim.groups import FACTOR
 from disttrain_trainer.parallel.activations import offload
-from disttrain_trainer.parallel.data_parallel import synchronize_gradients
+from disttrain_trainer.parallel.data_parallel import (
+    passes_to_form_buckets,
+    require_all_used,
+    searches,
+    synchronize_gradients,
+    without_search,
+)
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parallel.sparse_gradients import settle_sparse_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
@@ -32,21 +39,36 @@ def read_step(state: State, world: World, cursor: Cursor, first_replica: int = 0
     return [load_microbatch(state.task, state.data.training, slot, world.device.torch) for slot in slots]
 
 
-def form_buckets(state: State, world: World) -> None:
-    """Two passes over one microbatch that leave nothing behind but what DDP learns from them.
+def settle_buckets(state: State, world: World, *, always_search: bool) -> None:
+    """Learn how DDP is to sum gradients, from passes over one microbatch that change nothing else. Collective.
 
-    In the first it counts the uses of each parameter, in the second it sees the order in which gradients come. Else the
-    first step after a resume would sum gradients in another order than the same step of a run that goes on.
+    Where the microbatch uses all parameters on all ranks, DDP no longer searches each step for unused ones, unless
+    `always_search`. It then forms the buckets that it keeps.
     """
+    learns = searches(state.model) and not always_search
+    if not learns and not passes_to_form_buckets(state.model):
+        return
     untouched = Untouched([state.module])
     with keeping_random_state():
         microbatch = read_step(state, world, state.cursor)[:1]
-        for _ in range(2):
+        if learns and _uses_all_parameters(state, world, microbatch):
+            state.model = without_search(state.model)
+        for _ in range(passes_to_form_buckets(state.model)):
             accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
             state.optimizer.zero_grad()
     state.routing.take_figures(1.0, 2)
     state.figures.clear()
     untouched.put_back()
+
+
+def _uses_all_parameters(state: State, world: World, microbatch: list[Microbatch]) -> bool:
+    """Whether each trained parameter gets a gradient on each rank."""
+    assert isinstance(state.model, DistributedDataParallel)
+    with state.model.no_sync():
+        accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
+    unused = sum(parameter.grad is None for parameter in state.parameters)
+    state.optimizer.zero_grad()
+    return world.sum(unused) == [0.0]
 
 
 def accumulate_gradients(
@@ -74,6 +96,7 @@ def accumulate_gradients(
             state.precision.backward(loss * replicas)
         state.figures.add(found.figures)
         total = total + loss.detach()
+    require_all_used(state.model)
     state.average_whole()
     return total
 

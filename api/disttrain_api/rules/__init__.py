@@ -7,6 +7,7 @@ from disttrain_api.rules.batch import BATCH_RULES
 from disttrain_api.rules.between_steps import BETWEEN_STEPS_RULES
 from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
+from disttrain_api.rules.ddp import DDP_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
 from disttrain_api.rules.flushless import FLUSHLESS_RULES
@@ -21,7 +22,6 @@ from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
 from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
-from disttrain_api.rules.static_graph import STATIC_GRAPH_RULES
 from disttrain_api.rules.storage import STORAGE_RULES
 from disttrain_api.rules.tasks import TASK_RULES
 
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     *TASK_RULES,
     *BETWEEN_STEPS_RULES,
     *GRADIENT_SUM_RULES,
-    *STATIC_GRAPH_RULES,
+    *DDP_RULES,
     *RELAXED_RULES,
     *SERVER_RULES,
     *BATCH_RULES,

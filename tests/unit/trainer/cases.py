@@ -142,6 +142,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
                 "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
                 "fused": [bool(group.get("fused")) for group in state.optimizer.param_groups],
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
+                "searches": getattr(state.model, "find_unused_parameters", None),
             }
     if world.first:
         folder.mkdir(exist_ok=True)

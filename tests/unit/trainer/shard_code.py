@@ -160,6 +160,24 @@ def choosing(how: str) -> nn.Module:
     return Choosing(how).double()
 
 
+class LeavingOut(nn.Module):
+    """Uses its second layer, or does not from its seventh pass on: on the rank `rank`, on all where that is None."""
+
+    def __init__(self, rank: int | None) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+        self.leaves, self.passes = rank is None or os.environ["RANK"] == str(rank), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        x = self.first(x)
+        return self.out(x if self.leaves and self.passes > 6 else self.second(x))
+
+
+def leaving_out(rank: int | None = None) -> nn.Module:
+    return LeavingOut(rank).double()
+
+
 class Reentrant(nn.Module):
     """Computes a part of it anew in the backward pass, in torch's old way."""
 

@@ -73,7 +73,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another method": (small(model=of_shards("around", how="method")), SHARDS, METHOD),
     "a weight": (small(model=of_shards("around", how="weight")), SHARDS, METHOD),
     "halves beside a buffer": (small(model=of_shards("masked"), data=FLOATS, precision="BF16"), SHARDS, HALVES),
-    "recomputed in the old way": (small(model=of_shards("reentrant")), {}, TWICE),
+    "recomputed in the old way, searched": (
+        small(model=of_shards("reentrant")), {"dataParallel": {"findUnusedParameters": True}}, TWICE
+    ),
     "another layer on each rank": (
         small(model=of_shards("choosing", how="another")), SHARDS, UNLIKE.format("calls `layers.1`", "calls `layers.2`")
     ),
@@ -86,6 +88,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "formats, one frozen": (small(model=of_shards("mixed", kind="float32", trained=False)), SHARDS),
     "complex, replicas": (small(model=of_shards("turned"), data=FLOATS), {}),
+    "recomputed": (small(model=of_shards("reentrant")), {}),
     "recomputed, static graph": (small(model=of_shards("reentrant")), {"dataParallel": {"staticGraph": True}}),
     "recomputed, shards": (small(model=of_shards("reentrant")), SHARDS),
     "some of the layers": (small(model=of_shards("choosing", how="same")), SHARDS),

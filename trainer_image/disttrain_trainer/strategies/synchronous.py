@@ -15,8 +15,7 @@ from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.parallel.data_parallel import has_buckets_to_form
-from disttrain_trainer.step import accumulate_gradients, clip_gradients, form_buckets, load_step, update_parameters
+from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step, settle_buckets, update_parameters
 from disttrain_trainer.strategies.base import Surroundings
 
 
@@ -45,8 +44,9 @@ class Synchronous(SumOverRanks):
         self.stopping = False
         self._config, self._state, self._around = around.config, around.state, around
         self._next: Batch | None = None
-        if has_buckets_to_form(self._state.model) and self._state.step < self._config.training.steps:
-            form_buckets(self._state, self.world)
+        if self._state.step < self._config.training.steps:
+            always = self._config.job.parallelism.data_parallel.find_unused_parameters
+            settle_buckets(self._state, self.world, always_search=always)
 
     def run(self, until: int) -> Iterator[StepResult]:
         while self._state.step < until:
