@@ -1,17 +1,21 @@
-"""A rank of trainer_overhead.py: the trainer's loop and a bare one in turn, some steps each, in the same processes.
+"""A rank of trainer_overhead.py: a loop of ours and a bare one in turn, some steps each, in the same processes.
 
-Run by benchmarks/ranks.py; argument: blocks. Rank 0 prints for each block the seconds of a step, the trainer's and the
-bare loop's.
+Run by benchmarks/ranks.py; arguments: blocks, and which loop is ours (`trainer` or `session`). bare.json is the job of
+the bare loop. Rank 0 prints for each block the seconds of a step, ours and the bare loop's.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch.optim import AdamW
 
-from benchmarks.bare_loop import BareLoop
+from benchmarks.bare_loop import BareLoop, mean_loss
+from disttrain_api.jobconfig import JobConfig
+from disttrain_session.session import session
 from disttrain_trainer.build import build_state
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.runtime.config import read_config
@@ -21,11 +25,13 @@ from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_metrics
 from disttrain_trainer.strategies.base import Surroundings
 from disttrain_trainer.strategies.synchronous import Synchronous
+from disttrain_trainer.tasks.supervised import build_model, load_data
 
 STEPS = 10
+Step = Callable[[], None]
 
 
-def seconds_per_step(step: Callable[[], None]) -> float:
+def seconds_per_step(step: Step) -> float:
     """Of a block of steps, in which the trainer logs once."""
     begin = time.perf_counter()
     for _ in range(STEPS):
@@ -33,10 +39,10 @@ def seconds_per_step(step: Callable[[], None]) -> float:
     return (time.perf_counter() - begin) / STEPS
 
 
-def main() -> None:
+def trainer_step() -> Step:
+    """One step of the trainer's loop."""
     config, stop, reporter = read_config(), StopRequest(), Reporter(0, None)
     world = join_world(config, find_device(config.local_rank, config.local_world_size, threads_given=True))
-    torch.set_num_threads(1)
     state = build_state(config, world)
     checkpoints = open_checkpoints(config, world, state, reporter)
 
@@ -46,20 +52,44 @@ def main() -> None:
 
     strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, updated))
     metrics = start_metrics(config, world, state, reporter, strategy)
-    bare = BareLoop(config.job).step
     results = strategy.run(sys.maxsize)
+    return lambda: metrics.record(next(results))
 
-    def ours() -> None:
-        metrics.record(next(results))
 
+def session_step(job: JobConfig) -> Step:
+    """One step of a loop of one's own in a session."""
+    training = job.training
+    opened = session(steps=training.steps, checkpoint_interval=training.steps).__enter__()
+    model = build_model(training)
+    model, optimizer = opened.prepare(model, AdamW(model.parameters(), lr=training.optimizer.learning_rate))
+    batches = opened.loader(load_data(training).training, training.micro_batch_size)
+    opened.restore(model=model, optimizer=optimizer)
+
+    def step() -> None:
+        inputs, targets = next(batches)
+        loss = mean_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        opened.step(loss=loss)
+
+    return step
+
+
+def main() -> None:
+    blocks, loop = int(sys.argv[1]), sys.argv[2]
+    job = JobConfig.model_validate_json(Path(os.environ["DISTTRAIN_CONFIG"]).with_name("bare.json").read_text())
+    ours = trainer_step() if loop == "trainer" else session_step(job)
+    torch.set_num_threads(1)
+    bare = BareLoop(job).step
     # Both come first in turn.
-    for block in range(int(sys.argv[1]) + 1):
+    for block in range(blocks + 1):
         pair = [
             (name, seconds_per_step(step)) for name, step in [("ours", ours), ("bare", bare)][:: 1 - 2 * (block % 2)]
         ]
-        if world.first and block:
+        if os.environ["RANK"] == "0" and block:
             print("block", dict(pair)["ours"], dict(pair)["bare"], flush=True)
-    world.part()
+    torch.distributed.barrier()
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What the trainer's loop costs beside a bare PyTorch loop: tokens per second of both, two ranks on gloo.
+"""What the trainer's loop or a session costs beside a bare PyTorch loop: tokens per second of both, two ranks on gloo.
 
 Same model, data, optimizer and torch calls (benchmarks/bare_loop.py), ten steps each in turn in the same processes:
 machines change their speed by more than what is measured here. Goal: at least 0.97 of the bare loop's.
@@ -26,6 +26,8 @@ STRATEGIES = {
     "expert parallel": {"dataParallelShardDegree": RANKS, "expertParallelDegree": RANKS},
     "tensor parallel": {"tensorParallelDegree": RANKS},
     "pipeline, 1F1B": {"pipelineParallelDegree": RANKS, "pipeline": {"microbatches": 2 * RANKS}},
+    "DDP, a task": {},
+    "DDP, a session": {},
 }
 
 
@@ -48,13 +50,23 @@ def job(parallelism: dict[str, Any], steps: int) -> dict[str, Any]:
     return ranks.job(training, parallelism)
 
 
-def in_turn(parallelism: dict[str, Any], blocks: int) -> list[tuple[float, float]]:
-    """Seconds per step of the trainer and of the bare loop, of each block of steps."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def as_task(described: dict[str, Any]) -> dict[str, Any]:
+    """The job with its model, data and loss as a task."""
+    named = described["training"]
+    task = {"entrypoint": "benchmarks.overhead_task:Language", "config": {"named": named}}
+    return described | {"training": {key: named[key] for key in named.keys() - {"model", "data"}} | {"task": task}}
+
+
+def in_turn(name: str, parallelism: dict[str, Any], blocks: int) -> list[tuple[float, float]]:
+    """Seconds per step of our loop and of the bare one, of each block of steps."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         # More steps than there will be: the last one also evaluates and saves.
-        (folder / "job.json").write_text(json.dumps(job(parallelism, 100 * (blocks + 1))))
-        printed = ranks.run(folder, "benchmarks.overhead_rank", RANKS, str(blocks))
+        bare = job(parallelism, 100 * (blocks + 1))
+        (folder / "bare.json").write_text(json.dumps(bare))
+        (folder / "job.json").write_text(json.dumps(as_task(bare) if name.endswith("task") else bare))
+        loop = "session" if name.endswith("session") else "trainer"
+        printed = ranks.run(folder, "benchmarks.overhead_rank", RANKS, str(blocks), loop)
     pairs = [line.split()[1:] for line in printed.splitlines() if line.startswith("block ")]
     return [(float(ours), float(bare)) for ours, bare in pairs]
 
@@ -64,7 +76,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         # Microbatches of 8 sequences: one for each replica, or as many as flow through the pipeline.
         cut = "tensorParallelDegree" in parallelism
         tokens = 8 * TOKENS * (1 if cut else parallelism.get("pipeline", {}).get("microbatches", RANKS))
-        pairs = in_turn(parallelism, 3 if quick else 30)
+        pairs = in_turn(name, parallelism, 3 if quick else 30)
         values, references = ([tokens / seconds for seconds in column] for column in zip(*pairs, strict=True))
         yield harness.row(f"{name}: throughput", "tokens/s", values, references)
         ratios = [bare / ours for ours, bare in pairs]
