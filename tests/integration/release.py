@@ -34,9 +34,11 @@ class Release:
     def install(self) -> subprocess.CompletedProcess[str]:
         return self.helm("install", str(CHART), "--create-namespace", *self.flags())
 
-    def apply(self) -> None:
-        """As a GitOps controller does, which asks Helm for the text alone."""
-        text = self.helm("template", str(CHART), "--kube-version=1.34.0", "--skip-tests", *self.flags()).stdout
+    def apply(self, *templates: str) -> None:
+        """As a GitOps controller does, which asks Helm for the text alone: of these templates, of all where none is."""
+        chosen = [f"--show-only={template}" for template in templates]
+        flags = [*chosen, *self.flags()]
+        text = self.helm("template", str(CHART), "--kube-version=1.34.0", "--skip-tests", *flags).stdout
         Team(self.cluster.api, self.namespace)
         kubectl = [str(ensure(["kubectl"])["kubectl"]), f"--kubeconfig={self.cluster.kubeconfig}", "apply", "-f", "-"]
         assert (done := _run(kubectl, text)).returncode == 0, done.stderr

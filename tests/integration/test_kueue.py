@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disttrain_api.names import QUEUE_NAME_LABEL
 from tests.builders import merge
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kueue import Kueue
 from tests.integration.operator_process import (
+    JOBS,
     Raw,
     Team,
     a_spec,
@@ -17,6 +20,7 @@ from tests.integration.operator_process import (
     install_crd,
     running_operator,
 )
+from tests.integration.release import Release
 
 pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
 
@@ -50,16 +54,16 @@ class QueueTeam(Team):
 
     kueue: Kueue
 
+    def a_container(self) -> Raw:
+        container: Raw = a_spec()["workers"]["template"]["spec"]["containers"][0]
+        return {**container, "resources": {"requests": {"cpu": "1"}}}
+
     def queue_up(self, name: str = "job", pods: int = 2, priority: str | None = None, **spec: Any) -> Raw:
-        container = {
-            **a_spec()["workers"]["template"]["spec"]["containers"][0],
-            "resources": {"requests": {"cpu": "1"}},
-        }
         policy = {"gangScheduler": "Kueue", "queueName": "research"} | (
             {"priorityClassName": priority} if priority else {}
         )
         wanted = {
-            "workers": {"replicas": pods, "template": {"spec": {"containers": [container]}}},
+            "workers": {"replicas": pods, "template": {"spec": {"containers": [self.a_container()]}}},
             "runPolicy": {"schedulingPolicy": policy, "startingDeadlineSeconds": 3600},
         }
         return self.create(name, **merge(wanted, spec))
@@ -206,6 +210,43 @@ def test_a_pod_deleted_in_the_queue_by_hand_is_another_attempt(team: QueueTeam) 
     team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{name}")
     eventually(lambda: len(team.pods(2)) == 3, lambda: [team.status(), team.left_over()])
     eventually(lambda: not team.pods(1), team.left_over)
+
+
+def test_a_label_names_the_queue_and_changes_only_while_the_job_is_suspended(
+    team: QueueTeam, control_plane: ControlPlane, kueue: Kueue, tmp_path: Path
+) -> None:
+    """With the policy of the chart, as on Kueue's own kinds."""
+    Release(control_plane, tmp_path, "labels", "kueue-labels", ("crds.enabled=true",)).apply(
+        "templates/queue-label.yaml"
+    )
+    kueue.add_queue(team.namespace, "other", cpu=2)
+    path = f"{JOBS.format(team.namespace)}/job"
+    other = {"metadata": {"labels": {QUEUE_NAME_LABEL: "other"}}}
+
+    def queues() -> list[str]:
+        return [workload["spec"]["queueName"] for workload in kueue.workloads(team.namespace)]
+
+    container = team.a_container()
+    job = {
+        "apiVersion": "disttrain.io/v1alpha1",
+        "kind": "DistTrainingJob",
+        "metadata": {"name": "job", "labels": {QUEUE_NAME_LABEL: "research"}},
+        "spec": a_spec(workers={"replicas": 2, "template": {"spec": {"containers": [container]}}}),
+    }
+    team.ask("POST", JOBS.format(team.namespace), job)
+    team.schedule_and_run(team.wait_for_admission())
+    assert queues() == ["research"]
+    answer = team.api.ask("PATCH", path, other)
+    assert answer.status == 422
+    assert "stays 'research' from the first attempt on, but while the job is suspended" in answer.body.decode()
+
+    team.patch(suspend=True)
+    eventually(lambda: team.end_what_is_deleted() or not team.pods_of("job", 1), team.left_over)
+    eventually(lambda: not team.pods_of("job", 1), team.left_over)
+    team.ask("PATCH", path, other)
+    team.patch(suspend=False)
+    team.wait_for_admission(attempt=2)
+    eventually(lambda: queues() == ["other"], queues)
 
 
 def test_without_kueue_the_pods_wait_and_the_job_says_why(team: QueueTeam, kueue: Kueue) -> None:
