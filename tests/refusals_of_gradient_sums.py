@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tests.builders import merge
 from tests.refusal import Refusal
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
@@ -122,6 +123,27 @@ GRADIENT_SUM_REFUSALS = (
         "precision FP16 does not go with compression OneBit, which keeps a part for the next step, where the loss scale"
         " is another: use BF16 or FP32",
         {**compressed("OneBit"), "training": {"precision": "FP16"}},
+    ),
+    *(
+        Refusal(
+            "SkipStepsJudgesOneGradient",
+            "spec.training.skipSteps",
+            f"`skipSteps` does not go with {other}: ranks update by gradients of their own, keep parts of earlier ones,"
+            " or skip overflows already; remove one of the two",
+            merge(spec, {"training": {"skipSteps": {}}}),
+        )
+        for other, spec in (
+            ("mode LocalSGD", {"parallelism": {"dataParallel": {"mode": "LocalSGD"}}}),
+            (
+                "schedule PipeDream",
+                {
+                    **FOUR,
+                    "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}},
+                },
+            ),
+            ("precision FP16", {"training": {"precision": "FP16"}}),
+            ("compression OneBit", compressed("OneBit")),
+        )
     ),
     Refusal(
         "MomentumCorrectionNeedsPlainSgd",

@@ -148,6 +148,8 @@ class RankReport(_Report):
     samples_per_second: _Number = None
     remaining_seconds: Annotated[_Seconds | None, _OrNone] = None
     """Until the last step, at the pace since training began or resumed."""
+    skipped_steps: _Steps | None = None
+    """Steps of which no update was made; None where none is skipped."""
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
     evaluation_failure: Annotated[Annotated[str, _cut(MAX_SENTENCE)] | None, _OrNone] = None
     """Why the last evaluation that was due has no figures."""

@@ -96,6 +96,8 @@ class Progress(StatusModel):
     """Training loss of the last logged step, averaged over all ranks."""
     samples_per_second: float | None = None
     """Samples of all ranks per second, over the last logged steps."""
+    skipped_steps: int | None = None
+    """Steps of which `training.skipSteps` made no update."""
     metrics: list[Metric] = []
     """Figures of the last evaluation on held-out data."""
     evaluation_failure: str | None = None

@@ -238,6 +238,17 @@ class OnFailure(StrEnum):
     FAIL = "Fail"
 
 
+class SkipSteps(ApiModel):
+    """Steps of which no update is made: those whose gradient is not finite, or too large. They count as done."""
+
+    above_median: Annotated[float, Field(gt=1, le=1e6)] | None = None
+    """A gradient norm above so many times the median of the last `window` is too large. Absent: none is."""
+    window: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Steps that the median is of; until there are so many, no norm is too large."""
+    most_in_row: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """One more in a row ends the job."""
+
+
 class Evaluation(ApiModel):
     """Evaluation on the held-out part of the data; always done once after the last step."""
 
@@ -315,6 +326,8 @@ class Training(ApiModel):
     """Forward and backward passes per optimizer step. Absent: what the two batch sizes leave, else 1."""
     max_gradient_norm: PositiveNumber | None = None
     """Gradients are scaled down to this norm. Absent: no clipping."""
+    skip_steps: SkipSteps | None = None
+    """Absent: a loss or gradient that is not finite ends the job."""
     precision: Precision = Precision.FP32
     """FP32; TF32 rounds the factors of matrix products on GPUs; BF16 and FP16 run the forward pass under autocast
     (shards gather parameters so), FP16 with a loss scaler. Losses are FP32."""

@@ -28,6 +28,7 @@ from disttrain_trainer.metrics.flops import work_of
 from disttrain_trainer.metrics.report import say
 from disttrain_trainer.optim.groups import STACKED, require_matches
 from disttrain_trainer.optim.precision import build_precision
+from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
@@ -157,6 +158,7 @@ def assemble(
         offload_activations=training.offload.activations,
         takes_no_sparse_gradient=takes_no_sparse,
         pipeline=pipeline,
+        guard=None if training.skip_steps is None else StepGuard(training.skip_steps),
         callbacks=callbacks or Callbacks(),
     )
 

@@ -13,6 +13,7 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.metrics.flops import Work
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.optim.precision import MixedPrecision
+from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.hooks.base import GradientSum
 from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
@@ -54,6 +55,8 @@ class State:
     """What of the job does not, in words; None where all does."""
     pipeline: PipelinePart | None = None
     """This rank's part of a pipeline, which then takes the place of `model`."""
+    guard: StepGuard | None = None
+    """What says which steps are skipped; None where none is."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     """Code of the user's that is called between steps."""
     cursor: Cursor = field(default_factory=Cursor)

@@ -121,6 +121,11 @@ def update_parameters(state: State, rate: float, norm: torch.Tensor | None = Non
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group.get(FACTOR, 1.0)
     state.precision.update(state.optimizer, norm)
+    skip_update(state)
+
+
+def skip_update(state: State) -> None:
+    """Leave the step behind without its update: the gradient is dropped, and its samples are used up."""
     state.optimizer.zero_grad()
     state.cursor = state.sampler.advance(state.cursor)
     state.step += 1

@@ -22,6 +22,7 @@ from disttrain_api.rules.rule import Rule
 from disttrain_api.rules.scheduling import SCHEDULING_RULES
 from disttrain_api.rules.servers import SERVER_RULES
 from disttrain_api.rules.settings import SETTING_RULES
+from disttrain_api.rules.skipped_steps import SKIPPED_STEP_RULES
 from disttrain_api.rules.storage import STORAGE_RULES
 from disttrain_api.rules.tasks import TASK_RULES
 
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *BETWEEN_STEPS_RULES,
     *GRADIENT_SUM_RULES,
     *DDP_RULES,
+    *SKIPPED_STEP_RULES,
     *RELAXED_RULES,
     *SERVER_RULES,
     *BATCH_RULES,

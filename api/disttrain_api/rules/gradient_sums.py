@@ -9,7 +9,7 @@ from disttrain_api.training import OptimizerName, Precision
 _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _COMPRESSION = f"{_DATA_PARALLEL}.compression"
 _SPARSE = (CompressionName.TOP_K, CompressionName.RANDOM_K)
-_KEEP_THE_REST = (CompressionName.ONE_BIT, *_SPARSE, CompressionName.POWER_SGD)
+KEEP_THE_REST = (CompressionName.ONE_BIT, *_SPARSE, CompressionName.POWER_SGD)
 _SUMMED = (CompressionName.FP16, CompressionName.BF16, CompressionName.RANDOM_K)
 
 _CEL = "self.parallelism.dataParallel"
@@ -20,7 +20,7 @@ _CUT_BY = (
     f"({SHARD} > 1 ? 'dataParallelShardDegree' : {TENSOR_CUTS} ? 'tensorParallelDegree'"
     f" : {PIPELINE} > 1 ? 'pipelineParallelDegree' : 'offload.parameters')"
 )
-_NAME = f"(has({_CEL}.compression) ? {_CEL}.compression.name : '')"
+COMPRESSION_NAME = f"(has({_CEL}.compression) ? {_CEL}.compression.name : '')"
 
 
 def _data_parallel(spec: JobSpec) -> DataParallel:
@@ -68,7 +68,7 @@ def _own_exchange(spec: JobSpec) -> Values | None:
 def _scaled_rest(spec: JobSpec) -> Values | None:
     name = _compression(spec)
     fp16 = spec.training is not None and spec.training.precision is Precision.FP16
-    return {"name": name.value} if fp16 and name in _KEEP_THE_REST and name is not None else None
+    return {"name": name.value} if fp16 and name in KEEP_THE_REST and name is not None else None
 
 
 def _momentum_twice(spec: JobSpec) -> Values | None:
@@ -90,7 +90,7 @@ def _foreign_setting(spec: JobSpec) -> Values | None:
     return None
 
 
-def _list(names: tuple[CompressionName, ...]) -> str:
+def list_of(names: tuple[CompressionName, ...]) -> str:
     return f"[{', '.join(repr(name.value) for name in names)}]"
 
 
@@ -98,11 +98,11 @@ _SETTINGS = (
     ("rank", "rank", (CompressionName.POWER_SGD,)),
     ("ratio", "ratio", _SPARSE),
     ("momentumCorrection", "momentum_correction", _SPARSE),
-    ("warmupSteps", "warmup_steps", _KEEP_THE_REST),
+    ("warmupSteps", "warmup_steps", KEEP_THE_REST),
 )
 # The first setting that belongs to another compression, or ''.
 _FOREIGN = " : ".join(
-    [*(f"has(self.{alias}) && !(self.name in {_list(names)}) ? '{alias}'" for alias, _, names in _SETTINGS), "''"]
+    [*(f"has(self.{alias}) && !(self.name in {list_of(names)}) ? '{alias}'" for alias, _, names in _SETTINGS), "''"]
 )
 
 
@@ -148,7 +148,7 @@ GRADIENT_SUM_RULES = (
         sentence="`allReduce` {algorithm} does not go with compression {name}, which cannot be summed on its way and"
         " has an exchange of its own: use Backend",
         check=_own_exchange,
-        cel=f"self.allReduce == 'Backend' || !has(self.compression) || self.compression.name in {_list(_SUMMED)}",
+        cel=f"self.allReduce == 'Backend' || !has(self.compression) || self.compression.name in {list_of(_SUMMED)}",
         values={"algorithm": "self.allReduce", "name": "self.compression.name"},
         reads=(f"{_DATA_PARALLEL}.allReduce", f"{_COMPRESSION}.name"),
     ),
@@ -158,8 +158,9 @@ GRADIENT_SUM_RULES = (
         sentence="precision FP16 does not go with compression {name}, which keeps a part for the next step, where the"
         " loss scale is another: use BF16 or FP32",
         check=_scaled_rest,
-        cel=f"!has(self.training) || self.training.precision != 'FP16' || !({_NAME} in {_list(_KEEP_THE_REST)})",
-        values={"name": _NAME},
+        cel="!has(self.training) || self.training.precision != 'FP16'"
+        f" || !({COMPRESSION_NAME} in {list_of(KEEP_THE_REST)})",
+        values={"name": COMPRESSION_NAME},
         reads=("spec.training.precision", f"{_COMPRESSION}.name"),
     ),
     Rule(

@@ -49,7 +49,7 @@ def _figures(status: JobStatus) -> Iterator[str]:
         yield f"{name} {metric.value:.4g}"
     if known.evaluation_failure is not None:
         yield known.evaluation_failure
-    yield f"{known.step} steps"
+    yield f"{known.step} steps" + (f", {known.skipped_steps} skipped" if known.skipped_steps else "")
     if known.loss is not None:
         yield f"loss {known.loss:.4g}"
     if known.samples_per_second is not None:

@@ -299,7 +299,8 @@ def _progress(case: Case) -> Judged:
     stale = moment is not None and (case.now - moment).total_seconds() > STALE_SECONDS
     advice = "Look at the log: where it stands still, a rank hangs or its data is slow" if stale else None
     failed = f" Its evaluation failed: {plain(progress.evaluation_failure)}." if progress.evaluation_failure else ""
-    return f"{known}{rate}.{failed}", advice
+    skipped = f" {progress.skipped_steps} steps were skipped." if progress.skipped_steps else ""
+    return f"{known}{rate}.{failed}{skipped}", advice
 
 
 def _failed(case: Case) -> Why:

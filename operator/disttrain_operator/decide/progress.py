@@ -61,6 +61,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         # As kubectl prints it: in full it is wider than all other columns.
         loss=None if report.loss is None else float(f"{report.loss:.6g}"),
         samples_per_second=report.samples_per_second,
+        skipped_steps=report.skipped_steps,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,
         phase=cut(report.phase, MAX_REASON_LENGTH) if runs and report.phase else None,

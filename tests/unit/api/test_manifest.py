@@ -64,7 +64,8 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
                 "9: spec.training.zzz: unknown field; known here: `activationCheckpointing`, `callbacks`, "
                 "`checkpoint`, `compile`, `data`, `dataWorkers`, `evaluation`, `globalBatchSize`, "
                 "`gradientAccumulationSteps`, `logging`, `loss`, `lrSchedule`, `maxGradientNorm`, `microBatchSize`, "
-                "`model`, `offload`, `optimizer`, `precision`, `preflight`, `profiling`, `seed`, `steps`, `task`"
+                "`model`, `offload`, `optimizer`, `precision`, `preflight`, `profiling`, `seed`, `skipSteps`, "
+                "`steps`, `task`"
             ),
         ),
         (

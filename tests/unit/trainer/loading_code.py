@@ -1,4 +1,4 @@
-"""Data of a user that draw from all generators, or fail while they are read."""
+"""Data of a user that draw from all generators, fail while they are read, or are spoilt."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from tests.unit.trainer.user_code import double_samples
 
@@ -65,3 +65,11 @@ def drawn() -> tuple[Dataset, Dataset]:
 
 def failing(how: str) -> tuple[Dataset, None]:
     return Failing(double_samples()[0], how), None
+
+
+def spoilt_samples(factor: float | str, of_all: bool = False) -> tuple[Dataset, Dataset]:
+    """`double_samples`, the inputs of one of them, or of all, multiplied by a number."""
+    training, held_out = double_samples()
+    inputs, targets = (tensor.clone() for tensor in training.tensors)
+    inputs[slice(None) if of_all else 30] *= float(factor)
+    return TensorDataset(inputs, targets), held_out

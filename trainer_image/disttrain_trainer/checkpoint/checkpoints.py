@@ -241,6 +241,7 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(state.module),
         "scaler": state.precision.scaler.state_dict() if state.precision.scaler else {},
+        "guard": state.guard.state_dict() if state.guard else {},
         "train": {
             "step": state.step,
             "epoch": state.cursor.epoch,
@@ -274,7 +275,11 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     # CPU has written has none of a GPU.
     own = {kind: value for kind, value in contents["random"][str(rank)].items() if f"random.{rank}.{kind}" in saved}
     contents["random"] = {str(rank): own}
-    for part, present in (("random", bool(own)), ("scaler", "scaler.scale" in saved)):
+    for part, present in (
+        ("random", bool(own)),
+        ("scaler", "scaler.scale" in saved),
+        ("guard", "guard.state" in saved),
+    ):
         if not present:
             del contents[part]
     # Written with other data, or before corpora had fingerprints.
@@ -301,10 +306,14 @@ def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Pla
     try:
         if state.precision.scaler is not None and contents.get("scaler"):
             state.precision.scaler.load_state_dict(contents["scaler"])
+        if state.guard is not None and contents.get("guard"):
+            state.guard.load_state_dict(contents["guard"])
         if "random" in contents:
             restore_saved_random_state(contents["random"][str(rank)])
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
-        raise CheckpointBroken(f"{path}: the state of the loss scaler, or of chance, is none: {error}") from error
+        raise CheckpointBroken(
+            f"{path}: the state of the loss scaler, of skipped steps, or of chance, is none: {error}"
+        ) from error
     state.step = train["step"]
     # Other data (a job that continues another's model): its order begins at the beginning.
     same_data = train["samples"] == state.sampler.size

@@ -151,9 +151,12 @@ class Metrics:
         now = time.monotonic()
         values = self._values(loss, norm, now - self.logged)
         step, seconds = values["step"], now - self.started
+        skipped = self.results[-1].skipped_steps
         self.reporter.update(
             step=step,
-            loss=loss,
+            # Of a step that is skipped it may be inf or nan, which JSON does not know.
+            **({"loss": loss} if math.isfinite(loss) else {}),
+            **({} if skipped is None else {"skipped_steps": skipped}),
             samples_per_second=values[THROUGHPUT],
             remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
         )
@@ -174,7 +177,7 @@ class Metrics:
         totals = self.reduction.totals(self.results)
         for result, (loss, norm) in zip(self.results, totals, strict=True):
             wrong = not_finite(loss, norm, check_gradients=self.check_gradients)
-            if wrong is not None:
+            if wrong is not None and not result.skipped:
                 raise NonFiniteLoss(
                     f"the {wrong} of step {result.step} is {loss if wrong == 'loss' else norm}; lower "
                     "`training.optimizer.learningRate`, set `training.maxGradientNorm`, or use precision BF16 or FP32",
@@ -207,6 +210,7 @@ class Metrics:
             "loss_metrics/global_avg_loss": loss,
             "grad_norm": norm,
             "lr": last.rate,
+            **({} if last.skipped_steps is None else {"skipped_steps": last.skipped_steps}),
             THROUGHPUT: samples / seconds,
             # As torchtitan has it, which knows no samples: of one rank.
             **({} if tokens is None else {"throughput(tps)": tokens / seconds / self.ranks}),

@@ -33,6 +33,10 @@ class StepResult:
     gradient_bytes: int | None = None
     """What this rank has sent for gradients; None where nobody counts it."""
     routing: RoutingFigures | None = None
+    skipped: bool = False
+    """Whether no update was made of it."""
+    skipped_steps: int | None = None
+    """Steps of the job that were skipped until now; None where none ever is."""
 
 
 class Reduction(Protocol):

@@ -13,9 +13,17 @@ from torch import Tensor
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.metrics.report import say
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
-from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step, settle_buckets, update_parameters
+from disttrain_trainer.step import (
+    accumulate_gradients,
+    clip_gradients,
+    load_step,
+    settle_buckets,
+    skip_update,
+    update_parameters,
+)
 from disttrain_trainer.strategies.base import Surroundings
 
 
@@ -76,7 +84,11 @@ class Synchronous(SumOverRanks):
         elif state.layer_order is not None:
             # Before what is due writes it down.
             self._require_same_layers(self.world.sum(*state.layer_order.take()))
-        update_parameters(state, rate, norm)
+        skipped = self._is_skipped(norm)
+        if skipped:
+            skip_update(state)
+        else:
+            update_parameters(state, rate, norm)
         sent = self._end_step()
         self._around.updated()
         return StepResult(
@@ -90,7 +102,17 @@ class Synchronous(SumOverRanks):
             loading_seconds=batch.loading_seconds,
             gradient_bytes=sent,
             routing=state.routing.take_figures(samples or 1.0, len(batch.microbatches)),
+            skipped=skipped,
+            skipped_steps=None if state.guard is None else state.guard.skipped,
         )
+
+    def _is_skipped(self, norm: Tensor) -> bool:
+        """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
+        step = self._state.step + 1
+        reason = None if self._state.guard is None else self._state.guard.reason_to_skip(step, float(norm))
+        if reason is not None:
+            say(self.world, f"step {step} is skipped: its {reason}")
+        return reason is not None
 
     def _load(self, cursor: Cursor) -> Batch:
         """Load this rank's part of the global batch at `cursor`."""
