@@ -192,8 +192,9 @@ def test_what_kubectl_stores_is_what_python_reads(jobs: Jobs, path: Path) -> Non
 def test_defaults_are_visible_in_the_stored_job(jobs: Jobs) -> None:
     spec = jobs.get(jobs.a_job(workers={"replicas": None}))["spec"]
     assert spec["workers"] == {"replicas": 1, "gpuResource": "nvidia.com/gpu", "template": {}}
-    exchange = {"mode": "AllReduce", "allReduce": "Backend", "syncBatchNorm": False, "staticGraph": False}
-    assert spec["parallelism"] == {"dataParallel": exchange}
+    exchange = {"mode": "AllReduce", "allReduce": "Backend", "syncBatchNorm": False}
+    searched = {"staticGraph": False, "findUnusedParameters": False}
+    assert spec["parallelism"] == {"dataParallel": exchange | searched}
     assert spec["runPolicy"]["maxRestarts"] == 3
     decay = {"weightDecay": 0, "weightDecayOn": "All", "groups": []}
     assert spec["training"]["optimizer"] == {"name": "AdamW", "learningRate": 0.001, **decay}
