@@ -67,29 +67,27 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "SettingOfDdp",
             DATA_PARALLEL,
-            f"`{setting}` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove one"
-            " of the two",
+            f"`{setting}` is a setting of DDP that sums the gradients by itself: remove it, or shards, tensor and"
+            " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` that are not"
+            " the default",
             spec,
         )
-        for setting, other, spec in (
+        for setting, spec in (
             (
                 "staticGraph",
-                "dataParallelShardDegree",
                 {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}},
             ),
-            ("staticGraph", "tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
-            ("staticGraph", "pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
+            ("staticGraph", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
+            ("staticGraph", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
             (
                 "staticGraph",
-                "offload.parameters",
                 {"parallelism": STATIC, "training": {"offload": {"parameters": True}}},
             ),
-            ("staticGraph", "mode", with_static(mode="LocalSGD")),
-            ("staticGraph", "compression", with_static(compression={"name": "Int8"})),
-            ("staticGraph", "allReduce", with_static(allReduce="Ring")),
+            ("staticGraph", with_static(mode="LocalSGD")),
+            ("staticGraph", with_static(compression={"name": "Int8"})),
+            ("staticGraph", with_static(allReduce="Ring")),
             (
                 "findUnusedParameters",
-                "mode",
                 {"parallelism": {"dataParallel": {"findUnusedParameters": True, "mode": "LocalSGD"}}},
             ),
         )
@@ -128,21 +126,16 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "SkipStepsJudgesOneGradient",
             "spec.training.skipSteps",
-            f"`skipSteps` does not go with {other}: ranks update by gradients of their own, keep parts of earlier ones,"
-            " or skip overflows already; remove one of the two",
+            "`skipSteps` needs `dataParallel.mode` AllReduce, where ranks update by one gradient, and does not go with"
+            " PipeDream and PipeDream2BW, with FP16, which skips overflows itself, nor with compression that keeps a"
+            " part for the next step",
             merge(spec, {"training": {"skipSteps": {}}}),
         )
-        for other, spec in (
-            ("mode LocalSGD", {"parallelism": {"dataParallel": {"mode": "LocalSGD"}}}),
-            (
-                "schedule PipeDream",
-                {
-                    **FOUR,
-                    "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}},
-                },
-            ),
-            ("precision FP16", {"training": {"precision": "FP16"}}),
-            ("compression OneBit", compressed("OneBit")),
+        for spec in (
+            {"parallelism": {"dataParallel": {"mode": "LocalSGD"}}},
+            {**FOUR, "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}}},
+            {"training": {"precision": "FP16"}},
+            compressed("OneBit"),
         )
     ),
     Refusal(

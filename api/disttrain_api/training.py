@@ -239,14 +239,14 @@ class OnFailure(StrEnum):
 
 
 class SkipSteps(ApiModel):
-    """Steps of which no update is made: those whose gradient is not finite, or too large. They count as done."""
+    """Steps whose gradient is not finite, or too large, make no update."""
 
     above_median: Annotated[float, Field(gt=1, le=1e6)] | None = None
     """A gradient norm above so many times the median of the last `window` is too large. Absent: none is."""
     window: Annotated[int, Field(ge=8, le=4096)] = 128
-    """Steps that the median is of; until there are so many, no norm is too large."""
+    """Steps; until there were so many, no norm is too large."""
     most_in_row: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """One more in a row ends the job."""
+    """One more ends the job."""
 
 
 class Evaluation(ApiModel):

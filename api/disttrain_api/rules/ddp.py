@@ -10,24 +10,6 @@ _PATH = "spec.parallelism.dataParallel"
 _CEL = "self.parallelism.dataParallel"
 _SET = f"({_CEL}.staticGraph || {_CEL}.findUnusedParameters)"
 _SETTING = f"({_CEL}.staticGraph ? 'staticGraph' : 'findUnusedParameters')"
-# The first setting with which DDP does not sum the gradients, or not by itself; or ''.
-_OTHER = (
-    f"({SHARD} > 1 ? 'dataParallelShardDegree' : {TENSOR_CUTS} ? 'tensorParallelDegree'"
-    f" : {PIPELINE} > 1 ? 'pipelineParallelDegree' : {OFFLOADS} ? 'offload.parameters'"
-    f" : {_CEL}.mode != 'AllReduce' ? 'mode' : has({_CEL}.compression) ? 'compression'"
-    f" : {_CEL}.allReduce != 'Backend' ? 'allReduce' : '')"
-)
-
-
-def _other(spec: JobSpec) -> str | None:
-    settings = spec.parallelism.data_parallel
-    if (cut := cut_by(spec)) is not None:
-        return cut
-    if settings.mode is not DataParallelMode.ALL_REDUCE:
-        return "mode"
-    if settings.compression is not None:
-        return "compression"
-    return "allReduce" if settings.all_reduce is not AllReduce.BACKEND else None
 
 
 def _setting(spec: JobSpec) -> str | None:
@@ -37,14 +19,20 @@ def _setting(spec: JobSpec) -> str | None:
     return "findUnusedParameters" if settings.find_unused_parameters else None
 
 
-def _with_another(spec: JobSpec) -> Values | None:
-    setting, other = _setting(spec), _other(spec)
-    return {"setting": setting, "other": other} if setting is not None and other is not None else None
+def _without_ddp(spec: JobSpec) -> Values | None:
+    setting, settings = _setting(spec), spec.parallelism.data_parallel
+    alone = (
+        cut_by(spec) is None
+        and settings.mode is DataParallelMode.ALL_REDUCE
+        and settings.compression is None
+        and settings.all_reduce is AllReduce.BACKEND
+    )
+    return None if setting is None or alone else {"setting": setting}
 
 
 def _without_replicas(spec: JobSpec) -> Values | None:
-    setting, alone = _setting(spec), spec.world_size == product_of_others(spec.parallelism)
-    return {"setting": setting} if setting is not None and alone else None
+    setting, one = _setting(spec), spec.world_size == product_of_others(spec.parallelism)
+    return {"setting": setting} if setting is not None and one else None
 
 
 def _both(spec: JobSpec) -> Values | None:
@@ -56,11 +44,13 @@ DDP_RULES = (
     Rule(
         id="SettingOfDdp",
         path=_PATH,
-        sentence="`{setting}` is a setting of DDP, which does not sum the gradients by itself with `{other}`: remove"
-        " one of the two",
-        check=_with_another,
-        cel=f"!{_SET} || {_OTHER} == ''",
-        values={"setting": _SETTING, "other": _OTHER},
+        sentence="`{setting}` is a setting of DDP that sums the gradients by itself: remove it, or shards, tensor and"
+        " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` that are not the"
+        " default",
+        check=_without_ddp,
+        cel=f"!{_SET} || ({SHARD} == 1 && !{TENSOR_CUTS} && {PIPELINE} == 1 && !{OFFLOADS}"
+        f" && {_CEL}.mode == 'AllReduce' && !has({_CEL}.compression) && {_CEL}.allReduce == 'Backend')",
+        values={"setting": _SETTING},
         reads=(
             "spec.parallelism.dataParallel",
             "spec.parallelism.dataParallelShardDegree",
