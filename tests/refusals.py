@@ -9,6 +9,7 @@ from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEP
 from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
 from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
+from tests.refusals_of_optimizers import OPTIMIZER_REFUSALS, OPTIMIZERS_ACCEPTED
 from tests.refusals_of_pipelines import FLUSHLESS_REFUSALS, PIPELINE_REFUSALS, PIPELINES_ACCEPTED
 from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
 from tests.refusals_of_programs import PROGRAM_REFUSALS, PROGRAMS_ACCEPTED
@@ -16,11 +17,6 @@ from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
 from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
 from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
 from tests.refusals_of_tasks import BETWEEN_STEPS_REFUSALS, ENTRYPOINT_REFUSALS, TASK_REFUSALS, TASKS_ACCEPTED
-
-
-def optimizer(**settings: Any) -> dict[str, Any]:
-    """Changes of the optimizer."""
-    return {"training": {"optimizer": settings}}
 
 
 def placement(**settings: Any) -> dict[str, Any]:
@@ -31,12 +27,13 @@ def placement(**settings: Any) -> dict[str, Any]:
 CLAIM = {"claimName": "a-claim"}
 PLACEMENT = "spec.runPolicy.schedulingPolicy"
 PARALLELISM = "spec.parallelism"
-BATCH, OPTIMIZER = "spec.training.globalBatchSize", "spec.training.optimizer"
+BATCH = "spec.training.globalBatchSize"
 
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
     *MODEL_REFUSALS,
+    *OPTIMIZER_REFUSALS,
     *TASK_REFUSALS,
     *BETWEEN_STEPS_REFUSALS,
     *ENTRYPOINT_REFUSALS,
@@ -118,27 +115,6 @@ REFUSALS = (
         "spec.training.data",
         "exactly one of `name` and `entrypoint` must be given, none with a task",
         {"training": {"data": {"name": None}}},
-    ),
-    *(
-        Refusal(
-            f"{setting[0].upper()}{setting[1:]}NeedsOptimizer",
-            f"{OPTIMIZER}.{setting}",
-            f"`{setting}` is a setting of {owners}, not of {name}: remove it or change `name`",
-            optimizer(name=name, **{setting: value}),
-        )
-        for setting, value, name, owners in (
-            ("momentum", 0.9, "Adam", "SGD"),
-            ("nesterov", False, "AdamW", "SGD"),
-            ("beta1", 0.9, "SGD", "Adam and AdamW"),
-            ("beta2", 0.99, "SGD", "Adam and AdamW"),
-            ("epsilon", 1e-6, "SGD", "Adam and AdamW"),
-        )
-    ),
-    Refusal(
-        "NesterovNeedsMomentum",
-        f"{OPTIMIZER}.nesterov",
-        "`nesterov` needs `momentum` greater than 0",
-        optimizer(name="SGD", nesterov=True, momentum=0),
     ),
     Refusal(
         "MinimumRatioNeedsShape",
@@ -337,6 +313,7 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
     **MODELS_ACCEPTED,
+    **OPTIMIZERS_ACCEPTED,
     **TASKS_ACCEPTED,
     **CHECKPOINTS_ACCEPTED,
     **GRADIENT_SUMS_ACCEPTED,
@@ -354,8 +331,6 @@ ACCEPTED: dict[str, Mapping[str, Any]] = {
     "batch sizes that fit": {"training": {"globalBatchSize": 32}},
     "a global batch alone": {"training": {"microBatchSize": None, "globalBatchSize": 32}},
     "a micro batch and its repetitions": {"training": {"gradientAccumulationSteps": 7}},
-    "nesterov": {"training": {"optimizer": {"name": "SGD", "momentum": 0.9, "nesterov": True}}},
-    "betas of Adam": {"training": {"optimizer": {"name": "Adam", "beta1": 0.8, "epsilon": 1e-6}}},
     "a cosine with an end": {"training": {"lrSchedule": {"name": "Cosine", "minimumRatio": 0.1}}},
     "a warm-up to the last step": {"training": {"lrSchedule": {"warmupSteps": 100}}},
     "checkpoints on a claim": {"training": {"checkpoint": {}}, "storage": {"claimName": "mine"}},

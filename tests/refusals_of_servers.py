@@ -120,6 +120,10 @@ SERVER_REFUSALS = (
     with_other("syncBatchNorm", {**on_servers({"dataParallel": {"syncBatchNorm": True}}), "training": RESNET}),
     with_other("offload.parameters", {**on_servers(), "training": {"offload": {"parameters": True}}}),
     with_other("precision: FP16", {**on_servers(), "training": {"precision": "FP16"}}),
+    *(
+        with_other(f"optimizer.name: {name}", {**on_servers(), "training": {"optimizer": {"name": name}}})
+        for name in ("Adafactor", "Muon")
+    ),
     Refusal(
         "ServersWithClipping",
         "spec.training.maxGradientNorm",

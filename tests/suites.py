@@ -26,6 +26,8 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_(gradient_sums|resume|equality|collectives|fused)\.py.*[34] ranks": MORE_RANKS,
     r"trainer/test_resume\.py.*\[1 rank": MORE_RANKS,
     r"trainer/test_resume\.py.*(without momentum|-BF16|(buffers|data|state), static|late, [sp]|devices)": LONG,
+    r"trainer/test_resume\.py.*-Muon\]": "with shards it has more to do",
+    r"trainer/test_layouts\.py.*\[(dp2|one process, .*), (Muon|Adafactor)\]": LONG,
     r"trainer/test_local_sgd\.py.*(\[[34]-|-[34]\])": MORE_RANKS,
     r"trainer/test_pipedream\.py.*([34] stages|two replicas|accumulated|drained for)": MORE_RANKS,
     r"trainer/test_(text|compression_learns|relaxed_learning|parameter_server_soak)\.py": LEARNS,

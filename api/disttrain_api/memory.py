@@ -82,10 +82,11 @@ def parameters_of(config: MlpConfig | ResnetConfig | GptConfig) -> int:
 
 
 def _states_of(optimizer: Optimizer) -> int:
-    """Numbers that the optimizer keeps per parameter."""
+    """Numbers that the optimizer keeps per parameter, at least."""
     if optimizer.name is OptimizerName.SGD:
         return 1 if optimizer.momentum else 0
-    return 2
+    # Adafactor has numbers of rows and columns; Muon two of the parameters that are no hidden matrices.
+    return {OptimizerName.ADAFACTOR: 0, OptimizerName.MUON: 1}.get(optimizer.name, 2)
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool = True) -> int:

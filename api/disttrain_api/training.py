@@ -41,6 +41,15 @@ class OptimizerName(StrEnum):
     SGD = "SGD"
     ADAM = "Adam"
     ADAMW = "AdamW"
+    ADAFACTOR = "Adafactor"
+    MUON = "Muon"
+
+
+class AdjustLrFn(StrEnum):
+    """How Muon's rate goes by the shape of a matrix."""
+
+    ORIGINAL = "Original"
+    MATCH_RMS_ADAMW = "MatchRmsAdamW"
 
 
 class LrScheduleName(StrEnum):
@@ -157,28 +166,36 @@ class Optimizer(ApiModel):
     """The optimizer."""
 
     name: OptimizerName = OptimizerName.ADAMW
-    """SGD, Adam or AdamW."""
+    """SGD, Adam, AdamW, Adafactor, or Muon: of the matrices of hidden layers, beside AdamW of all else."""
     entrypoint: Entrypoint | None = None
     """Another one: `package.module:Class`, for example `torch.optim:RAdam`; called with parameter groups, `lr` and
     `weight_decay`. Not with ParameterServer."""
     learning_rate: PositiveNumber = 0.001
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Decoupled for AdamW, added to the gradient for the others."""
+    """Added to the gradient for SGD and Adam, else decoupled."""
     weight_decay_on: WeightDecayOn = WeightDecayOn.ALL
     """All, or Matrices: neither biases nor norms."""
     groups: Annotated[list[ParameterGroup], Field(max_length=16)] = []
     """The first whose pattern matches counts."""
     momentum: Fraction | None = None
-    """SGD only. Absent: 0."""
+    """SGD and Muon. Absent: 0, for Muon 0.95."""
     nesterov: bool | None = None
-    """SGD only; needs momentum. Absent: false."""
+    """SGD, with momentum, and Muon. Absent: false, for Muon true."""
     beta1: Fraction | None = None
-    """Adam and AdamW only. Absent: 0.9."""
+    """Adam and AdamW, also Muon's. Absent: 0.9."""
     beta2: Fraction | None = None
-    """Adam and AdamW only. Absent: 0.999."""
+    """Adam and AdamW, also Muon's. Absent: 0.999."""
     epsilon: PositiveNumber | None = None
-    """Adam and AdamW only. Absent: 1e-8."""
+    """Adam and AdamW, also Muon's. Absent: 1e-8."""
+    beta2_decay: Annotated[float, Field(ge=-10, le=0)] | None = None
+    """Adafactor. Absent: -0.8."""
+    d: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Adafactor: larger updates are clipped. Absent: 1."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] | None = None
+    """Muon: Newton-Schulz iterations. Absent: 5."""
+    adjust_lr_fn: AdjustLrFn | None = None
+    """Muon. MatchRmsAdamW: matrices take AdamW's rates; Original: as Muon's authors. Absent: MatchRmsAdamW."""
 
 
 class LrSchedule(ApiModel):

@@ -26,7 +26,8 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.flops import work_of
 from disttrain_trainer.metrics.report import say
-from disttrain_trainer.optim.groups import STACKED, require_matches
+from disttrain_trainer.optim.groups import HIDDEN, STACKED, require_matches
+from disttrain_trainer.optim.muon import hidden_matrices
 from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
@@ -112,6 +113,7 @@ def assemble(
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
     require_matches(training.optimizer, (name for name, _ in module.named_parameters()))
+    hidden = hidden_matrices(module, training.optimizer)
     task.place(world.device.torch, module)
     precision = build_precision(training, world)
     sparse = sparse_embeddings(module)
@@ -133,6 +135,8 @@ def assemble(
     for parameter in (parameter for layer in expert_layers(module) for parameter in layer.experts.parameters()):
         setattr(parameter, STACKED, True)
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in hidden & trained.keys():
+        setattr(trained[name], HIDDEN, True)
     optimizer = task.optimizer(trained)
     takes_no_sparse = what_takes_none(config, world, optimizer)
     require_dense(sparse, takes_no_sparse)

@@ -12,7 +12,7 @@ from disttrain_api.parallelism import (
 from disttrain_api.rules.layout import OTHERS, PROCESSES, READS_LAYOUT, product_of_others
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Precision
+from disttrain_api.training import OptimizerName, Precision
 
 _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _MODE = f"{_DATA_PARALLEL}.mode"
@@ -29,6 +29,7 @@ _DEGREES = tuple(
         ("devicesPerProcess", "devices_per_process"),
     )
 )
+_NAME = "self.training.optimizer.name"
 _UNFIT = " : ".join(
     [
         *(f"{cel} ? '{alias}'" for alias, _, cel in _DEGREES),
@@ -36,6 +37,7 @@ _UNFIT = " : ".join(
         f"{_CEL}.syncBatchNorm ? 'syncBatchNorm'",
         "has(self.training) && self.training.offload.parameters ? 'offload.parameters'",
         "has(self.training) && self.training.precision == 'FP16' ? 'precision: FP16'",
+        f"has(self.training) && {_NAME} in ['Adafactor', 'Muon'] ? 'optimizer.name: ' + {_NAME}",
         "''",
     ]
 )
@@ -70,7 +72,11 @@ def _unfit(spec: JobSpec) -> str | None:
         return "syncBatchNorm"
     if spec.training is not None and spec.training.offload.parameters:
         return "offload.parameters"
-    return "precision: FP16" if spec.training is not None and spec.training.precision is Precision.FP16 else None
+    if spec.training is None:
+        return None
+    name = spec.training.optimizer.name
+    unfit = f"optimizer.name: {name.value}" if name in (OptimizerName.ADAFACTOR, OptimizerName.MUON) else None
+    return "precision: FP16" if spec.training.precision is Precision.FP16 else unfit
 
 
 def _servers_with_unfit(spec: JobSpec) -> Values | None:
@@ -153,6 +159,7 @@ SERVER_RULES = (
             *(f"spec.parallelism.{alias}" for alias, *_ in _DEGREES),
             "spec.training.offload.parameters",
             "spec.training.precision",
+            "spec.training.optimizer.name",
         ),
     ),
     Rule(

@@ -52,29 +52,69 @@ def _name_or_entrypoint(part: str) -> Rule:
     )
 
 
-def _optimizer_only(alias: str, field: str, *names: OptimizerName) -> Rule:
-    return Rule(
-        id=f"{_pascal(alias)}NeedsOptimizer",
-        path=f"spec.training.optimizer.{alias}",
-        scope="spec.training.optimizer",
-        sentence=f"`{alias}` is a setting of {' and '.join(names)}, not of {{name}}: remove it or change `name`",
-        check=lambda spec: when(
-            spec.training is not None
-            and getattr(spec.training.optimizer, field) is not None
-            and spec.training.optimizer.name not in names,
-            name=spec.training.optimizer.name.value if spec.training else "",
-        ),
-        cel=f"!has(self.{alias}) || self.name in [{', '.join(repr(name.value) for name in names)}]",
-        values={"name": "self.name"},
-        reads=(f"spec.training.optimizer.{alias}", "spec.training.optimizer.name"),
-    )
+_WITH_MOMENTUM = (OptimizerName.SGD, OptimizerName.MUON)
+_WITH_MOMENTS = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.MUON)
+_OF_NAMED = (
+    ("momentum", "momentum", _WITH_MOMENTUM),
+    ("nesterov", "nesterov", _WITH_MOMENTUM),
+    ("beta1", "beta1", _WITH_MOMENTS),
+    ("beta2", "beta2", _WITH_MOMENTS),
+    ("epsilon", "epsilon", _WITH_MOMENTS),
+    ("beta2Decay", "beta2_decay", (OptimizerName.ADAFACTOR,)),
+    ("d", "d", (OptimizerName.ADAFACTOR,)),
+    ("nsSteps", "ns_steps", (OptimizerName.MUON,)),
+    ("adjustLrFn", "adjust_lr_fn", (OptimizerName.MUON,)),
+)
+"""Settings, and the optimizers that have them."""
+# The first setting that belongs to another optimizer, or ''.
+_FOREIGN = "".join(
+    f"has(self.{alias}) && !(self.name in {[name.value for name in names]}) ? '{alias}' : "
+    for alias, _, names in _OF_NAMED
+)
+
+
+def _foreign_setting(spec: JobSpec) -> Values | None:
+    """The first setting that belongs to another optimizer."""
+    found = spec.training.optimizer if spec.training is not None else Optimizer()
+    for alias, field, names in _OF_NAMED:
+        if getattr(found, field) is not None and found.name not in names:
+            return {"setting": alias, "name": found.name.value}
+    return None
 
 
 def _own_with_others(spec: JobSpec) -> Values | None:
     found = spec.training.optimizer if spec.training is not None else Optimizer()
-    others = [getattr(found, alias) for alias in _OF_NAMED]
+    # Those of others are refused by themselves.
+    others = [getattr(found, field) for _, field, names in _OF_NAMED if OptimizerName.ADAMW in names]
     named = found.name is not OptimizerName.ADAMW or any(value is not None for value in others)
     return when(found.entrypoint is not None and named)
+
+
+def _cut_matrices(spec: JobSpec) -> Values | None:
+    """The first setting that leaves the optimizer no whole matrices."""
+    if spec.training is None or spec.training.optimizer.name not in _OF_MATRICES:
+        return None
+    name = spec.training.optimizer.name
+    for alias, cuts in (
+        ("offload.parameters", spec.training.offload.parameters),
+        ("dataParallelShardDegree", (spec.parallelism.data_parallel_shard_degree or 1) > 1),
+        ("tensorParallelDegree", (spec.parallelism.tensor_parallel_degree or 1) > 1),
+    ):
+        # Muon gathers them, on the device.
+        if cuts and (name is OptimizerName.ADAFACTOR or alias == "offload.parameters"):
+            return {"name": name.value, "setting": alias}
+    return None
+
+
+_OF_MATRICES = (OptimizerName.ADAFACTOR, OptimizerName.MUON)
+_CUT = (
+    "self.training.offload.parameters ? 'offload.parameters' : self.training.optimizer.name == 'Muon' ? '' : "
+    + "".join(
+        f"has(self.parallelism.{alias}) && self.parallelism.{alias} > 1 ? '{alias}' : "
+        for alias in ("dataParallelShardDegree", "tensorParallelDegree")
+    )
+    + "''"
+)
 
 
 def _own_schedule_with_others(spec: JobSpec) -> Values | None:
@@ -86,9 +126,6 @@ def _own_on_servers(spec: JobSpec) -> Values | None:
     if spec.training is None or spec.parallelism.data_parallel.mode is not DataParallelMode.PARAMETER_SERVER:
         return None
     return when(spec.training.optimizer.entrypoint is not None or spec.training.lr_schedule.entrypoint is not None)
-
-
-_OF_NAMED = ("momentum", "nesterov", "beta1", "beta2", "epsilon")
 
 
 def _groups_with_servers(spec: JobSpec) -> Values | None:
@@ -111,18 +148,34 @@ _PROFILED = "self.profiling.firstStep + self.profiling.steps - 1"
 SETTING_RULES = (
     _name_or_entrypoint("model"),
     _name_or_entrypoint("data"),
-    _optimizer_only("momentum", "momentum", OptimizerName.SGD),
-    _optimizer_only("nesterov", "nesterov", OptimizerName.SGD),
-    _optimizer_only("beta1", "beta1", OptimizerName.ADAM, OptimizerName.ADAMW),
-    _optimizer_only("beta2", "beta2", OptimizerName.ADAM, OptimizerName.ADAMW),
-    _optimizer_only("epsilon", "epsilon", OptimizerName.ADAM, OptimizerName.ADAMW),
+    Rule(
+        id="SettingNeedsOptimizer",
+        path="spec.training.optimizer",
+        scope="spec.training.optimizer",
+        sentence="`{setting}` is not a setting of {name}: remove it or change `name`",
+        check=_foreign_setting,
+        cel=f"({_FOREIGN}'') == ''",
+        values={"setting": f"{_FOREIGN}''", "name": "self.name"},
+    ),
+    Rule(
+        id="WholeMatrices",
+        path="spec.training.optimizer.name",
+        sentence="the optimizer {name} needs whole matrices on the device, which `{setting}` does not leave: remove one"
+        " of the two",
+        check=_cut_matrices,
+        cel=f"!has(self.training) || !(self.training.optimizer.name in {[name.value for name in _OF_MATRICES]})"
+        f" || ({_CUT}) == ''",
+        values={"name": "self.training.optimizer.name", "setting": _CUT},
+        reads=("spec.training.optimizer.name", "spec.training.offload", "spec.parallelism"),
+    ),
     Rule(
         id="OptimizerEntrypointAlone",
         path="spec.training.optimizer.entrypoint",
         scope="spec.training.optimizer",
         sentence="`entrypoint` takes the place of `name` and its settings: remove these",
         check=_own_with_others,
-        cel=f"!has(self.entrypoint) || (self.name == 'AdamW'{''.join(f' && !has(self.{one})' for one in _OF_NAMED)})",
+        cel="!has(self.entrypoint) || (self.name == 'AdamW'"
+        f"{''.join(f' && !has(self.{alias})' for alias, _, names in _OF_NAMED if OptimizerName.ADAMW in names)})",
         reads=("spec.training.optimizer",),
     ),
     Rule(
@@ -159,8 +212,15 @@ SETTING_RULES = (
         path="spec.training.optimizer.nesterov",
         scope="spec.training.optimizer",
         sentence="`nesterov` needs `momentum` greater than 0",
-        check=_in_training(lambda training: bool(training.optimizer.nesterov) and not training.optimizer.momentum),
-        cel="!has(self.nesterov) || !self.nesterov || (has(self.momentum) && self.momentum > 0.0)",
+        check=_in_training(
+            lambda training: (
+                training.optimizer.name is OptimizerName.SGD
+                and bool(training.optimizer.nesterov)
+                and not training.optimizer.momentum
+            )
+        ),
+        cel="!has(self.nesterov) || !self.nesterov || self.name != 'SGD'"
+        " || (has(self.momentum) && self.momentum > 0.0)",
         reads=("spec.training.optimizer.nesterov", "spec.training.optimizer.momentum"),
     ),
     Rule(

@@ -89,8 +89,8 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
             "{learningRate: 3e-4}",
             "{name: adamw}",
             (
-                "11: spec.training.optimizer.name: must be one of 'SGD', 'Adam', 'AdamW', not the string 'adamw';"
-                " did you mean 'AdamW'?"
+                "11: spec.training.optimizer.name: must be one of 'SGD', 'Adam', 'AdamW', 'Adafactor', 'Muon', not the"
+                " string 'adamw'; did you mean 'AdamW'?"
             ),
         ),
         ("{replicas: 2}", "[]", "5: spec.workers: must be an object with keys and values, not a list"),
@@ -162,15 +162,15 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
         GOOD.replace("name: digits}\nspec", "name: Digits}\nspec")
         .replace("{replicas: 2}", "{replicas: 2, processesPerPod: 4}\n  parallelism: {dataParallelReplicateDegree: 6}")
         .replace("steps: 10", "stepz: 10")
-        .replace("{learningRate: 3e-4}", "{name: SGD, beta1: 0.9, nesterov: 1}")
+        .replace("{learningRate: 3e-4}", "{name: SGD, beta1: 0.9}\n    offload: {parameters: 1}")
     )
     assert [problem.partition(" ")[0] + problem.split(":")[1] for problem in refused(text)] == [
         "3: metadata.name",
         "6: spec.parallelism",
         "7: spec.training.steps",
         "10: spec.training.stepz",
-        "12: spec.training.optimizer.nesterov",
-        "12: spec.training.optimizer.beta1",
+        "12: spec.training.optimizer",
+        "13: spec.training.offload.parameters",
     ]
 
 

@@ -5,6 +5,9 @@ from tests.suites import GATE
 from tests.unit.trainer.worlds import small, user
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
+MUON = {"name": "Muon", "learningRate": 0.02, "weightDecay": 0.1, "weightDecayOn": "Matrices"}
+MUON |= {"groups": [{"pattern": "blocks.1.*", "learningRateFactor": 0.5}]}
+ADAFACTOR = {"name": "Adafactor", "learningRate": 0.05, "weightDecay": 0.1}
 SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
 COMMON = {"steps": 3, "logging": {"interval": 1}, "maxGradientNorm": 0.3}
 TOKENS = user("double_tokens")
@@ -41,6 +44,9 @@ TRAININGS = {
     "experts, AdamW, accumulated": small(
         **COMMON, data=TOKENS, model=user("double_moe_gpt"), optimizer=ADAMW, gradientAccumulationSteps=3
     ),
+    "gpt, Muon": small(**COMMON, **GPT, optimizer=MUON),
+    # Without biases: a gradient of rounding alone is made as large as others are.
+    "gpt, Adafactor": small(**COMMON, data=TOKENS, model=user("double_gpt", bias=False), optimizer=ADAFACTOR),
     "gpt, SGD, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=SGD),
     "gpt, AdamW, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=ADAMW),
 }
@@ -132,6 +138,16 @@ ALL_LAYOUTS = {
         for optimizer in ("SGD", "AdamW")
         for passes in (1, 4)
     },
+    **{
+        f"{name}, Muon": (2, "gpt, Muon", parallelism, ACCUMULATE_2 if name == "fsdp2" else {})
+        for name, parallelism in HALVES.items()
+    },
+    **{f"{name}, Adafactor": (2, "gpt, Adafactor", HALVES[name], {}) for name in ("dp2", "pp2")},
+    "one process, two devices, Adafactor": (1, "gpt, Adafactor", {"devicesPerProcess": 2}, {}),
+    "one process, placed layers, Muon": (1, "gpt, Muon", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
+    "dp2 x fsdp2, Muon": (4, "gpt, Muon", {REPLICATE: 2, SHARD: 2}, {}),
+    "fsdp2 x tp2, Muon": (4, "gpt, Muon", {SHARD: 2, TENSOR: 2, "vocabularyParallel": True}, {}),
+    "pp2 x fsdp2, Muon": (4, "gpt, Muon", {PIPELINE: 2, SHARD: 2}, {}),
     "one process, two devices, resnet": (1, "resnet, SGD", {"devicesPerProcess": 2}, {}),
     "one process, placed layers, resnet": (1, "resnet, AdamW", {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
     **{

@@ -6,10 +6,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from disttrain_api.builtin import GptConfig
 from disttrain_api.training import Optimizer, OptimizerName
+from disttrain_trainer.models.gpt import model as gpt
 from disttrain_trainer.optim import optimizers
-from disttrain_trainer.optim.groups import FACTOR, STACKED, groups_of
+from disttrain_trainer.optim.groups import FACTOR, HIDDEN, STACKED, groups_of
+from disttrain_trainer.optim.muon import hidden_matrices
 from disttrain_trainer.optim.optimizers import build_optimizer
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+
+MUON = Optimizer(name="Muon", learning_rate=0.1, weight_decay=0.5)
+FUSED = [name for name in OptimizerName if name is not OptimizerName.ADAFACTOR]
 
 
 def parameters(*devices):
@@ -17,13 +24,12 @@ def parameters(*devices):
         return [nn.Parameter(torch.empty(3, device=device)) for device in devices]
 
 
-@pytest.mark.parametrize("name", OptimizerName)
+@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(
     ("devices", "fused"), [(("cuda", "cuda"), True), (("cpu", "cpu"), None), (("cuda", "cpu"), None)]
 )
 def test_fused_where_all_parameters_are_on_gpus(name, devices, fused):
     optimizer = build_optimizer(Optimizer(name=name), parameters(*devices))
-    assert optimizer.defaults["fused"] is fused
     assert {group["fused"] for group in optimizer.param_groups} == {fused}
 
 
@@ -83,7 +89,7 @@ def test_of_what_experts_share_a_tensor_of_their_vectors_are_no_matrix():
     assert spared == {"params": [experts["bias"]], "weight_decay": 0.0}
 
 
-@pytest.mark.parametrize("name", OptimizerName)
+@pytest.mark.parametrize("name", [name for name in OptimizerName if name is not OptimizerName.MUON])
 def test_decay_of_matrices_is_torchs_with_two_groups(name):
     settings = Optimizer(name=name, learning_rate=0.1, weight_decay=0.5, weight_decay_on="Matrices")
     torch.manual_seed(3)
@@ -96,11 +102,119 @@ def test_decay_of_matrices_is_torchs_with_two_groups(name):
         (ours, build_optimizer(settings, dict(ours.named_parameters()))),
         (theirs, getattr(torch.optim, name.value)(groups, lr=0.1)),
     ]
-    batches = torch.randn(5, 8, 4, dtype=torch.float64)
-    for batch in batches:
-        for model, optimizer in pairs:
-            optimizer.zero_grad()
+    train(pairs)
+    require_same_bits(ours, theirs)
+
+
+def train(pairs, steps=5):
+    """Train models [4 numbers -> any] on the same batches, each with its optimizers."""
+    for batch in torch.randn(steps, 8, 4, dtype=torch.float64):
+        for model, *its_optimizers in pairs:
+            model.zero_grad()
             model(batch).square().mean().backward()
+            for optimizer in its_optimizers:
+                optimizer.step()
+
+
+def require_same_bits(one, other):
+    assert [name for name, value in one.state_dict().items() if not torch.equal(value, other.state_dict()[name])] == []
+
+
+def deep():
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 2)).double()
+
+
+def with_muon(model, settings=MUON):
+    """The optimizer of the model, whose hidden matrices are marked as build.py does it."""
+    for name in hidden_matrices(model, settings):
+        setattr(model.get_parameter(name), HIDDEN, True)
+    return build_optimizer(settings, dict(model.named_parameters()))
+
+
+def test_muon_is_torchs_beside_torchs_adamw():
+    ours, theirs = deep(), deep()
+    theirs.load_state_dict(ours.state_dict())
+    hidden = [theirs[0].weight, theirs[2].weight]
+    others = [one for one in theirs.parameters() if all(one is not matrix for matrix in hidden)]
+    muon = torch.optim.Muon(hidden, lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
+    pairs = [(ours, with_muon(ours)), (theirs, muon, torch.optim.AdamW(others, lr=0.1, weight_decay=0.5))]
+    train(pairs)
+    require_same_bits(ours, theirs)
+
+
+def test_muon_takes_the_settings_that_are_given():
+    given = {"momentum": 0.5, "nesterov": False, "ns_steps": 3, "adjust_lr_fn": "Original", "beta1": 0.5}
+    model = deep()
+    optimizer = with_muon(model, Optimizer(name="Muon", **given))
+    hidden = next(group for group in optimizer.param_groups if HIDDEN in group)
+    assert [hidden[name] for name in ("momentum", "nesterov", "ns_steps", "adjust_lr_fn")] == [
+        0.5,
+        False,
+        3,
+        "original",
+    ]
+    (betas,) = {group["betas"] for group in optimizer.param_groups if HIDDEN not in group}
+    assert betas == (0.5, 0.999)
+
+
+def test_adafactor_takes_the_settings_that_are_given():
+    optimizer = build_optimizer(Optimizer(name="Adafactor", beta2_decay=-0.5, d=2.0), deep().parameters())
+    assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
+
+
+def test_a_state_of_muon_that_is_loaded_is_gone_on_with():
+    through, stopped, resumed = deep(), deep(), deep()
+    stopped.load_state_dict(through.state_dict())
+    first, second = with_muon(through), with_muon(stopped)
+    train([(through, first), (stopped, second)], steps=2)
+    resumed.load_state_dict(stopped.state_dict())
+    third = with_muon(resumed)
+    third.load_state_dict(second.state_dict())
+    # The rate of a step, which step.py sets.
+    for group in (*first.param_groups, *third.param_groups):
+        group["lr"] = 0.03
+    train([(through, first), (resumed, third)], steps=2)
+    require_same_bits(through, resumed)
+
+
+def test_muon_steps_matrices_that_ranks_hold_parts_of_as_whole_ones(mesh):
+    weights = torch.randn(4, 6, dtype=torch.float64)
+    whole, cut = nn.Parameter(weights.clone()), nn.Parameter(distribute_tensor(weights.clone(), mesh, [Shard(0)]))
+    for one in (whole, cut):
+        setattr(one, HIDDEN, True)
+    optimizers = [build_optimizer(MUON, {"matrix": one}) for one in (whole, cut)]
+    for gradient in torch.randn(3, 4, 6, dtype=torch.float64):
+        whole.grad, cut.grad = gradient.clone(), distribute_tensor(gradient.clone(), mesh, [Shard(0)])
+        for optimizer in optimizers:
             optimizer.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other)
+    torch.testing.assert_close(cut.detach().full_tensor(), whole.detach(), rtol=1e-12, atol=1e-12)
+
+
+def small_gpt(**config):
+    sizes = {"vocabularySize": 16, "layers": 1, "heads": 2, "width": 8, "sequenceLength": 8}
+    return gpt.build(GptConfig.model_validate(sizes | config, by_alias=True))
+
+
+BLOCK = {f"blocks.0.attention.{name}.weight" for name in ("query", "key", "value", "out")}
+FEED_FORWARD = {"blocks.0.feed_forward.0.weight", "blocks.0.feed_forward.2.weight"}
+HIDDEN_OF = {
+    "tied": (small_gpt, {}, BLOCK | FEED_FORWARD),
+    "untied": (small_gpt, {"tieWeights": False}, BLOCK | FEED_FORWARD),
+    "experts": (small_gpt, {"experts": 2}, BLOCK | {"blocks.0.feed_forward.router.weight"}),
+    "layers in a row": (deep, {}, {"0.weight", "2.weight"}),
+}
+
+
+@pytest.mark.parametrize("model", HIDDEN_OF)
+def test_muon_takes_matrices_but_tables_and_the_head(model):
+    build, config, expected = HIDDEN_OF[model]
+    assert hidden_matrices(build(**config), MUON) == expected
+    assert hidden_matrices(build(**config), Optimizer()) == frozenset()
+
+
+def test_muon_without_a_matrix_to_train_is_refused():
+    model = deep()
+    for layer in model[:3]:
+        layer.requires_grad_(False)
+    with pytest.raises(InvalidConfiguration, match="Muon is for the matrices between embeddings and the last layer"):
+        hidden_matrices(model, MUON)

@@ -27,6 +27,8 @@ TRAININGS = {
     "AdamW, dropout, several buckets": LONG,
     "SGD": {**LONG, "optimizer": SGD},
     "SGD without momentum": {**LONG, "optimizer": {"name": "SGD", "learningRate": 0.05}},
+    "Muon": {**LONG, "optimizer": {"name": "Muon", "learningRate": 0.02}},
+    "Adafactor": {**LONG, "optimizer": {"name": "Adafactor", "learningRate": 0.05}},
     "BF16": {**LONG, "precision": "BF16"},
     "FP16 with its scaler": {**LONG, "precision": "FP16"},
     "GPT with tied weights": small(
@@ -50,6 +52,7 @@ TRAININGS = {
 STATIC = {"dataParallel": {"staticGraph": True}}
 CUT = {
     f"{LATE}, shards": {"dataParallelShardDegree": 2},
+    "Muon, shards": {"dataParallelShardDegree": 2},
     f"{LATE}, tensor": {"tensorParallelDegree": 2},
     f"{LATE}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [2, 3]}},
     f"{EXTRA}, shards": {"dataParallelShardDegree": 2},

@@ -15,6 +15,9 @@ FACTOR = "lr_factor"
 STACKED = "stacked"
 """Attribute of a parameter that has a row per expert: what each expert has of it is one dimension less."""
 
+HIDDEN = "hidden"
+"""Attribute of a parameter that Muon updates, and key of a group of such ones."""
+
 
 def groups_of(settings: Optimizer, parameters: Mapping[str, Parameter]) -> list[dict[str, Any]]:
     """The groups of torch.optim, in the order of their first parameters, which are given by name.
@@ -28,7 +31,8 @@ def groups_of(settings: Optimizer, parameters: Mapping[str, Parameter]) -> list[
         factor = factor_of(settings, name)
         own = {} if decays else {"weight_decay": 0.0}
         own |= {} if factor == 1.0 else {FACTOR: factor}
-        kind = (getattr(parameter, "device_mesh", None), decays, factor)
+        own |= {HIDDEN: True} if hasattr(parameter, HIDDEN) else {}
+        kind = (getattr(parameter, "device_mesh", None), *own.items())
         found.setdefault(kind, {"params": [], **own})["params"].append(parameter)
     return list(found.values())
 

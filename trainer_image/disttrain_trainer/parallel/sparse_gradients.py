@@ -12,6 +12,7 @@ from torch import nn
 
 from disttrain_api.parallelism import AllReduce, DataParallelMode
 from disttrain_api.relaxed import LocalSgd
+from disttrain_trainer.optim.muon import Muon
 from disttrain_trainer.parallel.sharded import is_sharded
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -59,7 +60,7 @@ def _optimizer_that_takes_none(optimizer: torch.optim.Optimizer) -> str | None:
 
     A momentum of rows would do, but no checkpoint could hold it.
     """
-    if isinstance(optimizer, torch.optim.Adam):
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.Adafactor | Muon):
         return type(optimizer).__name__
     if type(optimizer) is torch.optim.SGD:
         for name in ("momentum", "weight_decay"):
