@@ -1,6 +1,8 @@
 """Which strategy takes the steps of a job: a line for each."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_trainer.build import build_state
@@ -25,19 +27,33 @@ def build_job_state(config: Config, world: World) -> State:
 
 
 def open_strategy(around: Surroundings) -> AbstractContextManager[Strategy]:
-    """The strategy that the manifest asks for; when the context is left, the steps are over."""
-    state = around.state
-    if has_servers(around.config):
-        from disttrain_trainer.strategies.parameter_server import leading
-
-        return leading(around)
-    if isinstance(state.pipeline, Flow):
-        return nullcontext(PipeDream(around, state.pipeline))
-    if state.replicas is not None:
-        return nullcontext(LocalSgd(around, state.replicas))
-    return nullcontext(Synchronous(around))
+    """The strategy that the job asks for; when the context is left, the steps are over."""
+    return next(choice.open(around) for choice in STRATEGIES if choice.when(around))
 
 
 def has_servers(config: Config) -> bool:
     """Whether the job's parameters lie on servers."""
     return config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
+
+
+class Choice(NamedTuple):
+    """A strategy, and when it takes the steps."""
+
+    when: Callable[[Surroundings], bool]
+    """Whether the job asks for it, by its manifest or by what was built of it."""
+    open: Callable[[Surroundings], AbstractContextManager[Strategy]]
+
+
+def _leading(around: Surroundings) -> AbstractContextManager[Strategy]:
+    from disttrain_trainer.strategies.parameter_server import leading
+
+    return leading(around)
+
+
+STRATEGIES = [
+    Choice(lambda around: has_servers(around.config), _leading),
+    Choice(lambda around: isinstance(around.state.pipeline, Flow), lambda around: nullcontext(PipeDream(around))),
+    Choice(lambda around: around.state.replicas is not None, lambda around: nullcontext(LocalSgd(around))),
+    Choice(lambda around: True, lambda around: nullcontext(Synchronous(around))),
+]
+"""The first that is asked for counts."""

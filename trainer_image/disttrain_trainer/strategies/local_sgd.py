@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.step import accumulate_gradients
 from disttrain_trainer.strategies.base import Surroundings
 from disttrain_trainer.strategies.synchronous import Batch, Synchronous
@@ -16,28 +15,29 @@ from disttrain_trainer.strategies.synchronous import Batch, Synchronous
 class LocalSgd(Synchronous):
     """See `Strategy`. Ranks count and stop together as in synchronous steps; their gradients are their own."""
 
-    def __init__(self, around: Surroundings, replicas: Replicas) -> None:
+    def __init__(self, around: Surroundings) -> None:
         super().__init__(around, own_norms=True)
-        self._replicas = replicas
+        assert around.state.replicas is not None
+        self._replicas = around.state.replicas
 
     def consistent(self, *, optimizer: bool) -> AbstractContextManager[None]:
         """Return a context in which all replicas hold the model that counts."""
-        return self._replicas.agreed(self._state.step, optimizer=optimizer)
+        return self._replicas.agreed(self.state.step, optimizer=optimizer)
 
-    def _compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
-        done = self._state.step
+    def compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
+        done = self.state.step
         if self._replicas.alone(done):
             # The gradient is that of the mean over this replica's own samples; the loss is its part of the mean of all.
             own_weight = batch.weight
             loss = accumulate_gradients(
-                self._state, batch.microbatches, own_weight or 1.0, batch.samples or 1.0, replicas=1
+                self.state, batch.microbatches, own_weight or 1.0, batch.samples or 1.0, replicas=1
             )
             loss = loss * (own_weight / (weight or 1.0))
         else:
-            loss = super()._compute_gradients(batch, weight, samples)
+            loss = super().compute_gradients(batch, weight, samples)
         self._replicas.settle_gradients(done)
         return loss
 
-    def _end_step(self) -> int | None:
-        self._replicas.meet(self._state.step)
+    def end_step(self) -> int | None:
+        self._replicas.meet(self.state.step)
         return self._replicas.bytes

@@ -25,9 +25,10 @@ class PipeDream:
 
     joined = False
 
-    def __init__(self, around: Surroundings, flow: Flow) -> None:
+    def __init__(self, around: Surroundings) -> None:
+        assert isinstance(around.state.pipeline, Flow)
         self.stopping = False
-        self._around, self._state, self._flow = around, around.state, flow
+        self._around, self._state, self._flow = around, around.state, around.state.pipeline
         self._heard: Mapping[str, float] = {}
 
     def run(self, until: int) -> Iterator[StepResult]:

@@ -41,7 +41,10 @@ class Batch(NamedTuple):
 
 
 class Synchronous(SumOverRanks):
-    """See `Strategy`. One gradient of all ranks, one update."""
+    """See `Strategy`. One gradient of all ranks, one update.
+
+    Techniques that compute another gradient derive from it, and replace `compute_gradients` or `end_step`.
+    """
 
     joined = False
 
@@ -50,15 +53,15 @@ class Synchronous(SumOverRanks):
         figures = partial(_task_figures, around) if pipeline is None else pipeline.figures
         super().__init__(around.world, own_norms, figures)
         self.stopping = False
-        self._config, self._state, self._around = around.config, around.state, around
+        self._config, self.state, self._around = around.config, around.state, around
         self._next: Batch | None = None
-        if self._state.step < self._config.training.steps:
+        if self.state.step < self._config.training.steps:
             always = self._config.job.parallelism.data_parallel.find_unused_parameters
-            settle_buckets(self._state, self.world, always_search=always)
+            settle_buckets(self.state, self.world, always_search=always)
 
     def run(self, until: int) -> Iterator[StepResult]:
-        while self._state.step < until:
-            batch, self._next = self._next or self._load(self._state.cursor), None
+        while self.state.step < until:
+            batch, self._next = self._next or self._load(self.state.cursor), None
             weight, samples, stopping, *digests = batch.counts()
             self._require_same_layers(digests)
             if stopping:
@@ -72,9 +75,9 @@ class Synchronous(SumOverRanks):
 
     def _step(self, batch: Batch, weight: float, samples: float, until: int) -> StepResult:
         """Compute the gradient, clip it, and update. weight, samples: of all ranks."""
-        state, training = self._state, self._config.training
+        state, training = self.state, self._config.training
         rate = learning_rate(training, state.step)
-        loss = self._compute_gradients(batch, weight, samples)
+        loss = self.compute_gradients(batch, weight, samples)
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
         # What is due after `until` looks at the state between two steps.
         if state.layer_order is not None:
@@ -89,7 +92,7 @@ class Synchronous(SumOverRanks):
             skip_update(state)
         else:
             update_parameters(state, rate, norm)
-        sent = self._end_step()
+        sent = self.end_step()
         self._around.updated()
         return StepResult(
             step=state.step,
@@ -108,8 +111,8 @@ class Synchronous(SumOverRanks):
 
     def _is_skipped(self, norm: Tensor) -> bool:
         """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
-        step = self._state.step + 1
-        reason = None if self._state.guard is None else self._state.guard.reason_to_skip(step, float(norm))
+        step = self.state.step + 1
+        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, float(norm))
         if reason is not None:
             say(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None
@@ -117,32 +120,32 @@ class Synchronous(SumOverRanks):
     def _load(self, cursor: Cursor) -> Batch:
         """Load this rank's part of the global batch at `cursor`."""
         begin = time.monotonic()
-        microbatches = load_step(self._state, self.world, cursor)
+        microbatches = load_step(self.state, self.world, cursor)
         loading = time.monotonic() - begin
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
         # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop.
         speaks = self.world.speaks
-        order = self._state.layer_order
+        order = self.state.layer_order
         digests = () if order is None else order.take()
         counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end(), *digests)
         return Batch(microbatches, weight, samples, loading, counts)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:
         """Raise InvalidConfiguration, on all ranks, where they have not called the same layers."""
-        if digests and self._state.layer_order is not None:
-            self._state.layer_order.require_alike(digests, self.world)
+        if digests and self.state.layer_order is not None:
+            self.state.layer_order.require_alike(digests, self.world)
 
-    def _compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
+    def compute_gradients(self, batch: Batch, weight: float, samples: float) -> Tensor:
         """Leave the gradient in the parameters; return this rank's part of the mean loss over all samples (tokens)."""
-        state = self._state
+        state = self.state
         if state.gradient_sum is not None:
             state.gradient_sum.begin(state.step)
         return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, self.world.replicas)
 
-    def _end_step(self) -> int | None:
+    def end_step(self) -> int | None:
         """Do what follows the update; return the bytes that this rank has sent, where they are counted."""
-        return None if self._state.gradient_sum is None else self._state.gradient_sum.bytes
+        return None if self.state.gradient_sum is None else self.state.gradient_sum.bytes
 
 
 def _task_figures(around: Surroundings) -> dict[str, float]:
