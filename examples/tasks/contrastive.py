@@ -4,6 +4,7 @@ The loss is InfoNCE (van den Oord et al. 2018, "Representation Learning with Con
 are those of the microbatch, so that microBatchSize is a part of the method.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ class Views:
 class Contrastive:
     """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
 
-    def __init__(self, width: int = 64, noise: float = 0.2, temperature: float = 0.1) -> None:
-        self.width, self.noise, self.temperature = width, noise, temperature
+    def __init__(self, width: int = 64, noise: float = 0.2, temperature: float = 0.1, rate: float = 0.01) -> None:
+        self.width, self.noise, self.temperature, self.rate = width, noise, temperature, rate
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Linear(self.width, 32))
@@ -41,6 +42,13 @@ class Contrastive:
     def data(self) -> tuple[Views, Views]:
         images = torch.from_numpy(load_digits().data).float() / 16
         return Views(images[:1500], self.noise), Views(images[1500:], self.noise)
+
+    def optimizer(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """AdamW that lets the projection, which is thrown away after training, go twice as fast."""
+        projection = [parameter for name, parameter in parameters.items() if name.startswith("2.")]
+        features = [parameter for name, parameter in parameters.items() if not name.startswith("2.")]
+        groups: list[dict[str, Any]] = [{"params": features}, {"params": projection, "lr": 2 * self.rate}]
+        return torch.optim.AdamW(groups, lr=self.rate)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         first, second = functional.normalize(model(torch.cat(batch)), dim=-1).chunk(2)

@@ -42,7 +42,8 @@ class Restorer(nn.Module):
 
     def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
         x = self.embed(tokens) * present.unsqueeze(-1)
-        return self.out(self.look(x.transpose(1, 2)).transpose(1, 2).relu())
+        scores: Tensor = self.out(self.look(x.transpose(1, 2)).transpose(1, 2).relu())
+        return scores
 
 
 class Masked:
