@@ -44,15 +44,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Which sentence is to be said, and its numbers."""
+    """The sentence of a violation, and its numbers."""
 
     sentence: str
     values: dict[str, int]
 
 
 def find_misfit(training: Training, data_parallel: int, pipeline: int = 1) -> Misfit | None:
-    """What is wrong with the sizes, None where they fit each other, the data-parallel degree and the microbatches of a
-    pipeline.
+    """Return the problem of the batch sizes, or None if they fit each other, the data-parallel degree and the
+    pipeline's microbatches.
     """
     micro, world = training.micro_batch_size, training.global_batch_size
     accumulation = training.gradient_accumulation_steps

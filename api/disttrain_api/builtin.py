@@ -118,7 +118,7 @@ class TextConfig(ApiModel):
 
 
 class SyntheticKind(StrEnum):
-    """What is made up."""
+    """The kind of synthetic data."""
 
     IMAGES = "Images"
     TOKENS = "Tokens"
@@ -172,7 +172,7 @@ _TOKEN_DEFAULTS = {"sequence_length": 128, "vocabulary_size": BYTE_VALUES}
 
 @dataclass(frozen=True)
 class Images:
-    """What a sample of a built-in data set is: an image of `shape` (channels, height, width) and a class."""
+    """The samples of an image data set: an image of `shape` (channels, height, width) and a class."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -186,7 +186,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a sample of a built-in data set is: `length` tokens below `vocabulary`, and each one's successor."""
+    """The samples of a text data set: `length` tokens below `vocabulary`, and the successor of each."""
 
     length: int
     vocabulary: int | None
@@ -217,7 +217,7 @@ def model_config(training: Training) -> ModelConfig:
 
 
 def samples_of(config: DataConfig) -> Images | Tokens:
-    """What the samples of a built-in data set are."""
+    """Return the description of the samples of a built-in data set."""
     if isinstance(config, DigitsConfig):
         return Images(DIGITS_SHAPE, DIGITS_CLASSES)
     if isinstance(config, TextConfig):

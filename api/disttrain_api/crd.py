@@ -206,7 +206,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
 
 
 def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
-    """What stands inside of an object or a list."""
+    """Return the schema inside an object or a list."""
     parent, _, name = path.rpartition(".")
     if parent in _ROLES and name in _OF_CONTAINERS:
         return copy.deepcopy(trainer_schema()[name])

@@ -1,4 +1,4 @@
-"""What the built-in models are cut into: sizes that a degree must divide, layers that must suffice for all stages.
+"""Divisibility of the built-in models: sizes that a degree must divide, and enough layers for all stages.
 
 CEL cannot see them: the config of a model has no schema.
 """
@@ -27,7 +27,7 @@ EXPERTS_WITHOUT_FLUSH = (
 
 
 def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
-    """What is wrong with a built-in model's sizes for this layout."""
+    """Return the problems of a built-in model's sizes in this layout."""
     if training.model.name is None or config_problems(training):
         return
     yield from _tensor_problems(training, parallelism)

@@ -30,7 +30,7 @@ _MAX_WORD = 64
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a file holds."""
+    """The content of a file."""
 
     job: DistTrainingJob
     others: str = ""
@@ -48,12 +48,12 @@ def parse(text: str, source: str = "manifest") -> DistTrainingJob:
 
 
 def read(path: str | Path) -> Manifest:
-    """What a file holds. Raises ManifestError."""
+    """Return the content of a file. Raises ManifestError."""
     return _parsed(_content(lambda: Path(path).open("rb"), str(path)), str(path))
 
 
 def read_stream(stream: BinaryIO, source: str) -> Manifest:
-    """What a stream holds, which is closed then. Raises ManifestError."""
+    """Return the content of a stream, and close it. Raises ManifestError."""
     return _parsed(_content(lambda: stream, source), source)
 
 

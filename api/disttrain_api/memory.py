@@ -64,7 +64,8 @@ def builtin_size(training: Training) -> ModelSize | None:
 
 
 def least_memory(size: ModelSize, training: Training, mesh: Mesh, mode: DataParallelMode) -> LeastMemory:
-    """What ranks with this mesh need for a model of this size. mesh: with parameter servers that of one worker."""
+    """Return the memory that ranks with this mesh need for a model of this size. mesh: with parameter servers that of
+    one worker."""
     state = size.trained_bytes * _states_of(training.optimizer)
     whole = 0 if training.model.meta_device else size.bytes
     share = mesh.shard * mesh.pipeline * mesh.tensor

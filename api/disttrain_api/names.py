@@ -52,7 +52,7 @@ TERMINATION_LOG = "/dev/termination-log"
 
 
 class Role(StrEnum):
-    """What a pod is to its job."""
+    """Role of a pod in its job."""
 
     WORKER = "worker"
     PS = "ps"
@@ -76,7 +76,7 @@ GANG_GATE = f"{GROUP}/gang"
 
 
 class Annotation:
-    """What the gate writes on a pod when it lets it go."""
+    """Annotations that the gate writes on a pod when it releases it."""
 
     RELEASED_AT = f"{GROUP}/released-at"
     RESERVED_NODE = f"{GROUP}/reserved-node"

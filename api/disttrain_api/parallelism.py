@@ -15,7 +15,7 @@ Degree = Annotated[int, Field(ge=1, le=1024)]
 
 
 class DataParallelMode(StrEnum):
-    """How data-parallel replicas are kept equal."""
+    """How data-parallel replicas stay equal."""
 
     ALL_REDUCE = "AllReduce"
     PARAMETER_SERVER = "ParameterServer"
@@ -24,7 +24,7 @@ class DataParallelMode(StrEnum):
 
 
 class DeviceMode(StrEnum):
-    """What several devices of one process do."""
+    """Use of several devices in one process."""
 
     REPLICATE = "Replicate"
     PLACE = "Place"
@@ -75,10 +75,10 @@ class CompressionName(StrEnum):
 
 
 class Compression(ApiModel):
-    """What is sent of the gradients. OneBit, TopK, RandomK and PowerSGD add what is left to the next gradient."""
+    """Gradient compression. OneBit, TopK, RandomK and PowerSGD add the error to the next gradient."""
 
     name: CompressionName
-    """A number format, 8 bits or 1 bit each, the largest or random numbers, or matrices of low rank."""
+    """A number format, 8 bits or 1 bit each, the largest or random numbers, or low-rank matrices."""
     ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """TopK and RandomK only: numbers sent / numbers. Absent: 0.01."""
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -86,7 +86,7 @@ class Compression(ApiModel):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     """Steps in which OneBit and PowerSGD send everything and the ratio falls from 1 to its value. Absent: 0."""
     momentum_correction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """TopK and RandomK only: momentum of SGD, gathered before numbers are chosen. Absent: 0."""
+    """TopK and RandomK only: SGD momentum, applied before numbers are chosen. Absent: 0."""
 
 
 class Synchronization(StrEnum):
@@ -111,7 +111,7 @@ class GroupReduce(StrEnum):
 
 
 class ParameterServer(ApiModel):
-    """How workers and parameter servers work together."""
+    """How workers use parameter servers."""
 
     push: Pushed = Pushed.GRADIENTS
     """Gradients: servers update. Parameters: workers update and push the change, which servers average."""
@@ -119,7 +119,7 @@ class ParameterServer(ApiModel):
     """Sync: one update per step, as AllReduce. Async: one per worker's part of the batch, as it arrives.
     BoundedStaleness: as Async, but no worker runs far ahead."""
     staleness: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """BoundedStaleness only: parts that a worker may be ahead of the slowest one. Absent: 4."""
+    """BoundedStaleness only: parts a worker may be ahead of the slowest one. Absent: 4."""
     staleness_aware_rate: bool | None = None
     """Not for Sync: the learning rate of an update is divided by its staleness. Absent: false."""
     snapshot_interval: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
@@ -130,13 +130,14 @@ class ParameterServer(ApiModel):
 
 
 class DataParallel(ApiModel):
-    """How data-parallel replicas are kept equal."""
+    """How data-parallel replicas stay equal."""
 
     mode: DataParallelMode = DataParallelMode.ALL_REDUCE
-    """AllReduce sums gradients over all replicas in every step. LocalSGD and BMUF let replicas train alone and average
-    their parameters now and then. ParameterServer: servers hold the parameters, workers push gradients to them."""
+    """AllReduce sums gradients over all replicas in every step. LocalSGD and BMUF: replicas train alone and
+    periodically average their parameters. ParameterServer: servers hold the parameters, workers push gradients to
+    them."""
     sync_batch_norm: bool = False
-    """BatchNorm layers look at the batches of all replicas together, not of each alone."""
+    """BatchNorm layers use the batches of all replicas, not of each separately."""
     local_sgd: Annotated[LocalSgd | None, Field(alias="localSGD")] = None
     """Settings of LocalSGD. Absent: its defaults."""
     bmuf: Bmuf | None = None
@@ -144,13 +145,13 @@ class DataParallel(ApiModel):
     parameter_server: ParameterServer | None = None
     """ParameterServer only. Absent: Sync."""
     all_reduce: AllReduce = AllReduce.BACKEND
-    """Backend: that of gloo or NCCL. Ring, Tree and Central are ours, of single messages."""
+    """Backend: that of gloo or NCCL. Ring, Tree, Central: point-to-point, for study."""
     compression: Compression | None = None
     """Absent: gradients are sent as they are."""
     static_graph: bool = False
-    """Every step uses the same parameters, each as often: DDP need not look for unused ones in every step."""
+    """Every step uses the same parameters, equally often: DDP does not search for unused ones."""
     find_unused_parameters: bool = False
-    """Search every step for parameters without a gradient, also where the first microbatch has none."""
+    """Search every step for unused parameters, also where the first microbatch has none."""
 
     @property
     def relaxed(self) -> LocalSgd | Bmuf | None:
@@ -165,46 +166,46 @@ class DataParallel(ApiModel):
 
 
 class Pipeline(ApiModel):
-    """How a pipeline works."""
+    """Pipeline settings."""
 
     schedule: PipelineSchedule | None = None
-    """PipeDream and PipeDream2BW keep the pipeline full: gradients come late. Absent: 1F1B."""
+    """PipeDream and PipeDream2BW keep the pipeline full: gradients are stale. Absent: 1F1B."""
     vertical_sync: bool | None = None
-    """PipeDream only: a microbatch meets the same version of the weights in every stage. Absent: false."""
+    """PipeDream only: a microbatch uses the same version of the weights in every stage. Absent: false."""
     microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Microbatches in one pass through the pipeline. Absent: as many as stages; 1 with PipeDream."""
     stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
     """Absent: 1 for GPipe, 1F1B and PipeDream*, 2 for the others."""
     split: PipelineSplit | None = None
-    """What is made equal among the stages: the number of layers, of parameters, or the time measured at the start.
-    Absent: Even."""
+    """What is balanced between stages: the number of layers, of parameters, or the time measured at the start. Absent:
+    Even."""
     layers_per_stage: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=1024)] | None = None
     """Layers of each stage, instead of `split`."""
 
 
 class Parallelism(ApiModel):
-    """Degrees of the mesh. The product of all degrees but the expert one must equal the world size."""
+    """Degrees of the mesh. The product of all except the expert degree must equal the world size."""
 
     data_parallel_replicate_degree: ReplicateDegree | None = None
-    """Copies of the model, each on its own part of the batch. Absent: what the others leave of the world size."""
+    """Copies of the model, each on its own part of the batch. Absent: the world size / the other degrees."""
     data_parallel_shard_degree: ShardDegree | None = None
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None
-    """With tensor parallelism: what lies between the shared layers is cut along the sequence. Absent: false."""
+    """With tensor parallelism: also shard activations between layers along the sequence. Absent: false."""
     vocabulary_parallel: bool | None = None
-    """With tensor parallelism: the logits stay cut along the vocabulary, the loss too. Absent: false."""
+    """With tensor parallelism: logits and loss stay sharded along the vocabulary. Absent: false."""
     pipeline_parallel_degree: Degree | None = None
-    """Ranks that the layers are cut over, one after the other. Absent: 1."""
+    """Ranks that the layers are split over, in sequence. Absent: 1."""
     pipeline: Pipeline | None = None
-    """How the pipeline works. Absent: 1F1B, one stage per rank, as many microbatches as stages."""
+    """Absent: 1F1B, one stage per rank, as many microbatches as stages."""
     expert_parallel_degree: Degree | None = None
-    """Ranks that the experts are spread over, carved out of shard x tensor. Absent: 1."""
+    """Ranks that the experts are spread over, part of shard x tensor. Absent: 1."""
     devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None
     """Devices that each process computes on; on CPUs logical ones. Absent: 1."""
     device_mode: DeviceMode | None = None
-    """With several devices per process. Replicate: a copy of the model on each, which share the batch. Place: each has
-    some of the layers. Absent: Replicate."""
+    """With several devices per process. Replicate: each has a copy of the model and a part of the batch. Place: each
+    has some layers. Absent: Replicate."""
     data_parallel: DataParallel = DataParallel()
-    """How data-parallel replicas are kept equal."""
+    """How data-parallel replicas stay equal."""

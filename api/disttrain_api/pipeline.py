@@ -25,7 +25,7 @@ def is_flushless(parallelism: Parallelism) -> bool:
 
 
 def stages_per_rank(parallelism: Parallelism) -> int:
-    """As given; else 1 for the schedules of one stage per rank and 2 for the others."""
+    """Return the stages per rank: as given, else 1 for the schedules of one stage per rank and 2 for the others."""
     given = parallelism.pipeline.stages_per_rank if parallelism.pipeline is not None else None
     return given or (1 if schedule_of(parallelism) in SINGLE_STAGE_SCHEDULES else 2)
 

@@ -22,7 +22,7 @@ class OptimizerState(StrEnum):
 
 
 class OuterOptimizer(ApiModel):
-    """SGD whose gradient is what the replicas have changed on average since they last met (DiLoCo)."""
+    """SGD whose gradient is the replicas' average change since the last average (DiLoCo)."""
 
     learning_rate: Factor = 0.7
     """Of the outer steps."""
@@ -36,13 +36,13 @@ class LocalSgd(ApiModel):
     period: Period = 8
     """Steps between two averages of the parameters."""
     warmup_steps: WarmupSteps = 0
-    """First steps, in which gradients are summed as by AllReduce."""
+    """First steps, with gradients summed as in AllReduce."""
     global_period: Period | None = None
-    """Steps between two averages of all replicas; every `period` steps is then those of a pod."""
+    """Steps between averages of all replicas; `period` then counts for those of a pod."""
     optimizer_state: OptimizerState = OptimizerState.KEEP
-    """What a replica's own becomes at an average."""
+    """What happens to it at an average."""
     outer_optimizer: OuterOptimizer | None = None
-    """Applied to the replicas' average change. Absent: the average is taken as it is."""
+    """Applied to the replicas' average change. Absent: use the plain average."""
 
 
 class Bmuf(ApiModel):
@@ -51,12 +51,12 @@ class Bmuf(ApiModel):
     period: Period = 8
     """Steps of a block."""
     warmup_steps: WarmupSteps = 0
-    """Blocks that end within so many steps take the average as it is."""
+    """Blocks that end within so many steps use the plain average."""
     block_momentum: Momentum | None = None
     """Part of a block's update that the next one repeats. Absent: 1 - 1 / replicas."""
     block_learning_rate: Factor = 1.0
-    """What a block's average change is multiplied by."""
+    """Factor of a block's average change."""
     nesterov: bool = True
     """Blocks start where the momentum alone would lead."""
     optimizer_state: OptimizerState = OptimizerState.KEEP
-    """What a replica's own becomes at an average."""
+    """What happens to it at an average."""

@@ -1,4 +1,4 @@
-"""What ranks tell their agent, and what the agent tells the operator: when it is asked, and in the termination message.
+"""Reports of ranks to their agent, and of the agent to the operator: on request, and in the termination message.
 
 Every program of a pod can answer anything and write any termination message. So a report holds only what a status can
 hold: finite numbers, integers of 64 bits, times, short texts. A value that is none of these is left out; a report that
@@ -92,7 +92,7 @@ class CheckpointReport(_Report):
 
 
 class FailureSignature(_Report):
-    """What makes a failure recognisable when it comes again.
+    """Identifies a failure that occurs again.
 
     Failures that come from outside, such as a lost peer, a signal or a stop, have no signature.
     """
@@ -128,7 +128,7 @@ class RankError(_Report):
 
 
 class RankPhase(StrEnum):
-    """What a rank does now."""
+    """Current activity of a rank."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -193,7 +193,8 @@ class RankStatus(_Report):
 
 
 class AgentStatus(_Report):
-    """What an agent answers to `/v1/status`. It is of one attempt of one job: what an older life says is dropped."""
+    """Answer of an agent to `/v1/status`. It belongs to one attempt of one job: answers of older attempts are
+    dropped."""
 
     job_uid: Annotated[str, Field(max_length=_MAX_UID)]
     attempt: Annotated[int, Field(ge=0, le=2**31)]

@@ -34,7 +34,7 @@ class RolePods(ApiModel):
     env_from: Annotated[list[_Entry], Field(max_length=64)] | None = None
     """Secrets and ConfigMaps whose keys are variables of the container `trainer`, as in a pod."""
     resources: _Entry | None = None
-    """Requests and limits of the container `trainer`, as in a pod. GPUs are asked for with `gpusPerPod`."""
+    """Requests and limits of the container `trainer`, as in a pod. Request GPUs with `gpusPerPod`."""
     template: PodTemplate = {}
     """A PodTemplateSpec, all of it optional. Its container `trainer` may not repeat the fields above."""
 

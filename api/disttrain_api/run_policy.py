@@ -57,7 +57,7 @@ class OnExitCodes(ApiModel):
     container_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """`trainer`, or an init container that is no sidecar. Absent: whichever failed."""
     operator: ExitCodeOperator
-    """In: one of the values. NotIn: none of them, but an exit code all the same."""
+    """In: one of the values. NotIn: an exit code that is none of them."""
     values: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)]
     """Exit codes."""
 
@@ -74,14 +74,14 @@ class OnPodCondition(ApiModel):
 
 
 class FailureRule(ApiModel):
-    """Matches a failed pod where all that is given matches; with nothing given, every failed pod."""
+    """Matches a failed pod if all given fields match; without fields, every failed pod."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Named in the status when the rule decides."""
     action: FailureAction
-    """FailJob, RestartGang, RestartPod (that pod alone, under its old name; like the gang, not counted by maxRestarts
-    where the cluster ended it), Ignore (the pod stays as it is and the others go on), or RestartWithoutCounting (the
-    gang, never counted by maxRestarts)."""
+    """FailJob, RestartGang, RestartPod (only that pod, with its old name; as for the gang, not counted by maxRestarts
+    if the cluster ended it), Ignore (the pod stays as it is, the others continue), or RestartWithoutCounting (the gang,
+    never counted by maxRestarts)."""
     roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
     """Roles of the pod. Absent: any."""
     on_exit_codes: OnExitCodes | None = None
@@ -92,15 +92,15 @@ class FailureRule(ApiModel):
     """Reasons as in the verdict of an attempt: OOMKilled, Evicted, Preempted, Drained, NodeLost, RankFailed, PeerLost …
     Absent: any."""
     on_pod_conditions: Annotated[list[OnPodCondition], Field(min_length=1, max_length=20)] | None = None
-    """Conditions, of which the pod has at least one. Absent: any, or none."""
+    """The pod has at least one of these. Absent: any, or none."""
 
 
 class FailurePolicy(ApiModel):
-    """What follows from failures; the first rule that matches the pod decides."""
+    """Reaction to failures; the first rule that matches the pod decides."""
 
     rules: Annotated[list[FailureRule], Field(min_length=1, max_length=32)]
-    """In order. What no rule matches goes by default: the trainer's permanent exit codes fail the job; preemption,
-    eviction, drain and the loss of a node restart the gang without counting; everything else restarts it."""
+    """In order. If no rule matches: the trainer's permanent exit codes fail the job; preemption, eviction, drain and
+    the loss of a node restart the gang without counting; everything else restarts it."""
 
 
 class SuccessOperator(StrEnum):
@@ -117,27 +117,27 @@ class SuccessPolicy(ApiModel):
     role: Role = Role.WORKER
     """The role whose pods decide."""
     operator: SuccessOperator = SuccessOperator.ALL
-    """All pods of the role have succeeded, Any one has, or the First (index 0) has."""
+    """All pods of the role, Any one, or the First (index 0) must succeed."""
 
 
 class NodeSuspicion(ApiModel):
-    """When a node is thought to be at fault: pods of later attempts then prefer other nodes."""
+    """When a node is suspected: pods of later attempts then prefer other nodes."""
 
     failures: Annotated[int, Field(ge=0, le=10)] = 2
-    """Attempts that failed first on the node. 0: no node is ever suspected."""
+    """Attempts that failed first on the node. 0: never suspect a node."""
     window_seconds: PositiveSeconds = 21_600
     """Within this time."""
 
 
 class DisruptionBudget(ApiModel):
-    """A PodDisruptionBudget over the job's pods. Drains of nodes wait for it: with care."""
+    """A PodDisruptionBudget for the job's pods. It can block drains of nodes."""
 
     min_available: Annotated[int, Field(ge=1, le=20_000)]
-    """Pods that must stay when the others are evicted."""
+    """Pods that must stay when others are evicted."""
 
 
 class RunPolicy(ApiModel):
-    """How the job lives and ends."""
+    """Restarts, failures, and the end."""
 
     restart_policy: RestartPolicy = RestartPolicy.GANG
     """Gang recreates all pods when a rank fails; Never fails the job."""
@@ -145,9 +145,9 @@ class RunPolicy(ApiModel):
     """Restarts without a new checkpoint between them before the job fails."""
     restart_backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
     """Pause before the second restart without a new checkpoint between them; doubled for each further one, up to an
-    hour. The first restart is at once."""
+    hour. The first one is immediate."""
     failure_policy: FailurePolicy | None = None
-    """What follows from which failure. Absent: the defaults."""
+    """Reaction to each failure. Absent: the defaults."""
     success_policy: SuccessPolicy = SuccessPolicy()
     """When the job is complete."""
     node_suspicion: NodeSuspicion = NodeSuspicion()
@@ -155,19 +155,19 @@ class RunPolicy(ApiModel):
     starting_deadline_seconds: PositiveSeconds | None = None
     """Time from the creation of an attempt's pods until all of them run, before the job fails. Absent: no limit."""
     progress_deadline_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] | None = None
-    """Time without a new step, while ranks train, before the gang restarts; more than between two lines of the log.
-    Absent: no limit."""
+    """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Absent:
+    no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
-    """Time that a pod may take to end after its grace, or on a dead node after its deletion, before it is removed by
-    force; checkpoints are fenced against it."""
+    """Time for a pod to end after its grace period, or on a dead node after its deletion, before it is force-deleted;
+    checkpoints are fenced against it."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     failure_log_in_status: bool = False
-    """True puts the last words of what failed first into status and Events, which are read without the right to read
+    """True puts the last output of the first failure into status and Events, readable without the right to read
     logs."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
-    """Restricted fills in a restricted security context (uid 65532) where the template has none; Template fills in
-    nothing, which an image that must run as root needs."""
+    """Restricted adds a restricted security context (uid 65532) if the template has none; Template adds nothing, as an
+    image that must run as root needs."""
     disruption_budget: DisruptionBudget | None = None
     """Absent: none, so that nodes can be drained."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()

@@ -15,7 +15,7 @@ from disttrain_api.violation import Location, Violation, render
 
 @dataclass(frozen=True)
 class Limits:
-    """What a value may hold."""
+    """Bounds of a value."""
 
     depth: int
     """Objects and lists within each other, the outermost included; empty ones and plain values do not count."""

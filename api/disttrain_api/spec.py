@@ -19,9 +19,9 @@ class Workers(RolePods):
     processes_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Ranks per pod. Absent: gpusPerPod, else 1."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """GPUs of each pod; the only way to ask for them. Absent: none."""
+    """GPUs of each pod; only this field requests them. Absent: none."""
     gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = DEFAULT_GPU_RESOURCE
-    """Resource name that gpusPerPod asks for."""
+    """Resource name that gpusPerPod requests."""
 
     @property
     def ranks_per_pod(self) -> int:
@@ -35,20 +35,20 @@ class ParameterServers(RolePods):
 
 
 class JobSpec(ApiModel):
-    """What to train, on how many pods, cut up how, and how the job lives."""
+    """What to train, on how many pods, and with which parallelism."""
 
     workers: Workers
     """The pods that train."""
     parameter_servers: ParameterServers | None = None
     """Pods of role ps."""
     parallelism: Parallelism = Parallelism()
-    """How the work is cut over the ranks."""
+    """How the work is divided over ranks."""
     training: Training | None = None
     """What the trainer image runs. Absent: a program of your own runs."""
     storage: Storage | None = None
     """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
     run_policy: RunPolicy = RunPolicy()
-    """How the job lives and ends."""
+    """Restarts, failures, and the end."""
     suspend: bool = False
     """True stops the pods after a checkpoint; false starts them again from it."""
     active_deadline_seconds: PositiveSeconds | None = None

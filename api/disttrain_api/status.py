@@ -52,7 +52,7 @@ class Condition(StatusModel):
     status: Annotated[str, Field(json_schema_extra={"pattern": "^(True|False|Unknown)$"})]
     """True, False or Unknown."""
     reason: str
-    """One word for programs."""
+    """For programs."""
     message: str
     """A sentence for people."""
     last_transition_time: Time
@@ -101,7 +101,7 @@ class Progress(StatusModel):
     metrics: list[Metric] = []
     """Figures of the last evaluation on held-out data."""
     evaluation_failure: str | None = None
-    """Why the last evaluation that was due has no figures. Absent: it has some, or none was due."""
+    """Why the last evaluation has no figures. Absent: it has some, or none was due."""
     phase: str | None = None
     """Starting, Training, Evaluating or Saving, while the job runs."""
     remaining_seconds: int | None = None
@@ -141,7 +141,7 @@ class FailureClass(StrEnum):
 
 
 class Signature(StatusModel):
-    """What makes a failure recognisable when it comes again."""
+    """Identifies a failure that occurs again."""
 
     error: str
     """Type of the exception."""
@@ -157,7 +157,7 @@ class Verdict(StatusModel):
     """Why an attempt ended: the first cause, not the last symptom."""
 
     reason: str
-    """One word for programs, for example OOMKilled or RankFailed."""
+    """For programs, for example OOMKilled or RankFailed."""
     message: str
     """A sentence for people."""
     class_: Annotated[str | None, Field(alias="class")] = None
@@ -165,9 +165,9 @@ class Verdict(StatusModel):
     Disruption (preempted, evicted, drained, rejected), NodeLost, PodLost, Stopped, PeerLost, Hang or NotStarted.
     Absent: nothing failed."""
     action: str | None = None
-    """What followed from it by the failure policy, one of its actions. Absent: nothing failed."""
+    """Action of the failure policy. Absent: nothing failed."""
     rule: str | None = None
-    """Name, or place in the list, of the failure policy's rule that said so. Absent: the default."""
+    """Name, or index, of the failure policy's rule that decided. Absent: the default."""
     role: str | None = None
     """Role of the pod that failed first."""
     rank: int | None = None
@@ -181,14 +181,14 @@ class Verdict(StatusModel):
     signal: int | None = None
     """The signal that ended it."""
     signature: Signature | None = None
-    """What makes the failure recognisable: the second of two that are equal, with no step between, ends the job.
-    Absent: it came from outside, or not from the trainer."""
+    """Identifies the failure: the second of two equal ones, with no step between, ends the job. Absent: it came from
+    outside, or not from the trainer."""
     log: str | None = None
-    """The last lines of its log, where they could be had and `failureLogInStatus` asks for them."""
+    """The last lines of its log, if available and `failureLogInStatus` asks for them."""
 
 
 class Replacement(StatusModel):
-    """A pod that was made again alone, within an attempt."""
+    """A pod that was recreated alone, within an attempt."""
 
     pod: str
     """Its name; the new pod has the same."""
@@ -210,7 +210,7 @@ class Attempt(StatusModel):
     start_time: Time
     """When the operator began to create its pods."""
     admitted_time: Time | None = None
-    """When queue or gate let its pods go (the gate's is written when they run). Absent: neither holds them back, or it
+    """When queue or gate released its pods (the gate's is written when they run). Absent: neither holds them, or it
     still does."""
     running_time: Time | None = None
     """When all its pods ran."""
@@ -221,9 +221,9 @@ class Attempt(StatusModel):
     checkpoint_step: int | None = None
     """Step of the last complete checkpoint when it ended, also where that was reported later."""
     avoided_nodes: list[str] = []
-    """Nodes under suspicion, which its pods prefer not to use."""
+    """Suspected nodes, which its pods prefer not to use."""
     replacements: list[Replacement] = []
-    """Pods that were made again alone; the last fifty."""
+    """Pods that were recreated alone; the last fifty."""
     succeeded: str | None = None
     """Members that have succeeded, for example "worker 0-3,7"; kept of the last attempt."""
 
@@ -249,7 +249,7 @@ class GoodputState(StrEnum):
 
 
 class StateSeconds(StatusModel):
-    """Time that was spent in a state."""
+    """Time spent in a state."""
 
     state: str
     """Training, for example."""
@@ -261,16 +261,16 @@ class Goodput(StatusModel):
     """Where the job's time went. `spent` adds up to the time from `since` to `updateTime`."""
 
     since: Time
-    """When the job was made, or when an operator that counts first saw it."""
+    """When the job was created, or an operator that counts first saw it."""
     update_time: Time
-    """Until when is counted. Since then the job is in `state`."""
+    """End of the count. Since then the job is in `state`."""
     state: str | None = None
     """Queued, Suspended, Starting, Training, Evaluating, Saving, Redoing (lost steps) or Restarting. Absent: it has
     finished."""
     spent: list[StateSeconds] = []
     """Time by state."""
     percent: int | None = None
-    """How much of the time was Training. Absent before the first second."""
+    """Share of Training. Absent before the first second."""
     furthest_step: int = 0
     """The furthest step that was reported; those before it are redone."""
 
@@ -279,7 +279,7 @@ class JobStatus(StatusModel):
     """What the operator observed and decided."""
 
     conditions: list[Condition] = []
-    """The truth; wait for `Finished`, which is True at either end."""
+    """Wait for `Finished`: True on success and failure."""
     phase: str | None = None
     """One word for people: Pending, Starting, Running, Restarting, Suspending, Suspended, Succeeded or Failed."""
     observed_generation: int | None = None
@@ -287,7 +287,7 @@ class JobStatus(StatusModel):
     attempt: int = 0
     """Number of the current attempt; 0 before the first."""
     restarts: int = 0
-    """Restarts so far, of the gang or of single pods; resuming from suspension is none."""
+    """Restarts so far, of the gang or of single pods; resuming is none."""
     restarts_since_checkpoint: int = 0
     """Counted restarts since the last new checkpoint; `maxRestarts` bounds them."""
     mesh: str | None = None
@@ -299,7 +299,7 @@ class JobStatus(StatusModel):
     completion_time: Time | None = None
     """When the job finished."""
     ready: str | None = None
-    """Worker pods that run / wanted, for example "3/4"."""
+    """Running / all worker pods, for example "3/4"."""
     replica_statuses: list[ReplicaStatus] = []
     """Counts per role."""
     progress: Progress | None = None

@@ -16,7 +16,7 @@ class Retention(StrEnum):
 
 
 class RetentionPolicy(ApiModel):
-    """What becomes of the claim that the operator makes, as in a StatefulSet."""
+    """Fate of the claim that the operator creates, as in a StatefulSet."""
 
     when_deleted: Retention = Retention.RETAIN
     """When the job is deleted: Retain keeps the claim, Delete deletes it, too."""
@@ -29,12 +29,12 @@ class Storage(ApiModel):
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing PersistentVolumeClaim of the job's namespace."""
     volume_claim_template: dict[str, JsonValue] | None = None
-    """Labels, annotations and spec of the claim that is made for the job; `resources.requests.storage` must be given.
+    """Labels, annotations and spec of the claim to create for the job; `resources.requests.storage` is required.
     Without `accessModes` it is ReadWriteMany."""
     url: Annotated[str, Field(pattern=r"^s3://[^/ ]+(/[^/ ]+)*$", max_length=1024)] | None = None
     """A prefix in an object store; credentials and endpoint come from the environment of the container `trainer`."""
     retention_policy: RetentionPolicy | None = None
-    """What becomes of the claim that the operator makes. Absent: it outlives the job."""
+    """Fate of the claim that the operator creates. Absent: it outlives the job."""
 
     @property
     def claim_outlives_job(self) -> bool:

@@ -93,7 +93,7 @@ class ActivationCheckpointing(StrEnum):
 
 
 class Offload(ApiModel):
-    """What lies in the host's memory instead of the device's."""
+    """What is kept in host memory instead of device memory."""
 
     parameters: bool = False
     """Parameters, gradients and optimizer state; the optimizer then runs on the CPU."""
@@ -112,8 +112,8 @@ class Model(ApiModel):
     """Arguments of the model, at most 6 levels deep, 4096 values and 128 KiB; docs/reference.md has those of built-in
     ones."""
     meta_device: bool = False
-    """Build it without memory, and give values to each rank's part, layer by layer. Needs a method `initialise_layer`,
-    which gpt and transformers have."""
+    """Build it on the meta device and initialise each rank's part, layer by layer. Needs a method `initialise_layer`,
+    as in gpt and transformers."""
 
 
 class Data(ApiModel):
@@ -125,7 +125,7 @@ class Data(ApiModel):
     """`package.module:function`; called with the config as keyword arguments, returns two datasets: training,
     held-out."""
     config: dict[str, Any] = {}
-    """Arguments of the data set, bounded likewise; docs/reference.md has the built-in ones'."""
+    """Arguments of the data set, with the same bounds; docs/reference.md has built-in ones."""
 
 
 class WeightDecayOn(StrEnum):
@@ -168,7 +168,7 @@ class Optimizer(ApiModel):
     name: OptimizerName = OptimizerName.ADAMW
     """SGD, Adam, AdamW, Adafactor, or Muon: of the matrices of hidden layers, beside AdamW of all else."""
     entrypoint: Entrypoint | None = None
-    """Another one: `package.module:Class`, for example `torch.optim:RAdam`; called with parameter groups, `lr` and
+    """Another: `package.module:Class`, for example `torch.optim:RAdam`; called with parameter groups, `lr` and
     `weight_decay`. Not with ParameterServer."""
     learning_rate: PositiveNumber = 0.001
     """Peak learning rate."""
@@ -177,7 +177,7 @@ class Optimizer(ApiModel):
     weight_decay_on: WeightDecayOn = WeightDecayOn.ALL
     """All, or Matrices: neither biases nor norms."""
     groups: Annotated[list[ParameterGroup], Field(max_length=16)] = []
-    """The first whose pattern matches counts."""
+    """The first match counts."""
     momentum: Fraction | None = None
     """SGD and Muon. Absent: 0, for Muon 0.95."""
     nesterov: bool | None = None
@@ -202,7 +202,7 @@ class LrSchedule(ApiModel):
     """Learning rate over the steps: a linear warm-up, then the named shape."""
 
     name: LrScheduleName = LrScheduleName.CONSTANT
-    """Constant, Linear or Cosine; the latter two fall to `minimumRatio` of the peak at the last step."""
+    """Constant, Linear or Cosine; these two decay to `minimumRatio` of the peak at the last step."""
     entrypoint: Entrypoint | None = None
     """Another shape: `package.module:function`, called with the step, from 0, and the number of steps; returns rate /
     peak rate. Not with ParameterServer."""
@@ -233,7 +233,7 @@ class Checkpoint(ApiModel):
     keep_latest: Annotated[int, Field(ge=1, le=1000)] = 3
     """Checkpoints kept; older ones are deleted after a newer one is complete."""
     keep_best: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Checkpoints kept besides, those that are best by `bestMetric`. Absent: none."""
+    """Also keep so many that are best by `bestMetric`. Absent: none."""
     best_metric: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", max_length=63)] | None = None
     """Figure on held-out data: Loss (the least is best), Accuracy (the highest) or one of your task's. Absent: Loss."""
     best_mode: BestMode | None = None
@@ -242,14 +242,14 @@ class Checkpoint(ApiModel):
     """Weights to begin with while the job has no checkpoint: a .safetensors file or a checkpoint's folder, relative to
     the storage. Absent: the model's own."""
     asynchronous: bool = True
-    """Train on while a copy in the host's memory is written. False: no such copy, and training waits."""
+    """Train while a copy in host memory is written. False: no copy, training waits."""
     folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] | None = None
     """Folder below the storage. Absent: one of this job's own, new for each job. Name the folder of another job to
     continue from its latest checkpoint."""
 
 
 class OnFailure(StrEnum):
-    """Warn: the job goes on, and status and log say what failed. Fail: the job fails."""
+    """Warn: the job continues; status and log say what failed. Fail: the job fails."""
 
     WARN = "Warn"
     FAIL = "Fail"
@@ -274,12 +274,12 @@ class Evaluation(ApiModel):
     batch_size: Count | None = None
     """Samples per rank and forward pass. Absent: microBatchSize."""
     on_failure: OnFailure = OnFailure.WARN
-    """What follows an evaluation that raises; the checkpoint of its step is written before. Warn: the job goes on;
-    status and log say so. Fail: the job fails."""
+    """Reaction to an evaluation that raises; the checkpoint of its step is written first. Warn: the job continues;
+    status and log say so. Fail: it fails."""
 
 
 class SinkName(StrEnum):
-    """Services that take figures."""
+    """Services that store figures."""
 
     MLFLOW = "MLflow"
     WANDB = "WandB"
@@ -291,10 +291,10 @@ class Logging(ApiModel):
     interval: Count = 10
     """Steps between two lines."""
     tensor_board: bool | None = None
-    """Event files beside metrics.jsonl, on a cluster with a volume in `storage`. Absent: where the package
-    `tensorboard` is installed."""
+    """Event files beside metrics.jsonl, on a cluster with a volume in `storage`. Absent: if the package `tensorboard`
+    is installed."""
     sinks: Annotated[list[SinkName], Field(max_length=2)] = []
-    """Services that get the figures, too: MLflow (MLFLOW_TRACKING_URI), WandB (WANDB_API_KEY); both are packages."""
+    """Also send figures to MLflow (MLFLOW_TRACKING_URI) or WandB (WANDB_API_KEY); both are packages."""
 
 
 class Profiling(ApiModel):
@@ -302,13 +302,13 @@ class Profiling(ApiModel):
     cluster only with a volume in `storage`."""
 
     first_step: Annotated[int, Field(ge=2, le=1_000_000_000)] = 10
-    """First step that is traced; the one before is traced, too, and thrown away."""
+    """First traced step; the one before is traced too and discarded."""
     steps: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Steps that are traced."""
+    """Traced steps."""
     all_ranks: bool = False
-    """A trace of every rank. Absent: of rank 0."""
+    """Trace every rank. Absent: rank 0."""
     memory_snapshot: bool = False
-    """On GPUs: when memory runs out, write what it was used for (for docs.pytorch.org/memory_viz)."""
+    """On GPUs: when memory runs out, write a snapshot (for docs.pytorch.org/memory_viz)."""
 
 
 class Training(ApiModel):
@@ -318,7 +318,7 @@ class Training(ApiModel):
     """
 
     task: OwnTask | None = None
-    """Takes the place of `model`, `data` and `loss`."""
+    """Replaces `model`, `data` and `loss`."""
     callbacks: Annotated[list[Callback], Field(max_length=8)] = []
     """Called between steps, in this order."""
     model: Model = Model()
@@ -326,7 +326,7 @@ class Training(ApiModel):
     data: Data = Data()
     """The data."""
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes per rank that read training samples ahead; 0: the rank reads them itself. Not with ParameterServer."""
+    """Worker processes per rank that read samples ahead; 0: the rank reads them. Not with ParameterServer."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
     lr_schedule: LrSchedule = LrSchedule()
@@ -340,9 +340,9 @@ class Training(ApiModel):
     global_batch_size: Count | None = None
     """Samples of all ranks in one optimizer step."""
     gradient_accumulation_steps: AccumulationSteps | None = None
-    """Forward and backward passes per optimizer step. Absent: what the two batch sizes leave, else 1."""
+    """Forward and backward passes per optimizer step. Absent: from the two batch sizes, else 1."""
     max_gradient_norm: PositiveNumber | None = None
-    """Gradients are scaled down to this norm. Absent: no clipping."""
+    """Clip gradients to this norm. Absent: no clipping."""
     skip_steps: SkipSteps | None = None
     """Absent: a loss or gradient that is not finite ends the job."""
     precision: Precision = Precision.FP32
@@ -352,12 +352,12 @@ class Training(ApiModel):
     """None keeps all activations; Selective the results of matrix products and attention; Full each layer's inputs.
     The last layer keeps all: its backward pass follows at once."""
     offload: Offload = Offload()
-    """What lies in the host's memory."""
+    """What is kept in host memory."""
     compile: bool = False
-    """Compile each layer with torch.compile, except its experts; on one device the model and its loss as one. Needs a
-    C++ compiler, on GPUs a C compiler."""
+    """Compile each layer with torch.compile, except experts; on one device model and loss as one. Needs a C++ compiler,
+    on GPUs a C compiler."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of initialisation, data order, dropout, and what the data's function draws."""
+    """Seed of initialisation, data order, dropout, and the data's random draws."""
     checkpoint: Checkpoint | None = None
     """Absent: with `storage` the defaults, without it no checkpoints."""
     evaluation: Evaluation = Evaluation()
@@ -367,5 +367,4 @@ class Training(ApiModel):
     profiling: Profiling | None = None
     """On a cluster it needs a volume in `storage`. Absent: nothing is profiled."""
     preflight: bool = False
-    """First the ranks check and time their network: wrong data end the attempt, slow nodes are logged. Not with
-    ParameterServer."""
+    """Check the ranks' network first: wrong data ends the attempt, slow nodes are logged. Not with ParameterServer."""

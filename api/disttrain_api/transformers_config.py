@@ -56,7 +56,7 @@ def size_of(config: TransformersConfig, name: str) -> int | None:
 
 
 def transformers_problems(config: TransformersConfig) -> Iterator[Problem]:
-    """What is wrong with the config alone."""
+    """Return the problems of the config by itself."""
     if (config.path is None) == (config.config is None):
         yield _PATH, "exactly one of `path` and `config` must be given"
     elif config.config is not None and config.config.get("model_type") not in FAMILIES:
@@ -65,7 +65,7 @@ def transformers_problems(config: TransformersConfig) -> Iterator[Problem]:
 
 
 def adapter_problems(config: TransformersConfig) -> Iterator[Problem]:
-    """What is wrong with the adapters for a tensor group of several ranks."""
+    """Return the problems of the adapters in a tensor group of several ranks."""
     if config.lora is not None and config.lora.dropout > 0:
         yield f"{_PATH}.lora.dropout", "does not go with `tensorParallelDegree`: remove one of the two"
 

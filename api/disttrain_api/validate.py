@@ -81,7 +81,7 @@ def problems(subject: JobSpec | DistTrainingJob | Mapping[str, Any]) -> list[Vio
 
 
 def spec_problems(spec: JobSpec) -> list[Violation]:
-    """What does not go together in a spec whose fields are right in themselves."""
+    """Return the problems between fields of a spec whose fields are valid by themselves."""
     found = list(_template_problems(spec))
     found += _rule_problems(spec, found)
     return [*found, *_config_problems(spec, found)]
@@ -128,7 +128,7 @@ def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
 
 
 def _beyond_models(raw: Any) -> Iterator[Violation]:
-    """What the models let pass: keys without a value, and fields that metadata does not have."""
+    """Return the problems that the models accept: keys without a value, and fields that metadata does not have."""
     if not isinstance(raw, Mapping):
         return
     yield from _empty_values(raw.get("spec"), ("spec",))
@@ -187,7 +187,7 @@ def _rule_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]
 
 
 def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violation]:
-    """What the built-in models and data sets say about their configuration, alone and together."""
+    """Return the problems of the configuration of built-in models and data sets, alone and together."""
     found = tuple(found)
     if spec.training is None or any(_is_in_doubt(part, found) for part in _CONFIGURED):
         return []

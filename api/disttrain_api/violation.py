@@ -12,7 +12,7 @@ _MAX_KEY = 100
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong at a place of a manifest, and what to do about it."""
+    """A problem at a place of a manifest, and what to do about it."""
 
     location: Location
     """Keys and list indices from the top of the manifest."""

@@ -73,7 +73,8 @@ def read(text: str) -> list[Document]:
 
 
 def read_each(text: str) -> list[Document]:
-    """As `read`; but a document that cannot be read says so itself. Raises YamlError where the text is no YAML."""
+    """Read documents as `read` does; a document that cannot be read is returned as its error. Raises YamlError if the
+    text is no YAML."""
     return [_read(node) for node in compose(text, _Loader)]
 
 
@@ -203,7 +204,7 @@ def _instead(text: str) -> str:
 
 
 def _numbers(word: str) -> str | None:
-    """What the word is to kubectl and, where that is a number, to YAML 1.2; None: that is hard to tell."""
+    """Return the value of the word in kubectl and, if that is a number, in YAML 1.2; None if it is ambiguous."""
     digits = word.replace("_", "")
     # What nobody writes is no matter, and a long row of digits takes Python a long time.
     if len(digits) > 32:

@@ -1,4 +1,4 @@
-"""What a YAML text may stand for, found before anything of it is built; and files that are no manifests, within it.
+"""Bounds of an expanded YAML text, checked before anything of it is built; and reading of other YAML files within them.
 
 A few lines can mean billions: an alias costs what it stands for, as often as it stands, and a merge key likewise. So
 nodes are counted as they come, and what the aliases among them stand for is added up without following one twice.
@@ -143,7 +143,7 @@ def _too_deep(line: int | None) -> YamlError:
 
 @dataclass
 class _Weight:
-    """What a node stands for."""
+    """The expanded size of a node."""
 
     values: int = 1
     bytes: int = 0

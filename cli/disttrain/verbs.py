@@ -25,32 +25,34 @@ class Verb:
 SECTIONS: dict[str, dict[str, Verb]] = {
     "On this machine": {
         "run": Verb("disttrain.commands.machine:run", "run a job on this machine, without a cluster"),
-        "collectives": Verb("disttrain.commands.machine:collectives", "check and time collectives on this machine"),
-        "export": Verb("disttrain.commands.machine:export", "write a checkpoint's model into files"),
+        "collectives": Verb(
+            "disttrain.commands.machine:collectives", "check and benchmark collectives on this machine"
+        ),
+        "export": Verb("disttrain.commands.machine:export", "export the model of a checkpoint to files"),
         "data": Verb("disttrain.commands.data:data", "prepare, inspect and verify corpora of tokens"),
     },
     "Manifests": {
         "init": Verb("disttrain.commands.manifests:init", "write a commented manifest from a few answers"),
-        "validate": Verb("disttrain.commands.manifests:validate", "say all that is wrong with a manifest"),
-        "plan": Verb("disttrain.commands.manifests:plan", "show what a job would make, and the memory of a rank"),
-        "explain": Verb("disttrain.commands.manifests:explain", "say what a field of a job means"),
+        "validate": Verb("disttrain.commands.manifests:validate", "check a manifest and list every error"),
+        "plan": Verb("disttrain.commands.manifests:plan", "show the objects of a job, and the memory of a rank"),
+        "explain": Verb("disttrain.commands.manifests:explain", "explain a field of a job"),
     },
     "On a cluster": {
-        "submit": Verb("disttrain.commands.act:submit", "send a job to a cluster"),
+        "submit": Verb("disttrain.commands.act:submit", "create a job on a cluster"),
         "list": Verb("disttrain.commands.look:list_", "list jobs, with their progress"),
         "get": Verb("disttrain.commands.look:get", "show a job, also as YAML or JSON"),
         "top": Verb("disttrain.commands.look:top", "show jobs as a live table with their progress"),
-        "describe": Verb("disttrain.commands.look:describe", "show all of a job: mesh, attempts, pods, events"),
-        "why": Verb("disttrain.commands.look:why", "say why a job is where it is, and what to do"),
+        "describe": Verb("disttrain.commands.look:describe", "show a job in detail: mesh, attempts, pods, events"),
+        "why": Verb("disttrain.commands.look:why", "explain the state of a job, and what to do"),
         "logs": Verb("disttrain.commands.look:logs", "show or follow the logs of a job's ranks"),
         "events": Verb("disttrain.commands.look:events", "show the events on a job and its pods"),
         "suspend": Verb("disttrain.commands.act:suspend", "stop a job's pods after a checkpoint"),
-        "resume": Verb("disttrain.commands.act:resume", "let a suspended job go on"),
-        "restart": Verb("disttrain.commands.act:restart", "begin a new attempt from a fresh checkpoint"),
+        "resume": Verb("disttrain.commands.act:resume", "resume a suspended job"),
+        "restart": Verb("disttrain.commands.act:restart", "restart a job from a new checkpoint"),
         "delete": Verb("disttrain.commands.act:delete", "delete jobs and their pods"),
     },
     "Other": {
-        "doctor": Verb("disttrain.commands.look:doctor", "look whether a cluster has what jobs need"),
+        "doctor": Verb("disttrain.commands.look:doctor", "check that a cluster has what jobs need"),
         "version": Verb("disttrain.commands.machine:version", "print the version"),
     },
 }
@@ -87,7 +89,7 @@ def _command(name: str, verb: Verb) -> Any:
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_FOOT = "Exit codes: 0 done, 1 refused or failed, 2 wrong usage; docs/command-line.md has all."
+_FOOT = "Exit codes: 0 done, 1 refused or failed, 2 wrong usage; docs/command-line.md lists all."
 
 
 def command() -> Any:

@@ -27,7 +27,7 @@ MAX_LINE = 1000
 
 @dataclass(frozen=True)
 class Replica:
-    """What a replica says of itself."""
+    """State that a replica reports."""
 
     address: str
     ready: bool
@@ -60,7 +60,7 @@ def ask(address: str, port: int) -> Replica:
 
 
 def _line(text: str) -> str:
-    """What somebody else may have said, as one line of text."""
+    """Return foreign text as one line of printable text."""
     return escaped(cut(text, MAX_LINE))
 
 

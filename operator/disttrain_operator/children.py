@@ -60,7 +60,8 @@ class Made:
 async def create_child(
     client: Client, job: Job, manifest: Raw, trim: Callable[[Raw], Raw] | None = None
 ) -> Made | CreateProblem:
-    """Create the child, or find it. Raises Unavailable where nobody answers, Throttled where nobody has the time.
+    """Create the child, or find it. Raises Unavailable if the API server does not answer, Throttled if it is
+    overloaded.
 
     `trim`: what the caller keeps of it; of one that was made and is large it gets no more.
     """
@@ -105,7 +106,7 @@ async def create_child(
 
 
 async def refused_by_quota(client: Client, job: Job, manifest: Raw) -> CreateProblem | None:
-    """Ask for the pod without having it made. None: it might be let in, or nobody can say it this way."""
+    """Request the pod as a dry run. Return the refusal, or None if it might be admitted or a dry run cannot tell."""
     collection = child_collection(manifest["apiVersion"], _PLURALS[manifest["kind"]], job.namespace)
     try:
         await client.request("POST", collection, query={"dryRun": "All"}, body=manifest)
@@ -120,7 +121,7 @@ async def refused_by_quota(client: Client, job: Job, manifest: Raw) -> CreatePro
 async def _taken(
     client: Client, job: Job, manifest: Raw, collection: str, error: ApiError
 ) -> Made | CreateProblem | None:
-    """What a taken name means; None where it is free again."""
+    """Return what a taken name means; None if it is free again."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     if kind in _UNREADABLE:
         return Made(None)

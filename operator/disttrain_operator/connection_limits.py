@@ -1,4 +1,4 @@
-"""What the port of health and metrics takes from strangers: connections, bytes and seconds are bounded.
+"""Limits of connections, bytes and time on the port of health and metrics.
 
 Anybody in the cluster may reach the port unless a NetworkPolicy forbids it, and the kubelet's probe, which comes from
 any address and proves nothing else, must be answered whoever is there before it. So nobody is turned away:

@@ -54,7 +54,7 @@ class Executor:
         self.client, self.world, self._site_of = client, world, site_of
 
     async def execute(self, job: Job, actions: Sequence[Action], *, create: bool = True) -> bool:
-        """Returns whether everything wanted is there now. Raises a KubeError where nobody answers.
+        """Return whether everything wanted exists now. Raises a KubeError if the API server does not answer.
 
         `create` False: nothing is created this time, and what is known of refusals stays known.
         """
@@ -110,7 +110,7 @@ class _Round:
         self._errors: list[KubeError] = []
 
     def keep_known(self) -> None:
-        """What was refused before is refused still, as far as anybody knows."""
+        """Keep earlier refusals: they still hold, as far as is known."""
         self.problems.update(self._known)
 
     async def run(self, actions: Sequence[Action]) -> None:

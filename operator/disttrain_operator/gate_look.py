@@ -1,4 +1,5 @@
-"""One look of the gate at all that waits: facts -> who may go and why the others may not. Pure; it runs in a thread.
+"""One look of the gate at all waiting gangs: facts -> gangs to release, and why the others wait. Pure; runs in a
+thread.
 
 Nothing in a `Scene` changes while it is looked at: caches replace objects, they do not alter them. A job that cannot be
 looked at costs itself.
@@ -59,7 +60,7 @@ class Scene:
 
 @dataclass
 class Judgement:
-    """What a look has found."""
+    """Result of a look."""
 
     admissions: dict[str, Admission] = field(default_factory=dict)
     """By the job's uid. Of gangs that are not complete nothing is known."""
@@ -78,7 +79,7 @@ def judge(scene: Scene) -> Judgement:
 
 
 class _Usage:
-    """What is taken of each node."""
+    """The used capacity of each node."""
 
     def __init__(self) -> None:
         self.all: dict[str, dict[str, int]] = {}
@@ -181,14 +182,14 @@ class _Look:
         return any(taken.get(resource, 0) > room.get(resource, 0) for resource, _ in pod.requests)
 
     def _still_granted(self, uid: str, gang: "_Gang") -> dict[str, str] | None:
-        """What was granted and is not visible in the pods yet; None where the gang has to be judged."""
+        """Return what was granted and is not visible in the pods yet; None if the gang must be judged."""
         granted = self._scene.granted.get(uid, {})
         if not all(self._suits(pod, granted.get(pod.uid, "")) for pod in gang.gated):
             return None
         return {pod.uid: granted[pod.uid] for pod in gang.gated}
 
     def _first_of_each_namespace(self, candidates: Iterable[WaitingGang]) -> list[WaitingGang]:
-        """Those that are looked at; the others wait behind their own."""
+        """Return the gangs to consider; the others wait behind those of their namespace."""
         first, counted = [], Counter[str]()
         for gang in sorted(candidates, key=order):
             namespace = self._namespaces[gang.uid]
@@ -289,7 +290,7 @@ class _Gang:
 
 
 def _in_line_since(waiting: WaitingJob) -> str:
-    """What its place goes by: its job's age; its attempt's where the scheduler refused it the room it had."""
+    """Return the age that decides its place: its job's, or its attempt's if the scheduler refused the room it had."""
     status = waiting.job.status
     before = why_never_started(status)
     if before is None or before.reason != Reason.UNSCHEDULABLE:

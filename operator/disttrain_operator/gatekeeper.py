@@ -85,7 +85,7 @@ class Gatekeeper:
         return kept
 
     def admission(self, job: Job) -> Admission | None:
-        """What is known of the job's gang now; None where it does not ask for the gate."""
+        """Return what is known of the job's gang; None if it does not use the gate."""
         if job.spec is None or job.spec.run_policy.scheduling_policy.gang_scheduler is not GangScheduler.GATE:
             return None
         return self._answers.get(job.uid, Admission())

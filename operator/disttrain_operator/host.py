@@ -28,7 +28,7 @@ _IDLE_SECONDS = 0.1
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """What a job was like before, for handlers that ask what has changed: there are none."""
+    """The previous state of a job, for handlers of changes: there are none."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return cast(kopf.BodyEssence, {})
@@ -41,11 +41,11 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Engine(Protocol):
-    """What is hosted."""
+    """The hosted operator."""
 
     @property
     def jobs(self) -> Sequence[KopfWatch]:
-        """What kopf watches: the jobs of the cluster, or of each of some namespaces."""
+        """Return what kopf watches: the jobs of the cluster, or of each of some namespaces."""
 
     async def prepare(self) -> None:
         """Returns when the engine can work: the API server answers."""

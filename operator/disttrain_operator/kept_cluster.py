@@ -1,4 +1,4 @@
-"""What the gate's caches keep of nodes and of all pods of the cluster: the facts that its arithmetic reads, bounded.
+"""Entries of the gate's caches for nodes and all pods of the cluster: the facts that the gate reads, bounded.
 
 What a pod takes of its node counts whatever else stands in it. What it asks of a node is kept while it waits, and only
 as far as it is no longer than `MAX_KEPT`; a pod that has ended takes nothing and asks for nothing.

@@ -1,4 +1,4 @@
-"""What the cache keeps of a job: its names, a few words for quick looks, and spec and status as bytes.
+"""Cache entry of a job: its names, a few values for quick checks, and spec and status as bytes.
 
 Lists of lists take forty times as much memory as their JSON, and a suspended job needs none of them. So a job is kept
 as JSON, compressed where it is long, and becomes objects when it is looked at. Of a spec beyond the bounds of a

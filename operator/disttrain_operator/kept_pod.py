@@ -1,4 +1,4 @@
-"""What the caches keep of pods and Services: what decisions read, in bounded length.
+"""Cache entries of pods and Services: what decisions read, in bounded length.
 
 Ten thousand pods with their full templates would be hundreds of megabytes; and lists and texts in a pod, or in its
 status, may have any length. So what is kept is chosen field by field, and of these all that is long is kept as JSON,
@@ -136,7 +136,7 @@ def _agent_port(spec: Raw, status: Raw) -> int | None:
 
 
 def _held(spec: Raw) -> Raw:
-    """What the release of a pod that our gate holds has to repeat."""
+    """Return what the release of a gated pod must repeat."""
     gates = spec.get("schedulingGates") or []
     if not any(gate.get("name") == GANG_GATE for gate in gates):
         return {}
@@ -152,7 +152,7 @@ def _held(spec: Raw) -> Raw:
 
 
 def _told_of(raw: Raw) -> Raw:
-    """What the spec says of the containers of which the status tells."""
+    """Return what the spec says of the containers in the status."""
     own, told, kept = next(_trainers((raw.get("status") or {}).get("containerStatuses")), {}), telling(raw), Raw()
     if own_words := _limit(own, memory_limit(raw, None)) | _probe(raw):
         kept["containers"] = [{"name": CONTAINER, **own_words}]
@@ -170,7 +170,7 @@ def _probe(raw: Raw) -> Raw:
 
 
 def _limit(status: Mapping[str, Any], memory: str) -> Raw:
-    """What its memory was limited to, where the container of this status used more."""
+    """Return the memory limit, if the container of this status exceeded it."""
     ended = (status.get("state") or {}).get("terminated") or {}
     return {"resources": {"limits": {"memory": memory}}} if memory and ended.get("reason") == Reason.OOM_KILLED else {}
 
@@ -190,7 +190,7 @@ def _status(raw: Raw) -> Raw:
 
 
 def _containers(status: Raw) -> list[Raw]:
-    """What is told of the trainer's container, and of another one that has failed beside it.
+    """Return the status of the trainer's container, and of another one that has failed beside it.
 
     Of a pod that has failed also whether another one has run.
     """

@@ -40,7 +40,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _traceback(ei: Any) -> str:
-    """As Python writes it, but that the exception's text, which may be others', is one line."""
+    """Format as Python does, but with the exception's text, which may be foreign, in one line."""
     parts = (part.removesuffix("\n") for part in traceback.format_exception(*ei))
     # Frames are indented; before "During handling of …" there is an empty line.
     return "\n".join(escaped(part, lines=part.startswith((" ", "\n"))) for part in parts)

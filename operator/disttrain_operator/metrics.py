@@ -1,4 +1,5 @@
-"""What Prometheus reads at /metrics. No label holds a name of a job, a pod or a namespace: they have no end."""
+"""The Prometheus metrics at /metrics. No label holds a name of a job, a pod or a namespace, because their number is
+unbounded."""
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -103,7 +104,7 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted when it is asked for."""
+        """Metrics that are computed at each scrape."""
         now = self._clock()
         counts, seconds, goodput = self._phases.counts(), self._phases.seconds(now), self._states.seconds(now)
         jobs = GaugeMetricFamily("disttrain_jobs", "Jobs by phase", labels=["phase"])

@@ -65,7 +65,7 @@ class PodEvents:
         self._waiting: dict[str, _Waiting] = {}
 
     def event(self, job_uid: str) -> PodEvent | None:
-        """What holds up a pod of the job, by its Events; None where that is not known."""
+        """Return what delays a pod of the job, by its Events; None if that is not known."""
         known = self._waiting.get(job_uid)
         return known.event if known is not None else None
 
@@ -106,7 +106,8 @@ class PodEvents:
         return due
 
     def _patience_left(self, pods: Iterable[PodFacts]) -> float:
-        """For how long nobody asks why these do not start. To a process that begins they may not be new."""
+        """Return for how long to wait before asking why these do not start. They may not be new to a process that
+        begins."""
         placed = min((pod.scheduled_at for pod in pods if pod.scheduled_at is not None), default=None)
         waited = 0.0 if placed is None else (self._now() - placed).total_seconds()
         return min(max(PATIENCE_SECONDS - waited, 0.0), PATIENCE_SECONDS)

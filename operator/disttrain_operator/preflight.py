@@ -1,4 +1,4 @@
-"""What has to be true of the cluster before the operator can work, each with one clear line where it is not."""
+"""Preconditions of the operator on the cluster, each with one clear line if it does not hold."""
 
 import asyncio
 import itertools

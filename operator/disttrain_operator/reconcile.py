@@ -68,7 +68,7 @@ Decide = Callable[[Job, Observed, datetime], Decision]
 
 
 class Recorder(Protocol):
-    """Who is told of what was done: the metrics."""
+    """Receiver of completed actions: the metrics."""
 
     def wrote_status(self, old: JobStatus, new: JobStatus) -> None: ...
     def made_pods(self, uid: str, attempt: int) -> None: ...
@@ -76,7 +76,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class _Look:
-    """What was decided about a job, and when."""
+    """A decision about a job, and its time."""
 
     job: Job
     decision: Decision
@@ -222,13 +222,13 @@ class Reconciler:
             return time.perf_counter() - began
 
     def _leave(self, key: Key) -> None:
-        """Have the key looked at again when it was left alone, twice as long each time, whoever wakes it meanwhile."""
+        """Look at the key again later, after twice as long each time, whatever wakes it in the meantime."""
         doublings = min(self._queue.failures(key), _MAX_DOUBLINGS)
         self._queue.hold(key, min(CRASH_SECONDS * 2**doublings, MAX_CRASH_SECONDS))
         self._queue.retry(key)
 
     async def _tell_refused(self, error: StatusRefused) -> None:
-        """Where the status cannot say it an Event does, and the log: once for each spec."""
+        """If the status cannot report it, report it in an Event and the log, once for each spec."""
         job, refusal = error.job, error.refusal
         if self._told_refused.get(job.uid) == job.generation:
             logger.debug("%s/%s: its status is refused again: %s", job.namespace, job.name, refusal)

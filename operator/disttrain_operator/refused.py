@@ -1,4 +1,4 @@
-"""Jobs that were refused a child, by namespace: who tries again, when, and how many of them at a time.
+"""Jobs that were refused a child, by namespace: which try again, when, and how many at a time.
 
 Where a quota is full there may be thousands. Each tries again after its own back-off, but the more wait in a namespace
 the longer they wait, so that all of them together ask for little, whatever else has a job looked at meanwhile. A pod
@@ -78,7 +78,7 @@ class Refused:
         return max(0.0, waiting.until - self._clock())
 
     def served(self, key: Key) -> Sequence[Key]:
-        """The job has all it wants. There may be room for more: return who may try now."""
+        """The job has all it wants. There may be room for more: return the jobs that may try now."""
         return self.freed(key.namespace) if self.forget(key) else ()
 
     def forget(self, key: Key) -> bool:
@@ -99,5 +99,5 @@ class Refused:
         return [waiting.key for waiting in first]
 
     def forget_all(self) -> None:
-        """What was refused before is of another time."""
+        """Forget earlier refusals."""
         self._lines.clear()

@@ -53,7 +53,7 @@ def _user(text: str) -> int | None:
 
 
 def _template_defaults(path: str) -> TemplateDefaults:
-    """What a file lays under templates; nothing where there is no file's name."""
+    """Return the template defaults of a file; none if no file is named."""
     if not path:
         return {}
     try:

@@ -37,7 +37,7 @@ _Seen = tuple[str, bool, PodFacts | None]
 
 @dataclass(frozen=True)
 class Key:
-    """What the work queue holds: a job, and not its namesake."""
+    """Key of the work queue: a job, and not its namesake."""
 
     namespace: str
     name: str
@@ -91,7 +91,7 @@ def _child_of(raw: Raw) -> str | None:
 
 
 class Listener:
-    """Is told of changes, after the fact; this one ignores them."""
+    """Listener to changes, after the fact; this one ignores them."""
 
     def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """A job is there, is another version, or is gone."""
@@ -105,7 +105,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Sources:
-    """Who knows more of a job than the caches do."""
+    """Source of facts of a job that the caches do not have."""
 
     admission_of: Callable[[Job], Admission | None] = lambda job: None
     """The gate's word on a job."""
@@ -178,7 +178,7 @@ class World:
         return [key for uid in self.jobs.groups() if (key := self.key_of(uid)) is not None]
 
     def snapshot(self, uid: str, sources: Sources = NO_SOURCES) -> tuple[Job, Observed] | None:
-        """What there is to know of a job now; None where it is gone."""
+        """Return everything known of a job; None if it is gone."""
         raw = self.jobs.get(uid)
         if raw is None:
             self._forget(uid)

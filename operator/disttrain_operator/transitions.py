@@ -30,7 +30,7 @@ Happening = Restarted | Ran
 
 
 def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
-    """What the change from one status to the next says has happened."""
+    """Return the events in the change from one status to the next."""
     known = {attempt.number: attempt for attempt in old.attempts}
     for number, attempt in enumerate(new.attempts):
         before = known.get(attempt.number)

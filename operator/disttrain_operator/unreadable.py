@@ -120,7 +120,7 @@ class UnreadableReports:
             await post_event(self._client, key, str(found.version), event, datetime.now(UTC))
 
     def _told(self, plural: str, found: Unreadable) -> tuple[Key, str] | None:
-        """The job that is told of it, and what that is to the job."""
+        """Return the job that is informed, and what the object is to the job."""
         if plural == PLURAL:
             return Key(found.namespace, found.name, found.uid), "This job"
         key = self._owner(found.group) if found.group is not None else None

@@ -1,4 +1,4 @@
-"""What acts between two steps of all ranks, and the layouts whose ranks are never there together."""
+"""Rules for features that act between two steps of all ranks, and for layouts whose ranks are never there together."""
 
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import is_flushless

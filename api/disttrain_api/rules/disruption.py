@@ -1,4 +1,4 @@
-"""What a job asks of those who place its pods, and of those who drain nodes."""
+"""Rules for scheduling and for node drains."""
 
 from collections.abc import Iterable
 

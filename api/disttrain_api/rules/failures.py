@@ -1,4 +1,4 @@
-"""What the failure and the success policy may ask for."""
+"""Rules for the failure policy and the success policy."""
 
 from disttrain_api.names import CONTAINER, Role
 from disttrain_api.parallelism import DataParallelMode

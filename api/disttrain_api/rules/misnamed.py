@@ -12,7 +12,7 @@ from disttrain_api.structural import shorten
 
 
 def call_it_trainer(role: RolePods | None) -> str | None:
-    """What to do in a role that has nothing to run, where the program stands in a container of another name."""
+    """Return the advice for a role without a program if a container of another name has one."""
     names = [] if role is None else _programs(role)
     if not names:
         return None
@@ -22,7 +22,7 @@ def call_it_trainer(role: RolePods | None) -> str | None:
 
 
 def advice(spec: JobSpec) -> Iterator[str]:
-    """What is probably not meant in a spec that breaks no rule."""
+    """Return warnings about a spec that breaks no rule."""
     if spec.training is None:
         return
     for field, role in (("workers", spec.workers), ("parameterServers", spec.parameter_servers)):

@@ -1,4 +1,4 @@
-"""What a model must have for what asks for it: normalisation over replicas, a loss of its own, the meta device."""
+"""Rules for what a model must offer: normalisation over replicas, its own loss, the meta device."""
 
 from disttrain_api.parallelism import DeviceMode
 from disttrain_api.rules.rule import Rule, Values, when

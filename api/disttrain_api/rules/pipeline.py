@@ -1,4 +1,4 @@
-"""What each schedule of a pipeline asks for, as torch.distributed.pipelining has it."""
+"""Rules for the requirements of each pipeline schedule, as in torch.distributed.pipelining."""
 
 from collections.abc import Callable
 

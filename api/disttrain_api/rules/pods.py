@@ -1,4 +1,4 @@
-"""What a job's pods run, and what of a pod template is the operator's to set."""
+"""Rules for the programs of a job's pods, and for parts of a pod template that only the operator may set."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -78,7 +78,7 @@ class FreezeRule:
     """Parts that may change while the job is Suspended."""
 
     def sentence(self, part: str) -> str:
-        """What the user reads of the first part that has changed."""
+        """Return the message for the first part that has changed."""
         if part in self.idle:
             return f"`{part}` {self.when}, but while it is Suspended: set `spec.suspend` first"
         return f"`{part}` {self.when}: {self.advice}"

@@ -1,4 +1,4 @@
-"""What a rule is: one sentence, and two ways to find out whether it has to be said.
+"""A rule: one sentence, and two checks that decide whether it applies.
 
 The API server evaluates `cel` at admission, `disttrain validate` and the operator call `check`; both fill the same
 sentence with the same numbers. tests/integration/test_crd.py holds the two against each other, rule by rule.
@@ -18,7 +18,7 @@ _LONG = 60
 
 
 def when(wrong: bool, **values: int | str) -> Values | None:
-    """What a check returns: the values of its sentence where something is wrong, else None."""
+    """Result of a check: the values of its sentence if the rule is broken, else None."""
     return values if wrong else None
 
 

@@ -26,7 +26,8 @@ _HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def _below(value: Any, *keys: str) -> Any:
-    """What stands below the keys in plain JSON; None where something on the way is absent or has the wrong type."""
+    """Return the value below the keys in plain JSON, or None if something on the way is absent or has the wrong
+    type."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

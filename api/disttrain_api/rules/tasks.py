@@ -1,4 +1,4 @@
-"""What a task of the user's does not go with: what needs to know more of a model and its batches than a task tells."""
+"""Rules that refuse a user's task where more must be known of a model and its batches than a task provides."""
 
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.rules.rule import Rule, Values, when

@@ -16,7 +16,7 @@ def submit(
     context: Context = None,
     wait: Annotated[bool, typer.Option("--wait", help="follow the job until it has finished")] = False,
 ) -> int:
-    """Check a manifest and send it to a cluster."""
+    """Check a manifest and create the job on a cluster."""
     from disttrain.submit import submit
 
     return submit(file, namespace=namespace, context=context, wait=wait)
@@ -26,9 +26,9 @@ def suspend(
     name: JobName,
     namespace: Namespace = None,
     context: Context = None,
-    wait: Annotated[bool, typer.Option("--wait", help="until all pods have ended")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait until all pods have ended")] = False,
 ) -> int:
-    """Stop a job's pods after a checkpoint. `resume` lets it go on from there."""
+    """Stop a job's pods after a checkpoint. `resume` continues from it."""
     from disttrain.change import suspend
     from disttrain.client import Client
 
@@ -36,7 +36,7 @@ def suspend(
 
 
 def resume(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
-    """Let a suspended job go on from its last checkpoint."""
+    """Resume a suspended job from its last checkpoint."""
     from disttrain.change import resume
     from disttrain.client import Client
 
@@ -44,7 +44,7 @@ def resume(name: JobName, namespace: Namespace = None, context: Context = None) 
 
 
 def restart(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
-    """Begin a new attempt: suspend the job, wait until its pods have written a checkpoint and ended, and resume it."""
+    """Start a new attempt: suspend the job, wait until its pods have written a checkpoint and ended, and resume it."""
     from disttrain.change import restart
     from disttrain.client import Client
 
@@ -55,9 +55,9 @@ def delete(
     names: Annotated[list[str], typer.Argument(metavar="JOB", help="names of jobs", show_default=False)],
     namespace: Namespace = None,
     context: Context = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="without asking, also jobs that have not finished")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="do not ask, even if a job has not finished")] = False,
 ) -> int:
-    """Delete jobs and their pods. Whether checkpoints stay is for `storage.retentionPolicy.whenDeleted` to say."""
+    """Delete jobs and their pods. `storage.retentionPolicy.whenDeleted` decides whether checkpoints stay."""
     from disttrain.change import delete
     from disttrain.client import Client
 

@@ -28,22 +28,22 @@ def prepare(
         str,
         typer.Option("--tokenizer", metavar="FILE", help="a tokenizer.json, SentencePiece's .model, or `bytes`"),
     ],
-    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="folder to make")],
+    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="folder to create")],
     field: Annotated[str, typer.Option("--field", help="field of a JSON line, or column, with the text")] = "text",
-    pattern: Annotated[str, typer.Option("--pattern", help="which files of a folder are read")] = "*",
+    pattern: Annotated[str, typer.Option("--pattern", help="files of a folder to read")] = "*",
     end_of_document: Annotated[
         str | None,
         typer.Option("--end-of-document", metavar="TOKEN", help="token after each document, as text or number"),
     ] = None,
     shard_size: Annotated[
-        int, typer.Option("--shard-size", metavar="MIB", min=1, max=_MOST, help="of source text")
+        int, typer.Option("--shard-size", metavar="MIB", min=1, max=_MOST, help="source text per shard")
     ] = 256,
     workers: Annotated[
         int | None,
         typer.Option("--workers", metavar="N", min=1, max=_MOST, help="processes (default: one per core)"),
     ] = None,
 ) -> int:
-    """Turn text, JSON Lines and Parquet into a corpus of tokens. Where it was stopped, the same command goes on."""
+    """Tokenize text, JSON Lines and Parquet into a corpus. The same command resumes an interrupted run."""
     from disttrain.corpora.settings import Settings
     from disttrain.data import prepare_corpus
 
@@ -66,7 +66,7 @@ def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
-    """Say what a corpus holds, from its manifest and the sizes of its files."""
+    """Show the content of a corpus, from its manifest and the sizes of its files."""
     from disttrain.data import inspect_corpus
 
     return inspect_corpus(folder, as_json)
@@ -74,7 +74,7 @@ def inspect(
 
 @data.command(context_settings=_SETTINGS)
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> int:
-    """Read every byte of a corpus, and compare it with the digests of its manifest."""
+    """Verify every byte of a corpus against the digests of its manifest."""
     from disttrain.data import verify_corpus
 
     return verify_corpus(folder)

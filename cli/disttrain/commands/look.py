@@ -7,7 +7,7 @@ import typer
 from disttrain.commands.options import Context, Format, JobName, Namespace, Output
 
 _Attempt = Annotated[
-    int | None, typer.Option("--attempt", metavar="N", min=1, help="those of this attempt (default: the current one)")
+    int | None, typer.Option("--attempt", metavar="N", min=1, help="number of the attempt (default: the current one)")
 ]
 
 
@@ -29,7 +29,7 @@ def list_(
 
 
 def get(name: JobName, namespace: Namespace = None, context: Context = None, output: Output = Format.TABLE) -> int:
-    """Show a job: as a row, or with -o yaml as the API server holds it."""
+    """Show a job: as a row, or with -o yaml as the API server stores it."""
     from disttrain.client import Client
     from disttrain.jobs import show_job
 
@@ -37,7 +37,7 @@ def get(name: JobName, namespace: Namespace = None, context: Context = None, out
 
 
 def describe(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
-    """Show all that is known of a job: mesh, attempts with their verdicts, pods, events."""
+    """Show a job in detail: mesh, attempts with their verdicts, pods, events."""
     from disttrain.client import Client
     from disttrain.jobs import show_page
 
@@ -53,7 +53,7 @@ def events(name: JobName, namespace: Namespace = None, context: Context = None, 
 
 
 def why(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
-    """Say why a job is pending, slow, restarting or failed, and what to do."""
+    """Explain why a job is pending, slow, restarting or failed, and what to do."""
     from disttrain.client import Client
     from disttrain.jobs import show_why
 
@@ -65,7 +65,7 @@ def logs(
     namespace: Namespace = None,
     context: Context = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on, through pending pods and restarts, to the job's end")
+        bool, typer.Option("-f", "--follow", help="follow, through pending pods and restarts, to the job's end")
     ] = False,
     rank: Annotated[
         str | None, typer.Option("--rank", metavar="RANKS", help="0, 0,3 or 4-7 (default: all, and servers)")
@@ -84,7 +84,7 @@ def logs(
 
 
 def doctor(namespace: Namespace = None, context: Context = None) -> int:
-    """Look whether a cluster has what jobs need: version, definition, stored jobs, rights, operator, nodes, images."""
+    """Check that a cluster has what jobs need: version, definition, stored jobs, rights, operator, nodes, images."""
     from disttrain.client import Client
     from disttrain.doctor import doctor
 
@@ -98,8 +98,10 @@ def top(
     namespace: Namespace = None,
     context: Context = None,
     everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="jobs of all namespaces")] = False,
-    interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.5, help="between looks")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="look once, also on a terminal")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.5, help="seconds between updates")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print one snapshot, also on a terminal")] = False,
 ) -> int:
     """Show jobs as a live table with their progress, until Ctrl-C or until all have finished."""
     from disttrain.client import Client

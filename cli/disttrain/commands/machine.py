@@ -14,12 +14,12 @@ _RUNS = "disttrain-runs"
 def run(
     file: Annotated[str | None, MANIFEST] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="FOLDER", help="go on with the job in this folder")
+        Path | None, typer.Option("--resume", metavar="FOLDER", help="resume the job in this folder")
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="where the folder of the run is made")] = Path(
-        _RUNS
-    ),
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="start even what does not fit this machine")] = False,
+    runs: Annotated[
+        Path, typer.Option("--runs", metavar="FOLDER", help="where to create the folder of the run")
+    ] = Path(_RUNS),
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="start even if the job does not fit this machine")] = False,
 ) -> int:
     """Run a job as processes of this machine. Ctrl-C suspends it after a checkpoint; a second one stops it at once."""
     if (file is None) == (resume is None):
@@ -47,8 +47,10 @@ def export(
         Path | None,
         typer.Option("--tokenizer", metavar="FOLDER", help="tokenizer to copy (default: that of --model)"),
     ] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="write the LoRA adapter alone, for peft")] = False,
-    averaged: Annotated[bool, typer.Option("--averaged", help="write what disttrain_trainer.ema:Ema has kept")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="write only the LoRA adapter, for peft")] = False,
+    averaged: Annotated[
+        bool, typer.Option("--averaged", help="write the averages of disttrain_trainer.ema:Ema")
+    ] = False,
 ) -> int:
     """Write the model of a checkpoint (of several, the latest), trained in any layout, into safetensors files.
 
@@ -66,7 +68,7 @@ def _some(metavar: str, about: str) -> Any:
 
 def collectives(
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="processes")] = 2,
-    gpus: Annotated[bool, typer.Option("--gpus", help="give each rank a GPU, and talk over NCCL")] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="give each rank a GPU, and use NCCL")] = False,
     sizes: Annotated[str | None, _some("SIZE,…", "bytes of each rank's larger buffer (default: 1Ki,1Mi)")] = None,
     operations: Annotated[str | None, _some("NAME,…", "all-reduce, send-recv, … (default: all nine)")] = None,
     groups: Annotated[str | None, _some("RANKS,…", "world, ::2, 4:8, 0+2+5 (default: world)")] = None,
@@ -77,7 +79,7 @@ def collectives(
     warmup: Annotated[str | None, _some("N", "not timed (default: 5)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> int:
-    """Check collectives over processes of this machine, element by element, and time them. Exit code 1: wrong."""
+    """Check collectives between processes of this machine, element by element, and measure them. Exit code 1: wrong."""
     import argparse
 
     from disttrain.collectives import collectives

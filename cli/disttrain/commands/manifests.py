@@ -18,7 +18,7 @@ class PlanFormat(StrEnum):
 def validate(
     files: Annotated[list[str], MANIFEST],
 ) -> int:
-    """Say all that is wrong with manifests, before anything is applied."""
+    """Check manifests and list every error, before anything is applied."""
     from disttrain.validate import validate
 
     return max(validate(path) for path in files)
@@ -28,13 +28,13 @@ def plan(
     file: Annotated[str, MANIFEST],
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="rank whose memory is estimated")] = 0,
     gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="fail where the rank needs more, such as 80Gi")
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="fail if the rank needs more, such as 80Gi")
     ] = None,
     output: Annotated[
         PlanFormat, typer.Option("-o", "--output", metavar="FORMAT", help="table or json", show_default=False)
     ] = PlanFormat.TABLE,
 ) -> int:
-    """Show the objects that a job would make, its mesh, and the memory of a rank. Nothing is made."""
+    """Show the objects of a job, its mesh, and the memory of a rank. Creates nothing."""
     from disttrain.plan import plan
 
     return plan(file, rank, gpu_memory, as_json=output is PlanFormat.JSON)
@@ -45,7 +45,7 @@ def explain(
         str | None, typer.Argument(metavar="FIELD", help="for example spec.training.steps", show_default=False)
     ] = None,
 ) -> int:
-    """Say what a field of a job means, its type and default, and the fields in it. Without FIELD: from the top."""
+    """Explain a field of a job: meaning, type, default and subfields. Without FIELD: from the top."""
     from disttrain.explain import explain
     from disttrain.output import show
 
@@ -59,7 +59,7 @@ def init(
     script: Annotated[
         str | None, typer.Option("--script", metavar="FILE", help="your own program, instead of a model")
     ] = None,
-    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="image that holds it")] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="image that contains it")] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="pods (asked for)")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="GPUs of each pod (asked for)")] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="optimizer steps")] = 100,
@@ -67,9 +67,9 @@ def init(
         str | None, typer.Option("--storage", metavar="SIZE", help="keep checkpoints in a claim of this size")
     ] = None,
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="file; - prints it")] = "job.yaml",
-    force: Annotated[bool, typer.Option("--force", help="replace a file")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
 ) -> int:
-    """Write a commented manifest from a few answers: flags, or questions on a terminal for what they leave open."""
+    """Write a commented manifest. Options set its content; on a terminal the command asks for the missing ones."""
     from disttrain.asked import answered, deliver
 
     wishes = answered(

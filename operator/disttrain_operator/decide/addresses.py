@@ -58,6 +58,7 @@ def why_without_address(gang: Gang) -> tuple[str, str] | None:
 
 
 def _since(gang: Gang) -> datetime | None:
-    """Since when the first of them waits, where every container runs: what keeps others from running is said before."""
+    """Return since when the first of them waits, if every container runs; otherwise another reason is reported
+    first."""
     times = [pod.awaits_address for pod in gang.awaiting_address if pod.awaits_address is not None]
     return min(times, default=None) if gang.all_started else None

@@ -54,7 +54,7 @@ POLICIES: tuple[Policy, ...] = (
 
 
 def decide(job: Job, observed: Observed, now: datetime) -> Decision:
-    """What is to be done for the job, and why. Pure: the same arguments give the same answer."""
+    """Return what to do for the job, and why. Pure: the same arguments give the same answer."""
     if job.managed_by is not None:
         return Decision(Reason.MANAGED_ELSEWHERE, f"left to {job.managed_by}")
     if job.deleting:

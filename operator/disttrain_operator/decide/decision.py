@@ -1,4 +1,4 @@
-"""What a policy answers (Move), and what `decide` makes of it (Decision): a status, and what is to be done (Action).
+"""The answer of a policy (Move), and the result of `decide` (Decision): a status, and the actions (Action).
 
 Actions are plain values: no manifest, no request; each says why.
 """
@@ -71,7 +71,7 @@ Action = CreateSupport | CreatePod | ReleasePod | DeletePod | DeleteJob
 
 
 class State(StrEnum):
-    """Where a job stands. Conditions and phase are derived from it in conditions.py."""
+    """State of a job. Conditions and phase are derived from it in conditions.py."""
 
     STARTING = "Starting"
     RESTARTING = "Restarting"
@@ -93,7 +93,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Move:
-    """What a policy wants: where the job stands then, why, and what is to be done.
+    """Answer of a policy: the new state of the job, the reason, and the actions.
 
     `ledger` is the status with the numbers that only policies change (attempt, restarts, attempts, times); everything
     else in it is derived afterwards. Events are posted only when the state or its reason changes.
@@ -110,7 +110,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done, why, and when to look again.
+    """The actions, their reasons, and the time of the next look.
 
     The shell writes `status` first, if its meaning changed, and only then executes the actions: attempt and restart
     count stand in the status before a pod of the old gang is deleted or one of the new gang is created. Events go out

@@ -1,4 +1,4 @@
-"""What follows from a pod's failure: the first rule of the policy that matches, else the default."""
+"""Reaction to a pod's failure: the first rule of the policy that matches, else the default."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def is_counted(cause: Cause) -> bool:
 
 
 def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
-    """What follows from this cause."""
+    """Return the ruling on this cause."""
     rules = policy.failure_policy.rules if policy.failure_policy is not None else []
     for number, rule in enumerate(rules, start=1):
         if _matches(rule, cause):
@@ -49,7 +49,7 @@ def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
 
 
 def instead_of(symptom: Ruling, cause: Cause) -> Ruling:
-    """What follows for the gang from a symptom whose cause is a failure that alone would concern one pod."""
+    """Return the ruling for the gang on a symptom whose cause would by itself concern one pod."""
     if symptom.action is not FailureAction.RESTART_GANG or symptom.rule is not None or is_counted(cause):
         return symptom
     return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)

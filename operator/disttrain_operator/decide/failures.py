@@ -1,4 +1,4 @@
-"""What failed in a gang, and which failure decides. Everything that is not ignored by the failure policy counts."""
+"""The failures of a gang, and which of them decides. Every failure counts unless the failure policy ignores it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a job's status says where the API server refuses the usual one, or this operator has failed.
+"""Minimal status of a job, for when the API server refuses the usual one, or this operator has failed.
 
 A report of a pod, or a word of the cluster, may hold what no version of this operator has thought of. It must cost
 itself alone: without a status that can be written, a failure would never be counted and its survivors never removed.
@@ -61,7 +61,7 @@ def _attempt(attempt: Attempt, written: JobStatus) -> Attempt:
 
 
 def _plain(text: str) -> str:
-    """The begin of a text, in characters that nobody refuses."""
+    """Return the beginning of a text, in characters that every API server accepts."""
     kept = cut(text, _MAX_WORDS)
     return cut("".join(letter if letter.isprintable() else " " for letter in kept), _MAX_MESSAGE)
 

@@ -19,7 +19,8 @@ def is_finished(job: Job) -> bool:
 
 
 def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
-    """What remains to be done for a finished job. Of its status only the counts and the last reports still change."""
+    """Return what remains to be done for a finished job. Only the counts and the last reports of its status still
+    change."""
     status = job.status
     if not any(pod.program_alive for pod in observed.pods):
         status = settle_counts(learn(status, observed, now))

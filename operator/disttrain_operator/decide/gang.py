@@ -136,7 +136,7 @@ class Gang:
 
     @cached_property
     def queued(self) -> bool:
-        """Whether a queue holds it back, and not a child that was refused or a queue that nobody serves."""
+        """Return whether a queue holds it back, as opposed to a refused child or a queue that is not served."""
         in_queue = self.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
         admitted = self.ledger.attempts[-1].admitted_time is not None or self.let_go
         unserved = any(pod.waiting is not None and pod.waiting.reason == Reason.QUEUE_NOT_SERVED for pod in self.pods)

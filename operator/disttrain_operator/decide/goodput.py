@@ -1,4 +1,4 @@
-"""Where a job's time goes. Each second counts for the state in which the status says that the job was.
+"""Goodput of a job. Each second counts for the state that the status had then.
 
 State and count stand in the status together, so a replica that takes over goes on with both. The state follows from
 what else stands there, so a count needs no write of its own: it comes with the next one.
@@ -79,7 +79,7 @@ def _step(status: JobStatus) -> int:
 
 
 def _begun(job: Job, state: GoodputState | None, now: datetime) -> Goodput:
-    """A count without a second. That of a job that nobody has looked at begins when it was made, by any clock."""
+    """Return an empty count. For a job that no operator has seen yet it begins when the job was created."""
     made = job.created if job.created is not None and not job.status.conditions else now
     # Of one that ends at the first look, the time until then went into no start, and into nothing else.
     return Goodput(since=timestamp(made), update_time=timestamp(made), state=state or GoodputState.STARTING)

@@ -69,7 +69,8 @@ def main_stack(text: str) -> str:
 
 
 def hang_of(gang: Gang) -> Verdict | None:
-    """Return the verdict over a gang that hangs; None where it gets on, is not all there, or nobody has said so."""
+    """Return the verdict on a gang that hangs; None if it makes progress, is incomplete, or no agent has reported a
+    hang."""
     live = gang.observed.live
     if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.ledger):
         return None

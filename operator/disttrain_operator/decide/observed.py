@@ -1,4 +1,4 @@
-"""What a decision may know: frozen facts, read from raw objects here (jobs) and in reading.py (pods).
+"""Input of a decision: frozen facts, read from raw objects here (jobs) and in reading.py (pods).
 
 Nothing that decides reads a raw dict.
 """
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class ReadableJob(Job):
-    """A job whose spec can be read: what policies and planning are asked about. `job_facts` makes them, nobody else."""
+    """A job whose spec can be read, the subject of policies and planning. Only `job_facts` creates it."""
 
     spec: JobSpec
 
@@ -81,13 +81,13 @@ class Exit:
 
     @property
     def by_runtime(self) -> bool:
-        """Whether the node could not start the container: what is said of it no program has printed."""
+        """Whether the node could not start the container: then no program has printed the message."""
         return self.reason in RUNTIME_REASONS
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """That a pod is being deleted: by us, a person, the scheduler, a drain, or for its node's sake."""
+    """Deletion of a pod: by the operator, a person, the scheduler, a drain, or because of its node."""
 
     asked: datetime
     deadline: datetime
@@ -211,7 +211,7 @@ class CreateProblem:
 
 @dataclass(frozen=True)
 class Admission:
-    """What the gate says of a gang now. Neither nodes nor words: it has not looked at all of its pods yet."""
+    """Answer of the gate on a gang. Neither nodes nor message: it has not checked all of its pods yet."""
 
     nodes: tuple[tuple[str, str], ...] = ()
     """Uids of the pods that may go, with the node for each: all that it held, together."""
@@ -223,7 +223,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Stall:
-    """That all ranks of a pod train and have done no step for a while, by their agent's clock."""
+    """A report that all ranks of a pod train and have done no step for a while, by their agent's clock."""
 
     rank: int
     """The lowest of them."""
@@ -238,7 +238,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Live:
-    """What the agent of a pod answered while the pod ran."""
+    """Answer of a pod's agent while the pod ran."""
 
     pod_uid: str
     attempt: int
@@ -250,7 +250,7 @@ class Live:
 
 @dataclass(frozen=True)
 class PodEvent:
-    """What the Events of a pod say that has a node, does not start and gives no reason itself."""
+    """Events of a pod that has a node, does not start and gives no reason itself."""
 
     pod_uid: str
     reason: str

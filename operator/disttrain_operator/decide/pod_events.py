@@ -43,7 +43,7 @@ def _fact(pod_uid: str, event: Raw) -> PodEvent | None:
 
 
 def _time(event: Raw) -> datetime | None:
-    """When it was seen last. Which of the times an Event has depends on who writes it, and through which API."""
+    """Return when it was last seen. Which of the times an Event has depends on its writer and the API."""
     series = event.get("series")
     last = series.get("lastObservedTime") if isinstance(series, Mapping) else None
     times = (last, event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))

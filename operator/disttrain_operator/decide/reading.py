@@ -46,7 +46,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
-    """The facts of a raw pod, None where its labels are not ours."""
+    """Return the facts of a raw pod, or None if its labels are not those of a job's pod."""
     metadata = raw["metadata"]
     labels = metadata.get("labels") or {}
     try:

@@ -63,7 +63,7 @@ def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
 
 
 def state_of(status: JobStatus) -> State:
-    """What the job does now."""
+    """Current activity of the job."""
     if ran(status):
         return State.RUNNING
     return State.RESTARTING if restarting(status) else State.STARTING

@@ -1,4 +1,4 @@
-"""What a gang needs besides its pods is made again while it is needed: somebody may have taken it away.
+"""Recreates the other objects of a gang (Secret, claim, PodGroup …) while they are needed, in case they were deleted.
 
 Its Service is watched: it is there, or it is made. Secret, claim, PodGroup and policies are not: while pods do not
 start that should, they are asked for once more, at growing intervals. What is there answers that with 409.

@@ -124,7 +124,7 @@ def _ending(cause: Cause) -> str:
 
 
 def _detail(cause: Cause, policy: RunPolicy) -> str:
-    """What the cluster says of it, our trainer or agent, or the program as far as the job lets it be told."""
+    """Return the message of the cluster, of the trainer or agent, or of the program as far as the job allows it."""
     pod, exit_, by_program = cause.pod, cause.pod.exit, cause.class_ is FailureClass.PROGRAM
     if cause.class_ in _OF_THE_CLUSTER or exit_ is None or exit_.code is None:
         return pod.disruption_message[:MAX_DETAIL]

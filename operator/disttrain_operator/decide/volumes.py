@@ -31,7 +31,8 @@ _WAIT = (
 
 
 def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
-    """What keeps the pod from its volume, and what to do, where the scheduler's message is about that; else None."""
+    """Return what keeps the pod from its volume, and what to do, if the scheduler's message is about that; else
+    None."""
     # What follows says whether preemption would help: never with volumes.
     said = message.split(" preemption:")[0].strip().rstrip(".")
     lower = said.lower()

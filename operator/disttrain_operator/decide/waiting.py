@@ -69,7 +69,7 @@ def why_not_running(gang: Gang, now: datetime) -> tuple[str, str]:
 
 
 def unexplained_at(gang: Gang) -> datetime | None:
-    """When a gang that nobody gives a reason for is to say where one may be found; None where a reason is given."""
+    """Return when a gang without a known reason should say where to look for one; None if a reason is known."""
     if any(pod.gated for pod in gang.pods) or unexplained(gang) is None or why_waiting(gang) is not None:
         return None
     attempt = gang.ledger.attempts[-1]
@@ -77,8 +77,7 @@ def unexplained_at(gang: Gang) -> datetime | None:
 
 
 def unexplained(gang: Gang) -> str | None:
-    """What can be said of a pod that nobody gives a reason for; None where all have started. It goes with the job; its
-    Events stay a while."""
+    """Return the message about a pod that has not started, without a known reason; None if all have started."""
     # Uids are random: while thousands of pods start, the one that is named seldom changes.
     pod = min(gang.unstarted, key=lambda pod: pod.uid, default=None)
     if pod is None:
@@ -90,7 +89,7 @@ def unexplained(gang: Gang) -> str | None:
 
 
 def why_waiting(gang: Gang) -> tuple[str, str] | None:
-    """(reason, sentence) of what keeps the gang from running, the unusual first; None where nobody says it."""
+    """Return (reason, sentence) of what keeps the gang from running, the unusual first; None if it is not known."""
     if gang.observed.problems:
         return _of_problem(gang)
     waiting = [pod for pod in gang.unstarted if pod.waiting is not None]

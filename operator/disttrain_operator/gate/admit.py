@@ -1,4 +1,4 @@
-"""Who is next: all waiting gangs and all nodes -> who may go, to which nodes, and why the others may not.
+"""Admission: all waiting gangs and all nodes -> the gangs to release, their nodes, and why the others must wait.
 
 Order: what is partly released already, then priority, then age. A gang that waits for room which others will free keeps
 its place: a later one passes it only on nodes that the earlier one could not use. So a large gang is not starved by
@@ -41,7 +41,7 @@ class WaitingGang:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of a waiting gang now: a node for each member, or why not."""
+    """Result for a waiting gang: a node for each member, or the reason why not."""
 
     placement: Placement | None
     why: str = ""

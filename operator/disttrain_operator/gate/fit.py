@@ -52,7 +52,7 @@ class Taint:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a pod asks of a node. Pods of one template have equal needs."""
+    """Requirements of a pod for a node. Pods of one template have equal needs."""
 
     requests: tuple[tuple[str, int], ...] = ()
     """Effective requests, one of the resource `pods` among them, by name."""
@@ -76,7 +76,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What the gate knows of a node."""
+    """Facts of a node that the gate uses."""
 
     name: str
     allocatable: Amounts

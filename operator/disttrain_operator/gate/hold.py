@@ -33,7 +33,7 @@ class ReservationPeriod:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look has found."""
+    """Result of one look."""
 
     outcomes: dict[str, Outcome]
     """By the job's uid."""

@@ -143,7 +143,7 @@ class _Placing:
         return not self._together.required
 
     def _rest(self) -> bool:
-        """What may go anywhere."""
+        """Place the pods without a topology group; return whether all fit."""
         return all(self._fill(members, list(self._room.nodes)) for members in self._later)
 
     def _candidates(self, members: list[Member]) -> list[list[str]]:
@@ -192,7 +192,7 @@ class _Placing:
         return sorted((name for name in nodes if name in counts), key=place_of, reverse=True)
 
     def _size(self, needs: Needs) -> Any:
-        """What the pod is sorted by."""
+        """Return the sort key of the pod."""
         if needs not in self._sizes:
             self._sizes[needs] = _size(needs)
         return self._sizes[needs]

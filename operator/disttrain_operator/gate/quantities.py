@@ -90,7 +90,7 @@ def spell(resource: str, value: int) -> str:
 
 
 def _text(value: object) -> str:
-    """As the number would stand in JSON."""
+    """Return the number as in JSON."""
     if isinstance(value, str):
         return value.strip()
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""

@@ -134,7 +134,7 @@ def _shared(needs: Needs) -> Needs:
 
 
 def _node_name(text: object) -> str | None:
-    """What anybody has written for the name of a node; None where no node can have it."""
+    """Return the node name in an annotation; None if no node can have this name."""
     return text if isinstance(text, str) and len(text) <= MAX_NODE_NAME else None
 
 
@@ -176,7 +176,7 @@ def _node_facts(raw: Raw) -> NodeFacts:
 
 
 def effective_requests(spec: Raw) -> tuple[tuple[str, int], ...]:
-    """What the scheduler counts for a pod.
+    """Return what the scheduler counts for a pod.
 
     The greater of what its containers and sidecars ask for together and what any init container asks for beside the
     sidecars that are up by then; the pod's own `resources` instead, where they name a resource; and the overhead.

@@ -39,7 +39,7 @@ def _of_kind(needs: Needs, count: int, room: Room) -> str:
 
 
 def _causes(needs: Needs, room: Room) -> Counter[str]:
-    """What keeps a further pod from each node."""
+    """Return what keeps a further pod from each node."""
     unfit = room.unfit(needs)
     causes = Counter(cause for name, cause in unfit.items() if name in room.nodes)
     for resource in room.lacking(needs).values():

@@ -20,7 +20,7 @@ SECONDS_BETWEEN = 15.0
 
 
 class Collection(NamedTuple):
-    """What a cache holds, and where it lies."""
+    """A cache, and the paths of its objects."""
 
     cache: Cache
     path_of: Callable[[str | None], str]

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are: what a client needs of the pod's service account or of a kubeconfig.
+"""Address and credentials of the API server, from the pod's service account or a kubeconfig.
 
 Credentials are asked for with every request: tokens are read again from their file as it rotates, and what a plug-in
 gave is renewed before it expires.
@@ -27,7 +27,7 @@ class ClientCertificate(NamedTuple):
 
 
 class Credentials:
-    """Who we are: a token, a client certificate, both, or nobody."""
+    """Credentials: a token, a client certificate, both, or none."""
 
     def __init__(self, token: str | None = None, certificate: ClientCertificate | None = None) -> None:
         self._token, self._certificate = token, certificate
@@ -77,7 +77,7 @@ class Access:
     """The name that the server's certificate is checked for, where it is not the one in its address."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """None for a plain http:// server."""
+        """Return the TLS context; None for a plain http:// server."""
         if not self.server.startswith("https:"):
             return None
         context = ssl.create_default_context(cadata=self.ca)

@@ -28,7 +28,7 @@ def weight(kept: Mapping[str, Any]) -> int:
 
 
 class Keeper(Protocol):
-    """Who keeps objects, by uid."""
+    """A keeper of objects, by uid."""
 
     def forget_oldest_gone(self, namespace: str) -> bool:
         """Forget the oldest of the namespace's deleted objects. Returns whether there was one."""
@@ -103,7 +103,7 @@ class Budget:
 
 
 class Account:
-    """What one cache keeps, in bytes."""
+    """Size of one cache, in bytes."""
 
     def __init__(self, budget: Budget, keeper: Keeper) -> None:
         self.budget, self.keeper = budget, keeper

@@ -117,7 +117,7 @@ class Cache:
         return self._marks.get(uid)
 
     def is_unreadable(self, uid: str) -> bool:
-        """Whether what is known of the object, if anything, is not its newest version."""
+        """Return whether the known version of the object, if any, is not its newest."""
         return self._marks.get(uid) is not None
 
     def is_partial(self, group: str, namespace: str) -> bool:
@@ -130,7 +130,8 @@ class Cache:
         return self._marks.with_room(self._account.budget)
 
     def trimmed(self, raw: Raw) -> Raw:
-        """What is kept of an object; for callers that hold many before they hand them in. Raises for odd objects.
+        """Return the cache entry of an object, for callers that collect many before they add them. Raises for odd
+        objects.
 
         It may be called in a thread.
         """
@@ -181,7 +182,7 @@ class Cache:
             self._put(self._trim(raw))
 
     def bookmark(self, version: int, within: str | None = None) -> None:
-        """The watch has told everything up to `version`."""
+        """The watch has delivered everything up to `version`."""
         self._progress[within] = max(self.progress(within), version)
 
     def skip(self, found: Unreadable) -> None:
@@ -379,7 +380,7 @@ class Listing:
         self._there.add(uid)
 
     def end(self) -> None:
-        """That was all of it."""
+        """The list is complete."""
         self._cache.end_list(self._there, self._version, self._within, self._since)
 
 

@@ -118,7 +118,7 @@ class Client:
 
     @asynccontextmanager
     async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept connections; given up, as soon as nobody uses them, after a time-out and for another certificate."""
+        """Yield the kept connections. After a time-out, or for another certificate, they are closed once unused."""
         former = self._session
         if self.access.credentials.certificate() != self._certificate:
             self._session = self._new_session()
@@ -148,7 +148,7 @@ class Client:
         return await self.request("POST", path, query=_STRICT, body=body, trim=trim)
 
     async def replace(self, path: str, body: Raw | bytes, *, trim: Trim | None = None) -> Raw:
-        """PUT. With metadata.resourceVersion in the body a stale writer is told Conflict."""
+        """PUT. With metadata.resourceVersion in the body a stale writer gets a Conflict."""
         return await self.request("PUT", path, body=body, trim=trim)
 
     async def patch(self, path: str, body: Raw, *, trim: Trim | None = None) -> Raw:

@@ -62,12 +62,12 @@ class Elections:
 
     @property
     def holder(self) -> str:
-        """Who held, when it was last seen, the first lease that this replica lacks; its own where it lacks none."""
+        """Return the last known holder of the first lease that this replica lacks, or this replica if it lacks none."""
         return self._lacking().holder
 
     @property
     def superseded_by(self) -> str | None:
-        """Who holds the lease of operators of all namespaces; None: nobody does."""
+        """Return the holder of the lease of operators for all namespaces; None if there is none."""
         return self._lacking().superseded_by
 
     def _lacking(self) -> Election:

@@ -1,4 +1,4 @@
-"""What a request to the API server can end in. The type says what to do next, not where it broke.
+"""Errors of a request to the API server. The type says what to do next, not where it broke.
 
 KubeError
 ├── AccessError       no usable address or credentials were found: tell the user
@@ -108,11 +108,11 @@ class Expired(ApiError):
 
 
 class Invalid(ApiError):
-    """What was sent is refused as it stands, for a value (400, 422) or its size: it will be refused again."""
+    """The content is refused, for a value (400, 422) or its size: it would be refused again."""
 
 
 class ContentTooLarge(Invalid):
-    """What was sent, or would be stored, is larger than the API server or etcd takes."""
+    """The content is larger than the API server or etcd accepts."""
 
 
 class Throttled(ApiError):

@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class ExecPlugin(Credentials):
-    """What a plug-in prints, kept until shortly before it expires or until the API server refuses it.
+    """Credential of an exec plug-in, kept until shortly before it expires or until the API server refuses it.
 
     cluster: what a plug-in is told of the cluster that asks to be told. fallback: the certificate of a plug-in that
     prints a token alone.

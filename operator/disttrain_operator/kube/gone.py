@@ -1,4 +1,4 @@
-"""What is left of deleted objects, for a while: how a pod ended is often known only from its last words.
+"""Deleted objects, kept for a while: the end of a pod is often known only from its termination message.
 
 Their number is bounded, and the namespace that has most of them loses its oldest first. Their bytes count with those of
 the objects that exist, and are the first to go.
@@ -14,7 +14,7 @@ Raw = dict[str, Any]
 
 
 class _Entry(NamedTuple):
-    """What is known of a deleted object besides its last state."""
+    """Facts of a deleted object besides its last state."""
 
     until: float
     """When it is forgotten."""

@@ -37,7 +37,7 @@ class Informer(Watch):
                 await self._list_later(error)
 
     async def catch_up(self) -> None:
-        """See `Watch`. Raises a KubeError where nobody answers."""
+        """See `Watch`. Raises a KubeError if the API server does not answer."""
         version = await self._take_list(older=False)
         if version is not None:
             self._is_as_of(version)

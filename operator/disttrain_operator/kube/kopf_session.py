@@ -1,4 +1,4 @@
-"""What kopf takes for its HTTP session: every request of kopf is answered here.
+"""A replacement of kopf's HTTP session: every request of kopf is answered here.
 
 Lists and watches of jobs are answered by kopf_watch.py. Which kinds there are, kopf asks before it watches: it is told
 of the kind that it has a handler for, and of two others that it waits for, so that a replica needs no right to ask.
@@ -59,11 +59,11 @@ class Answer:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """As `close`."""
+        """Same as `close`."""
 
 
 class KopfSession:
-    """What kopf uses of aiohttp.ClientSession. `watches`: by path."""
+    """The part of aiohttp.ClientSession that kopf uses. `watches`: by path."""
 
     def __init__(self, watches: Mapping[str, KopfWatch]) -> None:
         self._watches = watches

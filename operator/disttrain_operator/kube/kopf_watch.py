@@ -156,7 +156,7 @@ class KopfWatch(Watch):
         }
 
     def _offer(self, page: Page, listing: Listing) -> list[Raw]:
-        """What kopf is told of a page: the objects that are not known as they are."""
+        """Return what kopf receives of a page: the objects that are new or have changed."""
         told = []
         for raw in page.objects:
             uid = raw["metadata"]["uid"]
@@ -253,7 +253,7 @@ class KopfWatch(Watch):
 
 
 def _identity(raw: Raw) -> Raw:
-    """What kopf is told of an object. Raises for one of an odd shape."""
+    """Return what kopf receives of an object. Raises for one of an odd shape."""
     metadata = raw["metadata"]
     if not isinstance(metadata["uid"], str):
         raise TypeError("metadata.uid is no string")

@@ -46,7 +46,8 @@ class _Event:
 
 
 class LargeEvents:
-    """Of one watch. `take` is called with what is kept of an object, `step_over` with an object that cannot be."""
+    """Large events of one watch. `take` is called with the cache entry of an object, `step_over` with an unreadable
+    object."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class LargeEvents:
                 self.drop(event.about.uid)
 
     def drop_all(self) -> None:
-        """Everything is listed again, or nobody wants to know it any more."""
+        """Drop all events: everything is listed again, or no longer needed."""
         for uid in [*self._waiting, *([self._reading.about.uid] if self._reading else [])]:
             self.drop(uid)
 

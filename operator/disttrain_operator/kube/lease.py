@@ -1,4 +1,4 @@
-"""Who of several replicas acts: a Lease, taken and renewed with its resourceVersion.
+"""Leader election: a Lease, taken and renewed with its resourceVersion.
 
 Clocks of two machines are never compared. Who follows a lease judges it by its own clock: a lease is expired when it
 has not changed for its duration since *we* first saw it so. Who holds it judges itself by the moment before it asked
@@ -80,7 +80,7 @@ class ObservedLease:
 
 
 class LeaseAction(StrEnum):
-    """What is to be done about the lease now."""
+    """Next action on the lease."""
 
     CREATE = "create"
     TAKE = "take"
@@ -89,7 +89,7 @@ class LeaseAction(StrEnum):
 
 
 def next_action(observed: ObservedLease, me: str, now: float) -> LeaseAction:
-    """What the replica `me` does about the lease that it has observed."""
+    """Return the next action of the replica `me` on the lease that it has observed."""
     lease = observed.lease
     if lease is None:
         return LeaseAction.CREATE
@@ -101,7 +101,7 @@ def next_action(observed: ObservedLease, me: str, now: float) -> LeaseAction:
 
 
 def updated(observed: ObservedLease | None, lease: Lease | None, now: float) -> ObservedLease:
-    """What is known after another look. Only a change starts the time anew."""
+    """Return the observation after another look. Only a change restarts its time."""
     if observed is not None and observed.lease == lease:
         return observed
     return ObservedLease(lease, now)
@@ -161,7 +161,7 @@ class Election:
 
     @property
     def holder(self) -> str:
-        """Who held the lease when it was last seen."""
+        """The last known holder of the lease."""
         return self._observed.lease.holder if self._observed is not None and self._observed.lease is not None else ""
 
     async def run(self) -> None:
@@ -202,7 +202,7 @@ class Election:
         return max(next_at - now, terms.renew_every / 10)
 
     async def release(self) -> None:
-        """Give the lease back, so that nobody need wait for its end. Call it when nothing acts any more."""
+        """Give the lease back, so that no replica waits for its end. Call it when nothing acts any more."""
         observed, self._acts_until = self._observed, float("-inf")
         if observed is None or observed.lease is None or observed.lease.holder != self.me:
             return
@@ -275,7 +275,7 @@ class Election:
             raise KubeError(f"it is gone, and `helm upgrade` makes it: {error}") from error
 
     async def _hold(self, old: Lease | None, terms: Terms) -> Lease:
-        """Take or renew. Who changed something else of the object, a label for example, is in nobody's way."""
+        """Take or renew. A change of something else in the object, such as a label, does not interfere."""
         try:
             return await self._put(old, self.me, terms)
         except Conflict:

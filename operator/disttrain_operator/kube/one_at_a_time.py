@@ -23,5 +23,5 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
 
 def place_for_a_page() -> asyncio.Semaphore:
-    """Return what is held by whoever holds the text of a page."""
+    """Return the semaphore that bounds how many pages' texts are held at a time."""
     return _PAGES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(PAGES_AT_A_TIME))

@@ -130,7 +130,7 @@ def refused(raw: Any, error: Exception) -> Unreadable | None:
 
 
 def why_not(error: Exception) -> str:
-    """Return what is said of an object that this error kept from being taken in."""
+    """Return the message about an object that this error kept out of the cache."""
     if isinstance(error, TooMuch):
         return cut(str(error), MAX_WHY)
     if isinstance(error, RecursionError) or (isinstance(error, orjson.JSONDecodeError) and "depth" in error.msg):

@@ -1,4 +1,4 @@
-"""What a list and its watch bring, line by line, whoever takes it: the informer (informer.py) or kopf (kopf_watch.py).
+"""List and watch, line by line, for the informer (informer.py) or kopf (kopf_watch.py).
 
 An object that cannot be taken in is stepped over, in lists and in watches: it is marked as unreadable, and the watch
 goes on behind it. Where an event does not even say which object it is about, everything is to be listed again, but at
@@ -38,11 +38,11 @@ _OF_OBJECTS = ("ADDED", "MODIFIED", "DELETED")
 
 
 class BrokenStreamError(Exception):
-    """The stream said something that is no event; its place in history is not to be trusted."""
+    """The stream contained something that is no event; its resourceVersion cannot be trusted."""
 
 
 class Watch(ABC):
-    """The objects below `path`, for `cache`. Subclasses say who lists, and what becomes of an event."""
+    """The objects below `path`, for `cache`. Subclasses define who lists, and what happens to an event."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Watch(ABC):
 
     @abstractmethod
     async def catch_up(self) -> None:
-        """Returns when the cache is no older than this call. May raise a KubeError where nobody answers."""
+        """Return when the cache is no older than this call. May raise a KubeError if the API server does not answer."""
 
     @abstractmethod
     def _took(self, kind: str, raw: Raw) -> None:

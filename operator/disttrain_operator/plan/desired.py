@@ -1,4 +1,4 @@
-"""What an attempt of a job consists of: Service, Secret, perhaps a claim, and its pods."""
+"""The objects of an attempt of a job: Service, Secret, perhaps a claim, and its pods."""
 
 import json
 from collections.abc import Mapping
@@ -130,7 +130,7 @@ def default_environment(job: PlannedJob, site: Site) -> Manifest | None:
 
 
 def job_config(job: PlannedJob) -> JobConfig | None:
-    """What every rank reads; None where the template has a command of its own."""
+    """Return the configuration that every rank reads; None if the template has its own command."""
     spec = _spec(job)
     if spec.training is None:
         return None

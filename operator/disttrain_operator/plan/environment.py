@@ -1,4 +1,4 @@
-"""The environment of a pod: torchrun's names, torchrun's settings, ours."""
+"""The environment of a pod: the names and settings of torchrun, and those of disttrain."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def address(job: PlannedJob, spec: JobSpec, role: Role, index: int, attempt: int
 
 
 def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int, site: Site) -> dict[str, str]:
-    """What all pods of a role share."""
+    """Return the environment that all pods of a role share."""
     host, master_port = address(job, spec, Role.WORKER, 0, attempt, site)
     environment = {
         Env.MASTER_ADDR: host,
@@ -67,7 +67,7 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
 
 
 def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> int | None:
-    """The port of a pod's agent; None where it has no agent, or one that nobody may ask."""
+    """Return the port of a pod's agent; None if it has no agent, or one that cannot be asked."""
     if role is not Role.WORKER or spec.training is None:
         return None
     if site.loopback is None:
@@ -77,7 +77,7 @@ def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: 
 
 
 def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> dict[str, str]:
-    """What differs between the pods of a role."""
+    """Return the environment that differs between the pods of a role."""
     environment = {Env.ROLE_INDEX: str(index)}
     answers_at = agent_port_of(job, spec, role, index, site)
     if answers_at is not None:

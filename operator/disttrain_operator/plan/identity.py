@@ -22,7 +22,7 @@ def child_name(job_name: str, uid: str) -> str:
 
 
 def secret_name(job_name: str, uid: str, token: str) -> str:
-    """Return the name of the job's Secret, which nobody can know beforehand who does not know the job's token.
+    """Return the name of the job's Secret, which cannot be predicted without the job's token.
 
     The operator may make Secrets and not read them, so it cannot see whose Secret holds a name. Under a name that
     could be foreseen somebody else's would give the pods another configuration and token.

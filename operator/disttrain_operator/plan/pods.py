@@ -186,7 +186,7 @@ def _avoid_nodes(pod_spec: Manifest, nodes: tuple[str, ...]) -> None:
 
 
 def _restrict(pod_spec: Manifest, user_id: int | None) -> None:
-    """What the restricted Pod Security Standard asks for; single fields of the template win."""
+    """Return the security context of the restricted Pod Security Standard; fields of the template take precedence."""
     pod_spec["securityContext"] = {
         "runAsNonRoot": True,
         **({} if user_id is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user_id)),

@@ -36,6 +36,6 @@ def startup_probe() -> dict[str, Any]:
 
 
 def asks_for_ranks(container: Raw) -> bool:
-    """Return whether the startup probe of this container is ours, and not one of its template."""
+    """Return whether the operator added the startup probe of this container, and not its template."""
     command = ((container.get("startupProbe") or {}).get("exec") or {}).get("command") or []
     return bool(command) and command[-1] == PROBE_MARK

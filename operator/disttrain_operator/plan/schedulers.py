@@ -1,5 +1,5 @@
-"""How pods become a gang in the eyes of those who place them: Kueue, Volcano, scheduler-plugins' coscheduling, or the
-operator's own gate, which lets each go by a patch.
+"""How pods are marked as a gang for Kueue, Volcano, scheduler-plugins' coscheduling, or the operator's own gate, which
+releases each by a patch.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where a gang runs: what a cluster or a laptop gives to the pods of every job."""
+"""The site of a gang: what a cluster or a laptop provides to the pods of every job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from disttrain_operator.plan.template_defaults import TemplateDefaults
 
 
 class PlannedJob(Protocol):
-    """What planning needs to know of a job."""
+    """The facts of a job that planning needs."""
 
     @property
     def name(self) -> str: ...
@@ -24,7 +24,7 @@ class PlannedJob(Protocol):
 
 @dataclass(frozen=True)
 class PodDefaults:
-    """What every pod gets unless its template says otherwise. The chart's values end here."""
+    """Defaults of every pod, which its template may override. The chart's values end here."""
 
     image_pull_policy: str | None = None
     shm_size_limit: str | None = None
@@ -58,7 +58,7 @@ class OperatorPods:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a gang runs. `loopback` None: a cluster, where every pod has an address of its own."""
+    """The site of a gang. `loopback` None: a cluster, where every pod has its own address."""
 
     trainer_image: str
     token: str

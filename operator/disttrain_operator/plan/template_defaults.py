@@ -1,4 +1,4 @@
-"""What the pods of all jobs have besides their templates: read from the operator's file, laid under each template.
+"""Defaults of the pods of all jobs: read from the operator's file, merged under each template.
 
 A template wins: mappings are merged key by key, of lists an entry is left out where the template has one of its name.
 """
@@ -47,7 +47,7 @@ def read_template_defaults(text: str) -> TemplateDefaults:
 
 
 def _problems(found: Mapping[str, Any]) -> list[Violation]:
-    """What is wrong with them as a job's template, and what only matters where they are laid under others."""
+    """Return their problems as a job's template, and problems that matter only when they are merged under others."""
     template = {
         "metadata": {name: found[name] for name in _METADATA if name in found},
         "spec": {name: found[name] for name in FIELDS if name in found and name not in (*_METADATA, *_CONTAINER)}

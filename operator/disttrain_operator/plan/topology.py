@@ -1,5 +1,5 @@
-"""Which pods belong together, and how the cluster's scheduler is told. Kueue reads annotations of its own; the gate
-chooses nodes itself and reads the label."""
+"""Which pods belong together, and how this is passed to the cluster's scheduler. Kueue reads its own annotations; the
+gate chooses nodes itself and reads the label."""
 
 from disttrain_api.names import Label, Role
 from disttrain_api.parallelism import DataParallelMode
@@ -27,7 +27,7 @@ class TopologyPlan:
         return {} if any(self._groups) else {Label.TOPOLOGY_GROUP: "0"}
 
     def spec(self, pod_spec: dict[str, object], labels: dict[str, str]) -> dict[str, object]:
-        """What changes in the spec of a pod with these labels, so that it goes where its group is."""
+        """Return the change in the spec of a pod with these labels that places it with its group."""
         if self._topology is None or not self._by_scheduler or Label.TOPOLOGY_GROUP not in labels:
             return {}
         group = {key: labels[key] for key in (Label.JOB_UID, Label.ATTEMPT, Label.TOPOLOGY_GROUP)}

@@ -1,4 +1,4 @@
-"""A member failed whose failure concerns nobody else: it alone is made again, under its old name and address."""
+"""Policy: if the failure of a member concerns no other pod, recreate it alone, with its old name and address."""
 
 from datetime import datetime, timedelta
 
