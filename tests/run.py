@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from tests import suites
+from tests.cluster import mounts
 from tests.needs import Need, api_server, cluster, compiler
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +106,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     rows: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
-    """Command lines of processes that outlived it."""
+    """What outlived it, in words."""
 
     @property
     def log(self) -> Path:
@@ -118,7 +119,7 @@ class Outcome:
         elif self.code not in (0, SOME_FAILED) or (self.code and not self.failed):
             # Also where tests have failed: those after them may not have run.
             yield f"ended with exit code {self.code}"
-        yield from (f"left a process behind: {command}" for command in self.left)
+        yield from (f"left {one} behind" for one in self.left)
 
 
 class Running:
@@ -162,8 +163,12 @@ class Running:
                     outcome.failed[entry["failed"]] = entry["why"]
                 else:
                     outcome.counts, outcome.rows = entry["counts"], set(entry["rows"])
-        outcome.left = list(self._end_what_is_left())
+        outcome.left = [f"a process ({command})" for command in self._end_what_is_left()]
+        outcome.left += [f"a mount ({mount})" for mount in mounts.below(Path(self._scratch.name))]
+        mounts.unmount_below(Path(self._scratch.name))
         self._scratch.cleanup()
+        if Path(self._scratch.name).exists():
+            outcome.left.append(f"files ({self._scratch.name})")
         return outcome
 
     def end(self) -> None:

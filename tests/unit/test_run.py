@@ -1,6 +1,7 @@
 """`make test`: steps, their limits and what outlives them, a second look at what failed, the last lines."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -66,9 +67,23 @@ def test_a_step_that_passes_its_limit_is_interrupted(logs: Path) -> None:
 def test_what_outlives_a_step_is_named_and_ended(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.1)
     outcome = one(a_step(f"setsid sleep 1234 & echo $! > {logs}/pid"))
-    assert list(outcome.problems()) == ["left a process behind: sleep 1234"]
+    assert list(outcome.problems()) == ["left a process (sleep 1234) behind"]
     (left,) = (int(word) for word in (logs / "pid").read_text().split())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_temporary_folder_of_a_step_goes_with_it(logs: Path) -> None:
+    outcome = one(a_step(f"touch $TMPDIR/removed; echo $TMPDIR > {logs}/scratch"))
+    assert list(outcome.problems()) == []
+    assert not Path((logs / "scratch").read_text().strip()).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_mount_that_outlives_a_step_is_named_and_unmounted(logs: Path) -> None:
+    outcome = one(a_step(f"mkdir $TMPDIR/m && mount -t tmpfs none $TMPDIR/m && echo $TMPDIR/m > {logs}/mount"))
+    mount = (logs / "mount").read_text().strip()
+    assert list(outcome.problems()) == [f"left a mount ({mount}) behind"]
+    assert mount not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_steps_of_a_group_run_beside_each_other(logs: Path) -> None:
