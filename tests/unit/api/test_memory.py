@@ -22,7 +22,14 @@ def training(model: dict[str, Any] | None = None, **changes: Any) -> Training:
 
 @pytest.mark.parametrize(
     ("optimizer", "numbers"),
-    [({}, 4), ({"name": "Adam"}, 4), ({"name": "SGD"}, 2), ({"name": "SGD", "momentum": 0.9}, 3)],
+    [
+        ({}, 4),
+        ({"name": "Adam"}, 4),
+        ({"name": "Muon"}, 3),
+        ({"name": "Adafactor"}, 2),
+        ({"name": "SGD"}, 2),
+        ({"name": "SGD", "momentum": 0.9}, 3),
+    ],
 )
 def test_a_rank_keeps_parameters_gradients_and_optimizer_state(optimizer: dict[str, Any], numbers: int) -> None:
     least = least_memory(BILLION, training(optimizer=optimizer), Mesh(replicate=2), ADAM)

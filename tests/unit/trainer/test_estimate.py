@@ -28,6 +28,8 @@ TRAINING = {
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
     "dp2, momentum": ({}, {"optimizer": {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}}),
+    "dp2, Adafactor": ({}, {"optimizer": {"name": "Adafactor"}}),
+    "fsdp2, Muon": ({SHARD: 2}, {"optimizer": {"name": "Muon"}}),
     "dp2, recomputed": ({}, {"activationCheckpointing": "Full"}),
     "dp2, selectively recomputed": ({}, {"activationCheckpointing": "Selective"}),
     "dp2, bfloat16, accumulated": ({}, {"precision": "BF16", "gradientAccumulationSteps": 4}),
@@ -86,6 +88,15 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
         assert found.activations == pytest.approx(real["activations"], **near)
         assert found.peak == pytest.approx(real["peak"], **near)
         assert found.unknown is None
+
+
+def test_an_optimizer_that_computes_with_values_is_followed() -> None:
+    config = {"layers": 1, "heads": 1, "width": 64, "bias": False}
+    found = estimated({**TRAINING, "model": {**GPT, "config": config}, "optimizer": {"name": "Adafactor"}}, 1, {})
+    # Rows and columns of two tables and six matrices, all of three norms, and the number of steps of each.
+    numbers = (256 + 64) + (32 + 64) + 4 * (64 + 64) + 2 * (256 + 64) + 3 * 64
+    assert found.optimizer_state == 4 * (numbers + 11)
+    assert found.peak is not None
 
 
 def test_ranks_that_do_not_exist_cost_nothing() -> None:

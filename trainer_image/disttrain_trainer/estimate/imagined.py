@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.optim.precision import MixedPrecision
@@ -76,8 +77,17 @@ class Buckets:
         return put
 
 
+class ValuesOfOne(TorchDispatchMode):
+    """Inside, a tensor's value that is asked for is 1: for optimizers that compute numbers of it, as Adafactor does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
 class WatchedPrecision(MixedPrecision):
-    """The same formats; tells when a forward pass is over, and steps the optimizer without looking at values."""
+    """The same formats; tells when a forward pass is over, and steps the optimizer whatever values are."""
 
     def __init__(self, like: MixedPrecision, forward_done: Callable[[], None]) -> None:
         super().__init__(like.device, like.format, like.scaler)
@@ -88,4 +98,5 @@ class WatchedPrecision(MixedPrecision):
         super().backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer, norm: torch.Tensor | None) -> None:
-        optimizer.step()
+        with ValuesOfOne():
+            optimizer.step()

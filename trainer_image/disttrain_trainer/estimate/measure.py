@@ -17,7 +17,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import is_flushless
 from disttrain_trainer.build import assemble, build_sampler
 from disttrain_trainer.data.batches import Datasets, Microbatch, load_microbatch, map_tensors
-from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision, imagined_world
+from disttrain_trainer.estimate.imagined import Buckets, ValuesOfOne, WatchedPrecision, imagined_world
 from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.parallel.meta import local_part
 from disttrain_trainer.runtime.config import Config
@@ -202,7 +202,8 @@ def _held(state: State, mode: FakeTensorMode) -> tuple[int, int]:
     with mode:
         for parameter in state.parameters:
             parameter.grad = torch.empty_like(parameter)
-        state.optimizer.step()
+        with ValuesOfOne():
+            state.optimizer.step()
         gradients = _bytes(one.grad for one in state.parameters if one.grad is not None)
         state.optimizer.zero_grad()
     return gradients, _bytes(_kept(state))
