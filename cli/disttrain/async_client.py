@@ -50,7 +50,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.suspend, name, namespace=namespace)
 
     async def resume(self, name: str, *, namespace: str | None = None) -> RemoteJob:
-        """Let a suspended job go on from its last checkpoint."""
+        """Resume a suspended job from its last checkpoint."""
         return await asyncio.to_thread(self._client.resume, name, namespace=namespace)
 
     async def delete(self, name: str, *, namespace: str | None = None) -> None:

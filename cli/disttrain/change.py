@@ -28,7 +28,7 @@ def suspend(client: Client, name: str, *, wait: bool) -> int:
 
 
 def resume(client: Client, name: str) -> int:
-    """Let a suspended job go on."""
+    """Resume a suspended job."""
     job = client.get(name)
     refuse_unfinished(job, "resume")
     if not job.suspend:

@@ -89,7 +89,7 @@ class Client:
         return self._set_suspend(name, True, namespace)
 
     def resume(self, name: str, *, namespace: str | None = None) -> RemoteJob:
-        """Let a suspended job go on from its last checkpoint; return the job as it is then stored."""
+        """Resume a suspended job from its last checkpoint; return the job as it is then stored."""
         return self._set_suspend(name, False, namespace)
 
     def _set_suspend(self, name: str, value: bool, namespace: str | None) -> RemoteJob:

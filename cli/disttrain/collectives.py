@@ -59,7 +59,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def _refuse_nonsense(plan: Plan, ranks: int) -> None:
-    """What each rank would find out, too, but later."""
+    """Refuse wrong options that each rank would also detect, but later."""
     if not 2 <= ranks <= MAX_REPLICAS:
         raise CommandError(f"--ranks {ranks}: expected 2 to {MAX_REPLICAS}", USAGE)
     for name in plan.groups:

@@ -1,4 +1,4 @@
-"""What `disttrain data` does, and what it says of it."""
+"""Implementation and output of `disttrain data`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def verify_corpus(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
-    """What is called after each shard: draws a bar on a terminal, and says a line elsewhere."""
+    """Yield the callback after each shard: it draws a bar on a terminal, and prints a line otherwise."""
     if not person().isatty():
         yield lambda now: tell(f"{now.shards} of {now.total_shards} shards, {now.tokens} tokens")
         return

@@ -223,7 +223,7 @@ def _server_time(api: Api) -> datetime:
 
 
 def of_lease(lease: Raw, now: datetime) -> Finding:
-    """Judge the Lease by which the operator's replicas agree on who acts."""
+    """Check the Lease of the operator's leader election."""
     spec = lease.get("spec") or {}
     holder, renewed = spec.get("holderIdentity"), parse_time(spec.get("renewTime"))
     todo = "look at the operator's pods: `kubectl get pods -n disttrain`"

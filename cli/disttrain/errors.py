@@ -1,4 +1,4 @@
-"""What ends a command with one sentence instead of a traceback."""
+"""Errors that end a command with one sentence instead of a traceback."""
 
 from disttrain_api.errors import DisttrainError
 

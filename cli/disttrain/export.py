@@ -1,4 +1,4 @@
-"""`disttrain export CHECKPOINT TARGET`: a trained model as files that everybody can read."""
+"""`disttrain export CHECKPOINT TARGET`: a trained model as files in common formats."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def _export_folder(stored: StoredModel, target: Path, model: Path, tokenizer: Pa
 
 
 def _config_of(model: Path) -> TransformersConfig:
-    """What a folder with a `config.json` or a manifest says of the model. Raises CommandError."""
+    """Return the model config of a folder with a `config.json`, or of a manifest. Raises CommandError."""
     if model.is_dir():
         return TransformersConfig(path=str(model))
     try:

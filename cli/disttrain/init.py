@@ -28,7 +28,7 @@ _SIZE = re.compile(r"[1-9]\d{0,6}(Ki|Mi|Gi|Ti)")
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the manifest is to say."""
+    """Content of the manifest."""
 
     name: str = "my-job"
     model: BuiltIn = BuiltIn.MLP

@@ -100,7 +100,7 @@ _PODS_ASKED = 32
 
 
 def show_why(client: Client, name: str) -> int:
-    """Say why a job is where it is, and what to do."""
+    """Explain the state of a job, and what to do."""
     job = client.get(name)
     pods = client.pods(job)
     events = _events(client, job)
@@ -126,7 +126,7 @@ def _events(client: Client, job: RemoteJob, uid: str | None = None) -> list[Any]
 
 
 def _next_of(job: RemoteJob) -> list[str]:
-    """What one would do next with a job in this state."""
+    """Return the suggested next step for a job in this state."""
     name = job.name
     if job.holds(ConditionType.COMPLETE):
         return [f"disttrain logs {name}", f"disttrain delete {name}"]

@@ -110,7 +110,7 @@ class LocalClient:
         return self.get(name)
 
     def resume(self, name: str) -> RemoteJob:
-        """Let a suspended job go on from its last checkpoint."""
+        """Resume a suspended job from its last checkpoint."""
         folder = self._folder(name)
         if not self._is_over(folder):
             raise CommandError(f"{name} runs already")

@@ -96,7 +96,7 @@ def show(text: str) -> None:
 
 
 def ask(question: str) -> bool | None:
-    """Ask for a yes on the terminal; None where there is nobody to ask."""
+    """Ask for a yes on the terminal; None without a terminal."""
     if not (person().isatty() and _reads_terminal()):
         return None
     person().write(f"{escaped(question)} [y/N] ")
@@ -105,7 +105,7 @@ def ask(question: str) -> bool | None:
 
 
 def prompt(question: str) -> str | None:
-    """Ask for a line on the terminal; None where there is nobody to ask, or the answer ends there."""
+    """Ask for a line on the terminal; None without a terminal, or at the end of input."""
     if not (person().isatty() and _reads_terminal()):
         return None
     person().write(f"{escaped(question)} ")

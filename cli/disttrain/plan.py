@@ -1,4 +1,4 @@
-"""`disttrain plan job.yaml`: what a job would make and take, before anything is made."""
+"""`disttrain plan job.yaml`: the objects and the memory of a job, before anything is created."""
 
 import json
 

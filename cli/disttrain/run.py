@@ -75,7 +75,7 @@ def _draw(folder: RunFolder) -> None:
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """Signals that suspend the job. SIGHUP, a terminal that was closed, is no business of who was started by nohup."""
+    """Return the signals that suspend the job. SIGHUP, a closed terminal, is ignored under nohup."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if nohup else [signal.SIGHUP])]
 

@@ -26,7 +26,7 @@ def validate(path: str) -> int:
 
 
 def accepted(path: str) -> DistTrainingJob | None:
-    """The job of a manifest. None: what is wrong with it has been said."""
+    """Return the job of a manifest; None after its errors have been printed."""
     try:
         return given(path)
     except ManifestError as error:
@@ -50,7 +50,7 @@ def _source(path: str) -> str:
 
 
 def summary(job: DistTrainingJob) -> str:
-    """What a valid job asks for, in one line."""
+    """Return a one-line summary of a valid job."""
     workers = job.spec.workers
     mesh = Mesh.of(job.spec.parallelism, job.spec.world_size)
     parts = [f"{_count(workers.replicas, 'worker pod')} x {_count(workers.ranks_per_pod, 'process', 'processes')}"]

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb's function is, and its line in `disttrain --help`."""
+    """Place of a command's function, and its line in `disttrain --help`."""
 
     place: str
     """`module:name` of a function, whose signature is the verb's command line and which returns the exit code; or of a

@@ -17,7 +17,7 @@ class PodError(DisttrainError):
 
 @dataclass(frozen=True)
 class PodEnvironment:
-    """What the agent must know of its pod."""
+    """Facts of the pod that the agent needs."""
 
     node_rank: int
     ranks_here: int
@@ -33,7 +33,7 @@ class PodEnvironment:
 
     @property
     def agent_token(self) -> str | None:
-        """The token of who may ask the agent; None where the pod has no token of its job that can be read."""
+        """The token of the agent's API; None if the pod has no readable token of its job."""
         try:
             token = self.config.with_name(TOKEN_FILE).read_text().strip()
         except (OSError, ValueError):
@@ -52,7 +52,7 @@ class PodEnvironment:
 
     @property
     def report_dir(self) -> Path:
-        """Where the ranks keep their reports."""
+        """Folder of the ranks' reports."""
         return report_dir(self.scratch)
 
     @property
@@ -78,7 +78,7 @@ class PodEnvironment:
 
 
 def report_dir(scratch: Path) -> Path:
-    """Where the ranks of a pod with this scratch folder keep their reports."""
+    """Return the folder of the ranks' reports, in a pod with this scratch folder."""
     return scratch / REPORTS_FOLDER
 
 
@@ -93,7 +93,7 @@ def meeting_file(folder: Path) -> Path:
 
 
 def termination_log(variables: Mapping[str, str]) -> Path:
-    """Where the pod's last words go; known even if nothing else of its environment is right."""
+    """Return the path of the termination message; known even if everything else in the environment is wrong."""
     return Path(variables.get(Env.TERMINATION_LOG, TERMINATION_LOG))
 
 

@@ -1,4 +1,4 @@
-"""The agent's HTTP API: who knows its token (disttrain_api.agent_token) may look at the ranks, and change nothing.
+"""The agent's HTTP API: read-only, for clients with its token (disttrain_api.agent_token).
 
     GET /healthz                    without a token
     GET /v1/status                  AgentStatus

@@ -1,4 +1,4 @@
-"""What the agent's API takes from strangers at most. Pure: times are given."""
+"""Limits of the agent's API. Pure: times are arguments."""
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass

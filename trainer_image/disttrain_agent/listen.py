@@ -1,4 +1,4 @@
-"""Where the agent listens. The server itself is loaded when the first connection comes."""
+"""The listening socket of the agent. The server itself is loaded at the first connection."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class Listener:
         self._loop.add_reader(self.socket, self._somebody_comes)
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         if self._serving is None:
             self._loop.remove_reader(self.socket)
         else:

@@ -1,4 +1,4 @@
-"""What can be asked of a pod's ranks while they run."""
+"""Queries to a pod's ranks while they run."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ class Look:
 
 
 async def _written(path: Path, alive: Callable[[], bool]) -> str:
-    """What is written to the file until it grows no more."""
+    """Return what is written to the file until it stops growing."""
     size = 0
     for _ in range(int(_STACKS_SECONDS / _PAUSE_SECONDS)):
         await asyncio.sleep(_PAUSE_SECONDS)

@@ -19,7 +19,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Child(Protocol):
-    """What is needed of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used."""
 
     pid: int
     returncode: int | None
@@ -159,7 +159,7 @@ class Processes:
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """What a child of `parent` does first: ask to be killed when it dies.
+    """First action of a child of `parent`: ask to be killed when the parent dies.
 
     In a container the kernel does this for the children of PID 1; as a process of a laptop they would live on.
     """

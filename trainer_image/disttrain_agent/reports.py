@@ -1,4 +1,4 @@
-"""What the ranks report, and the pod's termination message made of it."""
+"""Reports of the ranks, and the pod's termination message made of them."""
 
 import contextlib
 import ctypes

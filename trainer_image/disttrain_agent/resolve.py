@@ -47,7 +47,7 @@ async def wait_for_address(
 
 
 async def _try(host: str, lookup: Lookup) -> Exception | None:
-    """One look-up, in a thread of its own that nobody waits for: the C library's cannot be interrupted."""
+    """Do one look-up in a thread that is never joined, because a look-up of the C library cannot be interrupted."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Exception | None] = loop.create_future()
 

@@ -129,7 +129,7 @@ class Supervisor:
         return max(0.01, min([timing.report, *(at - now for at in due)]))
 
     def _tell_ranks_to_end(self, now: float) -> None:
-        """SIGTERM, once, when told to stop or when one of them has failed."""
+        """Send SIGTERM once, when the pod must stop or a rank has failed."""
         collected_at = self._collected_at()
         if self._stop_at is not None:
             self._kill_at = self._stop_at + self._timing.kill_after(self._pod.grace_seconds)
@@ -143,7 +143,7 @@ class Supervisor:
             process.terminate()
 
     def _collected_at(self) -> float | None:
-        """When the ranks that still live after a failure are stopped; None: no failure, or told already."""
+        """Return when to stop the ranks that still run after a failure; None: no failure, or already stopped."""
         return None if self._told or self._failed_at is None else self._failed_at + self._timing.collect
 
     def _rank_ended(self, process: RankProcess) -> None:
@@ -186,7 +186,7 @@ class Supervisor:
 
     @property
     def _stopped_first(self) -> bool:
-        """Whether it was told to stop before any rank had failed."""
+        """Return whether it had to stop before any rank had failed."""
         return self._stop_at is not None and (self._failed_at is None or self._stop_at <= self._failed_at)
 
     def _end(self) -> int:

@@ -39,7 +39,7 @@ class RankEnd:
 
     @property
     def code(self) -> int:
-        """What it said of itself counts more than how its process came to an end."""
+        """Exit code of the rank. Its own report takes precedence over how its process ended."""
         if self._reported_code:
             return self._reported_code
         if self.returncode == 0 and not self.succeeded:
@@ -64,7 +64,7 @@ class RankEnd:
         )
 
     def _last_words(self) -> str | None:
-        """What is known of a rank that has reported no error."""
+        """Return what is known of a rank that has reported no error."""
         if self.code == ExitCode.LEFT_EARLY:
             step, steps = (self.report.step, self.report.total_steps) if self.report is not None else (None, 0)
             return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
@@ -72,12 +72,14 @@ class RankEnd:
         return last_exception("\n".join(self.tail)) or self.tail[-1] if self.tail and self.signal is None else None
 
     def _type_of_error(self) -> str | None:
-        """What may be told of its last words to whoever may not read its log; None: all of them, which are ours."""
+        """Return the part of its last message for readers without the right to read its log; None: all of it, written
+        by disttrain."""
         return None if self.code == ExitCode.LEFT_EARLY else exception_type(self._last_words() or "")
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """Of ranks in the order in which they ended, the one whose failure explains the others; None without a failure."""
+    """Return the rank whose failure explains the others, of ranks in the order of their ends; None without a
+    failure."""
     failed = [(_distance(end), place, end) for place, end in enumerate(ends) if not end.succeeded]
     return min(failed, key=lambda entry: entry[:2])[2] if failed else None
 
@@ -97,7 +99,7 @@ def _distance(end: RankEnd) -> int:
 
 
 def exit_code(ends: Sequence[RankEnd], *, stopped: bool) -> int:
-    """Exit code of the agent. `stopped`: it was told to stop before any rank had failed."""
+    """Return the exit code of the agent. `stopped`: it had to stop before any rank had failed."""
     cause = first_cause(ends)
     if cause is None:
         return ExitCode.DONE

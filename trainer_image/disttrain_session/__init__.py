@@ -1,4 +1,4 @@
-"""What a training script of one's own imports: `report` (one line) and `session` (a whole loop).
+"""The API for training scripts: `report` (one line) and `session` (a whole loop).
 
 Both load on first use. `disttrain` exports the same two names; an image without the command line has them here.
 """

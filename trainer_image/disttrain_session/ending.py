@@ -104,4 +104,4 @@ class Ending:
 
 
 class _Said(SystemExit):
-    """The end of a process that has said why."""
+    """End of a process that has reported the cause."""

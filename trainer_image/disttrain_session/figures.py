@@ -77,14 +77,14 @@ def _shown(value: Any) -> str:
 
 
 class Pace:
-    """The time that a program's steps take, since the first one that it told of. clock: seconds that only grow."""
+    """The time that a program's steps take, since the first reported one. clock: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._first: tuple[int, float] | None = None
 
     def remaining_seconds(self, step: int, total: int) -> float | None:
-        """Return the time until the last step at the pace so far; None before a second step is told of."""
+        """Return the time until the last step at the pace so far; None before a second step is reported."""
         now = self._clock()
         first, began = self._first = self._first or (step, now)
         return (total - step) * (now - began) / (step - first) if step > first else None

@@ -1,4 +1,4 @@
-"""What a session's checkpoint holds of a script's objects.
+"""A script's objects in the checkpoints of a session.
 
 Models and optimizers that all ranks have together lie in torch's format, each rank writing its part. All else (figures
 of chance, positions in the data, a scheduler, an environment) is each rank's own: one tensor of bytes per rank.
@@ -26,7 +26,7 @@ RESERVED = ("optimizers", "ranks")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be registered: anything that gives its state and takes it back."""
+    """Interface of objects that can be registered: `state_dict` and `load_state_dict`."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...

@@ -1,4 +1,4 @@
-"""Where a process of an own-command job stands: its rank, and the files of its pod. Pure."""
+"""Place of a process in a job with its own command: its rank, and the files of its pod. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a session tells of its progress: the rank's report file, the pod's termination message, metrics.jsonl."""
+"""Progress of a session: the rank's report file, the pod's termination message, metrics.jsonl."""
 
 import os
 import time

@@ -114,7 +114,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return self._world.device.torch
 
     def prepare(self, model: nn.Module, *optimizers: Optimizer) -> Any:

@@ -1,4 +1,4 @@
-"""What ranks do between two steps: evaluate, write a checkpoint, stop."""
+"""Actions of the ranks between two steps: evaluate, write a checkpoint, stop."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -139,7 +139,8 @@ class BetweenSteps:
 
 @contextmanager
 def completing(checkpoints: Checkpoints | None, reporter: Reporter) -> Iterator[None]:
-    """What ends all ranks together, such as a loss that is not finite, waits for the checkpoint being written.
+    """Complete the checkpoint being written before an error that ends all ranks together, such as a loss that is not
+    finite.
 
     So does an evaluation that fails on one rank: the others wait for it, and their saves go on.
     """

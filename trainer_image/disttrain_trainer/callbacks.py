@@ -141,7 +141,7 @@ def build_callbacks(training: Training, world: World) -> Callbacks:
 
 
 def _require_callback(place: str, entrypoint: str, own: object) -> None:
-    """Raises InvalidConfiguration for what offers nothing, or something that nobody would call."""
+    """Raise InvalidConfiguration for a callback without methods, or with methods that would never be called."""
     returned = f"`{place}.entrypoint`: {entrypoint} returned a {type(own).__name__}"
     known = f"a callback may offer {', '.join((*METHODS, _EVALUATING))} (disttrain_trainer.protocols)"
     offers = [name for name in dir(own) if name.startswith("on_") and offered(own, name)]

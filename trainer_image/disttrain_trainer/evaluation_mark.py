@@ -1,4 +1,4 @@
-"""What is remembered of an evaluation that ended an attempt: the job goes on without any, and does not fail again.
+"""Mark of an evaluation that ended an attempt: the job continues without evaluation, and does not fail again.
 
 Where ranks talk to each other while they evaluate, one that fails leaves the others waiting, and the attempt cannot be
 rescued. The mark lies beside the checkpoints, and belongs to the job that wrote it.

@@ -75,7 +75,7 @@ def scores_classes(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Of each class; of probabilities the mean over the positions of a sample."""
+    """Return the loss of each target class; for probabilities the mean over the positions of a sample."""
     outputs = exact(outputs)
     soft = targets.is_floating_point()
     losses = functional.cross_entropy(

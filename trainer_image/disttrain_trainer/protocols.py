@@ -39,7 +39,7 @@ class Mean(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a task's `loss` returns for a batch."""
+    """Result of a task's `loss` for a batch."""
 
     sum: Tensor
     """Scalar: the losses of the batch's samples (or tokens), summed, not averaged. The gradient is that of this sum
@@ -183,7 +183,7 @@ class OffersEvaluation(Protocol):
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a job stands when a callback is called: between two steps, on every rank."""
+    """State of a job when a callback is called: between two steps, on every rank."""
 
     step: int
     """Optimizer steps done."""

@@ -1,4 +1,4 @@
-"""What a loop starts with: the checkpoint that it resumes from, and its metrics."""
+"""Start of a loop: the checkpoint that it resumes from, and its metrics."""
 
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints

@@ -63,7 +63,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
 
 
 def _must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
-    """Whether this rank was told to stop, or knows of a checkpoint that failed; the save of the stop raises why."""
+    """Return whether this rank must stop or knows of a failed checkpoint; the save of the stop raises the cause."""
     return stop.requested or (checkpoints is not None and checkpoints.failed)
 
 

@@ -158,7 +158,7 @@ class Api:
         return response
 
     def _pool_and_headers(self, content: str) -> tuple[urllib3.PoolManager, dict[str, str]]:
-        """What the next request needs. With another certificate than before, connections are made anew."""
+        """Return the pool and headers of the next request. A changed certificate makes new connections."""
         credentials = self._access.credentials
         try:
             token, certificate = credentials.token(), credentials.certificate()
@@ -196,7 +196,7 @@ def _decoded(payload: bytes, what: str) -> Raw:
 
 
 def _sentence(status: int, reason: str | None, refusal: bytes) -> str:
-    """What the API server says, without its wrapping."""
+    """Return the message of the API server, without its wrapping."""
     if status == 401:
         return "the cluster does not accept these credentials (401): log in again, or name another --context"
     try:

@@ -35,7 +35,7 @@ class RemoteJob:
 
     @cached_property
     def status(self) -> JobStatus:
-        """Its status; that of a job that nobody has looked at yet is empty, one that cannot be read likewise."""
+        """Its status; empty if no operator has seen the job yet, or if the status cannot be read."""
         try:
             return JobStatus.model_validate(self.raw.get("status") or {}, extra="ignore")
         except ValueError:

@@ -9,7 +9,7 @@ from disttrain.commands.options import MANIFEST
 
 
 class PlanFormat(StrEnum):
-    """What `plan -o` takes."""
+    """Formats of `plan -o`."""
 
     TABLE = "table"
     JSON = "json"

@@ -16,7 +16,7 @@ Context = Annotated[
 
 
 class Format(StrEnum):
-    """What `-o` takes."""
+    """Formats of `-o`."""
 
     TABLE = "table"
     WIDE = "wide"

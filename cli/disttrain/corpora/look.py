@@ -1,4 +1,4 @@
-"""What a corpus holds, and whether it is as it was written."""
+"""Content of a corpus, and its verification."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_TOKENIZER_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Figures:
-    """What `disttrain data inspect` says of a corpus."""
+    """Output of `disttrain data inspect` for a corpus."""
 
     tokens: int
     documents: int

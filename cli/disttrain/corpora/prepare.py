@@ -55,13 +55,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Work:
-    """Where a corpus lies until it is whole."""
+    """Folder of a corpus until it is complete."""
 
     partial: Path
 
     @property
     def plan(self) -> Path:
-        """What it is made of: who goes on must be asked for the same."""
+        """Its sources and settings: a resumed run must have the same."""
         return self.partial / "plan"
 
     @property

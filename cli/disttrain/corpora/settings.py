@@ -1,4 +1,4 @@
-"""What `disttrain data prepare` is asked to do."""
+"""Settings of `disttrain data prepare`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Settings:
 
     @property
     def partial(self) -> Path:
-        """Where the corpus lies until it is whole."""
+        """Folder of the corpus until it is complete."""
         return self.output.with_name(f"{self.output.name}.partial")
 
     @property

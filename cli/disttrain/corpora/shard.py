@@ -31,7 +31,7 @@ _BATCH_BYTES = 2**20
 
 
 class Record(ApiModel):
-    """What became of a part of the sources; no tokens where it held no text."""
+    """Result of a part of the sources; no tokens if it contained no text."""
 
     tokens: Count
     documents: Count

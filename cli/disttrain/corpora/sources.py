@@ -19,7 +19,7 @@ GZIP = ".gz"
 
 
 class Format(StrEnum):
-    """What is in a file, by the end of its name."""
+    """Content of a file, by the end of its name."""
 
     TEXT = "text"
     LINES = "lines"
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def format(self) -> Format:
-        """What is in it."""
+        """Its content."""
         if self._name.endswith(_TABLE):
             return Format.TABLE
         return Format.LINES if self._name.endswith(_LINES) else Format.TEXT

@@ -1,4 +1,4 @@
-"""A job as this machine runs it: nobody else places its pods, manages it, or disturbs it.
+"""A job as this machine runs it: without scheduler, other controllers or disruptions.
 
 Its status is read by whoever reads its logs: it says what programs printed.
 """

@@ -1,4 +1,4 @@
-"""What a job needs of this machine at least, and whether it has that. Pure: numbers in, sentences out."""
+"""Minimum requirements of a job, and whether this machine meets them. Pure: numbers in, sentences out."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ COMMAND = Costs(once=0, pod=3 * _MIB, rank=_MIB, pod_tasks=1, rank_tasks=1)
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is. None: not known, or without limit."""
+    """Resources of the machine. None: not known, or unlimited."""
 
     cores: int
     memory: int | None
@@ -50,7 +50,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a job needs at least."""
+    """Minimum requirements of a job."""
 
     pods: int
     ranks: int

@@ -99,7 +99,7 @@ class RunFolder:
         return dict(job)
 
     def write_support(self, secret: Mapping[str, str], storage: Storage | None) -> None:
-        """What a cluster keeps in the job's Secret and claim. Raises OSError."""
+        """Write what a cluster keeps in the job's Secret and claim. Raises OSError."""
         self.config.mkdir(exist_ok=True)
         if CONFIG_FILE in secret:
             _write_if_other(self.config / CONFIG_FILE, secret[CONFIG_FILE])
@@ -170,7 +170,7 @@ def _write_if_other(file: Path, text: str) -> None:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """A file that nobody but its owner can open at any moment, whatever the umask. It is whole, or the former one."""
+    """Write a file that only its owner can ever open, whatever the umask. It is complete, or the previous one stays."""
     if file.is_file() and not file.is_symlink() and file.read_text() == text:
         file.chmod(0o600)
         return
@@ -187,5 +187,5 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def to_yaml(value: object, *, ascii_only: bool = False) -> str:
-    """As kubectl prints it: block style, in the order given."""
+    """Return the YAML as kubectl prints it: block style, in the order given."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=not ascii_only, width=120)

@@ -62,7 +62,7 @@ def keep(run: Callable[[], object], name: str) -> int:
 
 
 def fork() -> int:
-    """As os.fork, but for the handlers of signals, which the child has none of.
+    """Same as os.fork, but the child has no signal handlers.
 
     One that comes to it before it has given up its parent's waits until it has: a SIGTERM that those take would be
     lost, and the child would live on for its whole grace.

@@ -98,7 +98,7 @@ class Nursery:
         return self._fork(launch, log) or await execute(launch, log)
 
     def abandon(self) -> None:
-        """End it, if it lives. Pods that it has not forked by now are told so; those that it has go on."""
+        """End the nursery, if it runs. Pods that it has not forked yet get an error; forked ones continue."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -130,7 +130,7 @@ class Nursery:
             )
 
     def _fork(self, launch: Launch, log: Path) -> Kept | None:
-        """None where the nursery has no room for more, or has ended."""
+        """Let the nursery fork the pod; None if it has no room for more, or has ended."""
         if self._socket is None:
             return None
         described = {
@@ -215,7 +215,7 @@ def _is_ours(launch: Launch) -> bool:
 
 
 def modules_of(spec: JobSpec) -> tuple[str, ...]:
-    """What all ranks of a job import: the trainer, its data and its model, as far as they are ours."""
+    """Return the modules that all ranks of a job import: the trainer, and built-in data and models."""
     if spec.training is None:
         return ()
     modules = ["disttrain_trainer.program"]

@@ -25,7 +25,7 @@ _OF_A_USER = ("HOME", "USER", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_D
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start."""
+    """A process to start."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]

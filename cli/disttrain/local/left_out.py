@@ -1,4 +1,4 @@
-"""What of a job has no counterpart on this machine, in words. Pure.
+"""Parts of a job that have no counterpart on this machine, in words. Pure.
 
 Fields are named unless the tables below say why not, so that one that is new in Kubernetes is named, too.
 """
@@ -26,7 +26,7 @@ _OF_A_POD = (
 
 
 def left_out(job: Job) -> str:
-    """What a run of the job on this machine leaves out, '' where that is nothing."""
+    """Return what a run of the job on this machine ignores, '' if nothing."""
     found = list(alone(job)[1])
     fields: list[str] = []
     for role in (job.spec.workers, job.spec.parameter_servers) if job.spec is not None else ():

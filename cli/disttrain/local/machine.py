@@ -1,4 +1,4 @@
-"""What this machine has for a job, and whether it is asked for too much."""
+"""Resources of this machine for a job, and whether they suffice."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ def require_room(spec: JobSpec, modules: Sequence[str], *, yes: bool = False) ->
 
 
 def _require_yes(misfit: Misfit, yes: bool) -> None:
-    """Raises CommandError where nobody wants such a job to be started."""
+    """Raise CommandError unless the user wants to start such a job."""
     if misfit.certain and not yes:
         raise CommandError(f"{misfit.sentence}; {_ADVICE}, or start it all the same with --yes")
     answer = None if yes else ask(f"disttrain: {misfit.sentence}. Start it?")

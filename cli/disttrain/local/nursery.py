@@ -92,7 +92,7 @@ def _be_a_keeper(description: int, orders: int, log: int, end: int) -> None:
 
 
 def _has_met_the_driver() -> bool:
-    """Whether an import has asked a GPU's driver all the same: a pod of ours then runs as a program of its own."""
+    """Return whether an import has used a GPU's driver after all: pods are then started as separate programs."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
@@ -174,7 +174,7 @@ def _close_from(first: int) -> None:
 
 
 def _call_it(name: str) -> None:
-    """What `ps` and `top` show."""
+    """Set the name that `ps` and `top` show."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123 - pathlib says no less
         file.write(name)
 

@@ -1,4 +1,4 @@
-"""What a run's metrics.jsonl looks like: loss.png, throughput.png and figures.png beside it."""
+"""Plots of a run's metrics.jsonl: loss.png, throughput.png and figures.png beside it."""
 
 import json
 from collections.abc import Mapping, Sequence

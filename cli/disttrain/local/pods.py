@@ -67,7 +67,8 @@ class Pods:
         self._on_change()
 
     def delete(self, name: str, uid: str, grace_seconds: float | None) -> None:
-        """As the API server does: SIGTERM now, SIGKILL when the grace period ends, then the pod vanishes."""
+        """Delete a pod as the API server does: SIGTERM now, SIGKILL when the grace period ends, then the pod
+        disappears."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -81,7 +82,7 @@ class Pods:
         pod.timers.append(loop.call_later(grace, pod.order, KILL))
 
     def forget_gone_before(self, attempt: int) -> None:
-        """What older attempts had to say stands in the status."""
+        """Forget deleted pods of older attempts: the status has their results."""
         self._gone = [pod for pod in self._gone if int(pod["metadata"]["labels"][Label.ATTEMPT]) >= attempt]
 
     def kill_all(self) -> None:

@@ -12,8 +12,8 @@ port, seconds later, any connection of this machine could be given it."""
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ports that nobody listens on. Another process may still be faster: a rank then ends with
-    PortInUse, and the next attempt gets other ports. Raises CommandError where there are not as many."""
+    """Return that many different free ports. Another process may still take one first: a rank then ends with PortInUse,
+    and the next attempt gets other ports. Raises CommandError if there are too few."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.sample(_CANDIDATES, len(_CANDIDATES)):

@@ -1,4 +1,4 @@
-"""What the ranks say while they run: for the eye at once, and for decisions as agents would answer on a cluster."""
+"""Progress of running ranks: at once for display, and for decisions as agents would answer on a cluster."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class LiveProgress:
 
     @classmethod
     def of(cls, status: JobStatus) -> "LiveProgress":
-        """What the status knows."""
+        """Return the progress in the status."""
         checkpoint = status.checkpoint.step if status.checkpoint else None
         if status.progress is None:
             return cls(checkpoint_step=checkpoint)

@@ -45,7 +45,7 @@ _SHORTEST_PAUSE_SECONDS = 0.02
 
 
 class View(Protocol):
-    """What the user sees while the job runs."""
+    """Output for the user while the job runs."""
 
     def status(self, status: JobStatus) -> None: ...
     def progress(self, progress: LiveProgress) -> None: ...
@@ -99,7 +99,7 @@ class LocalRun:
         return self._unwritten
 
     def suspend(self) -> None:
-        """As `kubectl patch` would: the pods write a checkpoint and stop."""
+        """Suspend the job as `kubectl patch` would: the pods write a checkpoint and stop."""
         set_suspend(self.raw, True)
         self._changed.set()
 
@@ -218,7 +218,7 @@ class LocalRun:
         await self._pods.create(manifest, process)
 
     def _local_environment(self, spec: JobSpec, action: CreatePod, pod: str) -> dict[str, str]:
-        """What this machine says to a pod; its template may say otherwise."""
+        """Return the defaults of this machine for a pod; its template may override them."""
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         threads = max(1, cores() // spec.world_size)
         return {

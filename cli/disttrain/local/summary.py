@@ -28,7 +28,7 @@ def exit_code(status: JobStatus, *, interrupted_by: int | None) -> int:
 
 
 def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None) -> str:
-    """What a person wants to read first."""
+    """Return the summary line of a job."""
     if _holds(status, ConditionType.COMPLETE):
         return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage), *_time(status)])
     if _holds(status, ConditionType.SUSPENDED):
@@ -57,7 +57,7 @@ def _figures(status: JobStatus) -> Iterator[str]:
 
 
 def _time(status: JobStatus) -> Iterator[str]:
-    """Where the time of a job that has ended went."""
+    """Return the goodput of an ended job, in words."""
     end = parse_time(status.completion_time)
     if status.goodput is not None and status.goodput.spent and end is not None:
         yield f"goodput {in_words(status.goodput, end)}"

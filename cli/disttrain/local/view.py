@@ -1,4 +1,5 @@
-"""What the user sees while the job runs: a live line on a terminal, plain lines elsewhere. All of it goes to stderr."""
+"""Output for the user while the job runs: a live line on a terminal, plain lines otherwise. All of it goes to
+stderr."""
 
 import os
 import time

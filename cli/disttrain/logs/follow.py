@@ -23,7 +23,7 @@ _KEPT_LINES = 10_000
 
 
 class Jobs(Protocol):
-    """What is needed of a client."""
+    """The part of a client that is used."""
 
     api: Api
 

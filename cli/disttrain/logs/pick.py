@@ -55,7 +55,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The line with who said it before it."""
+        """The line with its rank or pod in front."""
         return f"[{self.who}] {self.said}"
 
 

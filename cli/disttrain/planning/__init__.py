@@ -1,1 +1,1 @@
-"""What a job would make and take, before anything is made."""
+"""Objects and memory of a job, before anything is created."""

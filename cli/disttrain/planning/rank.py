@@ -48,7 +48,7 @@ def misfit(memory: RankMemory, gpu_bytes: int, spec: JobSpec) -> str | None:
 
 
 def on_one_gpu(spec: JobSpec) -> bool:
-    """Whether what a rank holds lies on one GPU."""
+    """Return whether everything that a rank holds is on one GPU."""
     training = spec.training
     offloaded = training is not None and training.offload.parameters
     return not offloaded and (spec.parallelism.devices_per_process or 1) == 1

@@ -1,1 +1,1 @@
-"""What the command shows of jobs: pure functions of raw objects and a time."""
+"""Views of jobs: pure functions of raw objects and a time."""

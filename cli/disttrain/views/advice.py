@@ -1,4 +1,4 @@
-"""What to do about a reason of a condition or a verdict, where the operator's own sentence does not say it."""
+"""Advice for reasons of conditions and verdicts, if the operator's own sentence has none."""
 
 # The reasons of disttrain_api.names.Reason and exit_reason, and the kubelet's. {name}, {namespace} are filled in.
 FAILED: dict[str, str] = {

@@ -91,7 +91,7 @@ def of_class(verdict: Verdict | None) -> list[str]:
 
 
 def words_of(case: Case, verdict: Verdict | None) -> list[str]:
-    """What the program that failed said itself, where its pod is still there: the status holds none of that."""
+    """Return the last output of the failed program, if its pod still exists: the status does not hold it."""
     pod = next((pod for pod in case.pods if verdict is not None and pod.name == verdict.pod), None)
     words = plain(program_words(pod)).rstrip(".") if pod is not None else ""
     return [f"It said: {words}."] if words and verdict is not None and words not in plain(verdict.message) else []

@@ -107,7 +107,7 @@ def _states(pods: Sequence[Raw], spec: Any, attempt: int) -> dict[int, str]:
 
 
 def _state(raw: Raw) -> str:
-    """What the pod's program does, whatever further containers do."""
+    """Return the state of the pod's program, whatever additional containers do."""
     facts = facts_of(raw)
     if facts is None or not facts.program_started or facts.awaits_address is not None:
         return "waits"

@@ -1,4 +1,4 @@
-"""Where a job's time went, in words. Pure."""
+"""Goodput of a job, in words. Pure."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""What `disttrain plan` shows: a plan -> words. Pure."""
+"""Output of `disttrain plan`: a plan -> text. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -49,7 +49,7 @@ def explaining_cuts(config: Config, world: World, state: State) -> Iterator[None
 
 
 def _place_of(error: BaseException, module: nn.Module) -> tuple[str | None, str | None]:
-    """The innermost part of the module in whose forward pass the error arose, and what is said of shapes there."""
+    """Return the innermost part of the module in whose forward pass the error arose, and its shapes."""
     names = {id(part): name for name, part in module.named_modules()}
     layer, said = None, None
     found: BaseException | None = error

@@ -75,7 +75,8 @@ class _Watch:
         return before == self._seen
 
     def compare(self) -> str | None:
-        """What this rank and rank 0 have called that certainly differs; rank 0 shows what it has called."""
+        """Compare the calls of this rank with those of rank 0, and return a certain difference. Rank 0 publishes its
+        own."""
         own, store = self._order.notes, self._world.store
         try:
             if self._world.first:

@@ -24,7 +24,7 @@ _NAME = re.compile(r"with name (\S+) has been marked")
 
 
 def explained(error: BaseException, config: Config, state: State) -> str | None:
-    """What a user can do about an error that the wrapping of the model has caused; None for every other."""
+    """Return advice on an error that the wrapping of the model has caused; None for every other error."""
     text = "\n".join(str(one) for one in _chain(error))
     kind = kind_of(state.module)
     if isinstance(state.model, DistributedDataParallel) and _TWICE.search(text):

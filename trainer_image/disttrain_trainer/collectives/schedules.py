@@ -1,4 +1,4 @@
-"""All-reduce as a plan: who sends which part of the numbers to whom, round by round. Pure arithmetic.
+"""All-reduce as a plan: which rank sends which part of the numbers to which rank, round by round. Pure arithmetic.
 
 What is planned here is what is sent (exchange.py), so that costs can be read off the plan.
 """
@@ -117,7 +117,7 @@ SCHEDULES: Mapping[AllReduce, Callable[[int], Schedule]] = {
 
 
 def ring_bytes(ranks: int, size_bytes: int) -> int:
-    """Bytes that a rank sends in a ring all-reduce of `size_bytes`, rounded up: what is written of the backend's own
-    all-reduce, whose messages nobody here can count.
+    """Return the bytes that a rank sends in a ring all-reduce of `size_bytes`, rounded up. Used for the backend's own
+    all-reduce, whose messages cannot be counted.
     """
     return -(-2 * (ranks - 1) * size_bytes // ranks)

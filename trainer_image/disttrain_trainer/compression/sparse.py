@@ -36,12 +36,13 @@ def random_indices(size: int, count: int, seeds: tuple[int, ...], device: torch.
 
 
 def with_momentum(gradient: Tensor, velocity: Tensor | None, momentum: float) -> Tensor:
-    """What is added to the residual: the gradient, or with momentum correction this rank's velocity (Lin et al. 2018,
-    equation 4), so that numbers that are sent late have gathered as much momentum as those sent at once.
+    """Return what is added to the residual: the gradient, or with momentum correction this rank's velocity (Lin et al.
+    2018, equation 4), so that numbers that are sent late have as much momentum as those sent at once.
     """
     return gradient.clone() if velocity is None else velocity * momentum + gradient
 
 
 def without(values: Tensor, indices: Tensor) -> Tensor:
-    """What is kept: the same with zeros at `indices`; of a velocity, the momentum factor masking of section 3.2."""
+    """Return what is kept: the same with zeros at `indices`; for a velocity, the momentum factor masking of section
+    3.2."""
     return values.index_fill(0, indices, 0)

@@ -148,7 +148,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch, depth: int = 0
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """On the device; nobody waits for a GPU's earlier work."""
+    """Return the values on the device, without waiting for the GPU's earlier work."""
     if pins_memory(device) and in_host_memory(values):
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)

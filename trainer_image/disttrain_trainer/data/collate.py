@@ -40,7 +40,7 @@ def _why(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> st
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a part of a sample is, in words."""
+    """Description of a part of a sample."""
 
     text: str
     collated: bool = True

@@ -124,7 +124,7 @@ def _fingerprint(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], conf
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What is wrong with a corpus becomes what ends the rank."""
+    """Turn errors of a corpus into errors that end the rank."""
     try:
         yield
     except CorpusError as error:

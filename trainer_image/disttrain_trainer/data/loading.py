@@ -83,7 +83,7 @@ class _Microbatches(Dataset[Any]):
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a worker has met."""
+    """An error of a worker process."""
 
     errors: tuple[tuple[BaseException, Origin], ...]
     """The exception, and those that it was raised from, none of which pickle keeps."""

@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the data stands: `position` samples of `epoch` are consumed."""
+    """Position in the data: `position` samples of `epoch` are consumed."""
 
     epoch: int = 0
     position: int = 0

@@ -1,4 +1,4 @@
-"""What a sample is, in short: enough to tell data apart that have the same size.
+"""Sketch of a sample: enough to distinguish data of the same size.
 
 Whole numbers, texts and shapes must be the same; floating-point numbers alike, since another kind of processor may
 round otherwise what a data set computes of them.
@@ -35,12 +35,13 @@ def places_of(size: int) -> list[int]:
 
 
 def sketches_of(dataset: MapDataset) -> list[Sketch | None]:
-    """Of each of `places_of`; None where a sample cannot be read, which is for the step to say that needs it."""
+    """Return the sketches of the samples at `places_of`; None for one that cannot be read: the step that needs it
+    reports that."""
     return [_sketch_at(dataset, place) for place in places_of(len(dataset))]
 
 
 def sketch_of(sample: Any) -> Sketch:
-    """Of what a data set returns: tensors, arrays and plain values in containers; of anything else its type alone."""
+    """Return the sketch of a sample: tensors, arrays and plain values in containers; of anything else only its type."""
     digest = hashlib.sha256()
     numbers: list[tuple[float, float]] = []
     for part in _parts(sample, 0):

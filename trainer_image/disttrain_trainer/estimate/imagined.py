@@ -1,4 +1,4 @@
-"""A rank of a world that does not exist: its process groups send nothing, and nobody else is there."""
+"""A rank of a simulated world: its process groups send nothing, and there are no other ranks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

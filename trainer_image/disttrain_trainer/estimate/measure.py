@@ -59,7 +59,7 @@ class Estimate:
 
     @property
     def held(self) -> int:
-        """What is there at the end of each backward pass."""
+        """Bytes at the end of each backward pass."""
         return self.parameters + self.buffers + self.gradients + self.optimizer_state
 
 

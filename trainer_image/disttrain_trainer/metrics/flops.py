@@ -38,7 +38,7 @@ class Work:
 
 
 def work_of(module: nn.Module) -> Work:
-    """What the model's methods `flops_per_token()` and `flops_per_sample()` say, where it has them.
+    """Results of the model's methods `flops_per_token()` and `flops_per_sample()`, if it has them.
 
     Raises InvalidConfiguration where the answer is no positive number.
     """

@@ -1,4 +1,4 @@
-"""What a rank tells the world: its report file, and on rank 0 the log and metrics.jsonl. Keys are torchtitan's."""
+"""Output of a rank: its report file, and on rank 0 the log and metrics.jsonl. Keys are torchtitan's."""
 
 from __future__ import annotations
 

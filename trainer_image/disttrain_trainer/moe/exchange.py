@@ -15,7 +15,7 @@ Group = dist.ProcessGroup
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where the experts of a layer are: rank i of `experts` holds E / R of them, from i E / R on."""
+    """Placement of the experts of a layer: rank i of `experts` holds E / R of them, from i E / R on."""
 
     experts: Group
     tensor: Group | None = None

@@ -46,7 +46,8 @@ def grouped_linear(tokens: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def own(parameter: Tensor) -> Tensor:
-    """What this rank has of an expert's parameter: all of it, or with expert parallelism that of its own experts."""
+    """Return this rank's part of an expert parameter: all of it, or with expert parallelism the rows of its own
+    experts."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

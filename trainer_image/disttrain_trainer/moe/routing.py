@@ -1,4 +1,4 @@
-"""Which experts compute a token, and what the router is told about its choice: functions of tensors.
+"""Choice of the experts of each token, and the auxiliary losses of the router: functions of tensors.
 
 Shapes: N tokens, E experts, k experts per token.
 """

@@ -1,4 +1,4 @@
-"""What the layers of a model are told of a step, and what they tell of it."""
+"""State that the layers of a model share in a step, and the figures that they report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from disttrain_trainer.runtime.mesh import World
 
 @dataclass(frozen=True)
 class RoutingFigures:
-    """What a step's routing was like; tensors stay on the device."""
+    """Routing figures of a step; tensors stay on the device."""
 
     sums: Tensor
     """[5], this rank's part of: load-balancing loss and z-loss (means over tokens, summed over layers), assignments
@@ -41,7 +41,7 @@ class RoutingFigures:
 
 
 class RoutingOfStep:
-    """Shared by all layers of a model: what they are told of a microbatch, and the figures of a step's microbatches."""
+    """Shared by all layers of a model: facts of the current microbatch, and the figures of a step's microbatches."""
 
     def __init__(self, layers: int = 1, group: dist.ProcessGroup | None = None) -> None:
         """layers: with experts, of the whole model; group: the ranks that compute the same layers, None for all."""
@@ -107,7 +107,8 @@ class RoutingOfStep:
         self._loads[layer] = assignments + self._loads.get(layer, 0)
 
     def take_figures(self, samples: float, microbatches: int) -> RoutingFigures | None:
-        """Of all microbatches since the last call, whose number on each rank is given; None of a model without experts.
+        """Return the figures of all microbatches since the last call, whose number on each rank is given; None without
+        experts.
 
         samples: those of all ranks.
         """

@@ -22,7 +22,7 @@ _INTERVAL = 2000
 
 @dataclass
 class LossScaler:
-    """What the loss is multiplied by, and how many steps in turn it has been so."""
+    """The loss scale, and the number of steps in a row with it."""
 
     scale: float = 2.0**16
     steps: int = 0

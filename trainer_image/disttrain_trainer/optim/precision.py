@@ -55,7 +55,7 @@ class MixedPrecision:
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by: 1, except with FP16."""
+        """The loss scale: 1, except with FP16."""
         return 1.0 if self.scaler is None else self.scaler.scale
 
 

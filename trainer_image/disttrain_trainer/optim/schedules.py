@@ -38,7 +38,7 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def _own(schedule: LrSchedule, step: int, steps: int) -> float:
-    """What the user's function returns for the step. Raises InvalidConfiguration for what is no factor."""
+    """Return the result of the user's function for the step. Raises InvalidConfiguration if it is no factor."""
     assert schedule.entrypoint is not None
     found = _function(schedule.entrypoint)(step, steps)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:

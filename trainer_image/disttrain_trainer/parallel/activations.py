@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass: all of it, some of it, or elsewhere.
+"""Activation checkpointing and offloading: which activations the forward pass keeps for the backward pass, and where.
 
 Recomputation: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Selective: the costly results (matrix
 products and attention) are kept, the cheap ones computed anew (Korthikanti et al. 2022, section 5).

@@ -145,7 +145,8 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """What DDP wraps, which computes the same without sharing buffers in every forward pass; else the model itself."""
+    """Return the module inside DDP, which computes the same without sharing buffers in every forward pass; else the
+    model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

@@ -28,7 +28,7 @@ def expert_layers(module: nn.Module) -> list[MixtureOfExperts]:
 
 
 def watch_routing(module: nn.Module, world: World) -> RoutingOfStep:
-    """What the model's layers with experts share in a step; nothing uses it in a model without them.
+    """Return what the model's layers with experts share in a step; unused in a model without experts.
 
     A collective call where they are in a pipeline.
     """

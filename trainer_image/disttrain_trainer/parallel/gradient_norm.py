@@ -55,7 +55,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> No
 
 
 def local_part(gradient: Tensor) -> Tensor:
-    """What this rank has of it; of a sparse one, whose rows have been added up, their values."""
+    """Return this rank's part of the gradient; for a coalesced sparse one its values."""
     if gradient.is_sparse:
         return gradient.values()
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -30,7 +30,7 @@ _END_OF_PASS, _END_OF_STEP = -1, -2
 
 @dataclass(frozen=True)
 class Notes:
-    """What a rank has called in the step that it is in, and in the one before; `done`: steps before."""
+    """Calls of a rank in its current step and in the one before; `done`: steps before."""
 
     done: int
     current: Sequence[int]
@@ -68,7 +68,7 @@ class LayerOrder:
 
     @property
     def notes(self) -> Notes:
-        """What is noted until now; any thread may ask."""
+        """Return the notes so far; any thread may call it."""
         with self._lock:
             return Notes(self._done, list(self._current), list(self._last))
 
@@ -103,7 +103,7 @@ class LayerOrder:
         raise error
 
     def unlike(self, rank: int, notes: Sequence[int], other: int, others: Sequence[int]) -> str | None:
-        """What the first note is in which two ranks differ; None where one has only come further than the other."""
+        """Return the first note in which two ranks differ; None if one is only further ahead."""
         for one, another in zip(notes, others, strict=False):
             if one != another:
                 return _sentence(f"rank {rank} {self._said(one)} where rank {other} {self._said(another)}")
@@ -128,7 +128,7 @@ class LayerOrder:
 
 
 def difference(order: LayerOrder, own: Notes, rank: int, first: Notes) -> str | None:
-    """What rank `rank` has met that rank 0 has not, or the other way round, where that is certain."""
+    """Return the certain difference between the calls of rank `rank` and rank 0."""
     if own.done == first.done:
         pairs = [(own.last, first.last), (own.current, first.current)]
     elif own.done == first.done + 1:

@@ -84,12 +84,12 @@ def _fill(module: nn.Module, name: str, layer: nn.Module, filled: set[int]) -> N
 
 
 def _unset(tensor: Tensor) -> Tensor:
-    """What is never given a value must be found, not trained."""
+    """Fill a tensor with NaN (integers with zeros), so that one without a value is detected and not trained."""
     return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.zero_()
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,4 +1,4 @@
-"""What FSDP2 takes of a model, looked at before it cuts: it would fail in the first step, and name nothing."""
+"""Checks of a model before FSDP2 shards it: FSDP2 itself would fail in the first step without naming the cause."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
@@ -15,7 +15,8 @@ from disttrain_trainer.runtime.mesh import World
 
 
 def called(units: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The units, but of those that only hold others (nn.ModuleList, nn.ModuleDict) these: nobody calls the rest."""
+    """Yield the units; in place of containers (nn.ModuleList, nn.ModuleDict), which are never called, their
+    children."""
     for unit in units:
         if isinstance(unit, nn.ModuleList | nn.ModuleDict) and type(unit).forward is nn.Module.forward:
             yield from called(unit.children())
@@ -25,7 +26,7 @@ def called(units: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 @contextmanager
 def naming_containers(unit: nn.Module) -> Iterator[None]:
-    """Where the unit is cut inside: raises InvalidConfiguration for a container that torch does not cut.
+    """Raise InvalidConfiguration for a unit that is a container which torch does not shard.
 
     torch 2.11 cuts none, 2.13 those that have a forward of their own; `called` has left none of the others.
     """
@@ -51,7 +52,8 @@ def make_contiguous(module: nn.Module) -> None:
 
 
 def whole_parameters(module: nn.Module) -> set[nn.Parameter]:
-    """Those that have nothing to cut: one number without a dimension, or none at all. Every rank holds them."""
+    """Return the parameters that cannot be sharded: a single number without a dimension, or none at all. Every rank
+    holds them."""
     return {one for one in module.parameters() if not isinstance(one, DTensor) and (one.dim() == 0 or one.numel() == 0)}
 
 

@@ -26,7 +26,7 @@ def composes(module: nn.Module) -> bool:
 
 
 def one_tensor(layer: nn.Module, outputs: object) -> Tensor:
-    """What a layer has returned. Raises InvalidConfiguration where it is not what the next one may be given."""
+    """Return the output of a layer. Raises InvalidConfiguration if it is not one tensor."""
     if isinstance(outputs, Tensor):
         return outputs
     raise InvalidConfiguration(

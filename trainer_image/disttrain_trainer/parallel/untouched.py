@@ -1,4 +1,4 @@
-"""What a model holds beside its parameters, put back after passes that do not count."""
+"""Restores a model's state besides its parameters after passes that do not count."""
 
 from __future__ import annotations
 

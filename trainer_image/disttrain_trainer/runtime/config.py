@@ -66,7 +66,7 @@ class Config:
 
     @property
     def initial_weights(self) -> Path | ObjectPath | None:
-        """Where the weights lie that a new job begins with; a relative path counts from the storage."""
+        """Return the path of a new job's initial weights; a relative path is relative to the storage."""
         text = self.training.checkpoint.initial_from if self.training.checkpoint else None
         if text is None or self.checkpoint_folder is None:
             return None

@@ -38,7 +38,7 @@ GPU_RANDOM_STATE = "cuda"
 
 @dataclass(frozen=True)
 class Device:
-    """Where this rank computes, and what its process groups use."""
+    """Device of this rank, and the backend of its process groups."""
 
     torch: TorchDevice
     backend: str
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def channel(self) -> TorchDevice:
-        """Where a tensor must lie to be sent from one rank to another."""
+        """Device from which tensors are sent to other ranks."""
         return channel_of(self.torch, self.backend)
 
     @property
@@ -80,7 +80,7 @@ class Device:
 
     @property
     def activities(self) -> list[ProfilerActivity]:
-        """What there is to trace."""
+        """Return the activities to trace."""
         return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.kind == "cuda" else [])]
 
     def neighbours(self, count: int) -> list[TorchDevice]:
@@ -125,7 +125,7 @@ class Device:
 
     @contextmanager
     def snapshot_when_full(self, path: Path) -> Iterator[None]:
-        """Where GPU memory runs out inside, what it was used for is written to `path`; nothing is on a CPU."""
+        """If GPU memory runs out inside the context, write a snapshot of its use to `path`; does nothing on a CPU."""
         if self.kind != "cuda":
             yield
             return
@@ -166,7 +166,7 @@ def backend_of_gpus(local_world_size: int, devices: int, gpus: int) -> str:
 
 
 def channel_of(device: torch.device, backend: str) -> torch.device:
-    """Where a tensor must lie to be sent from rank to rank: gloo's messages leave from the host's memory alone.
+    """Return the device from which tensors are sent: gloo sends only from host memory.
 
     Its collectives take tensors on GPUs and copy them by themselves. backend: as torch writes it, "DEVICE:NAME,...".
     """
@@ -194,7 +194,7 @@ def gpus_of(device: torch.device) -> list[torch.device]:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """What this thread computes inside, it computes there unless it says otherwise."""
+    """Make this the current device of the thread inside the context."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -14,7 +14,7 @@ from disttrain_trainer.runtime.errors import EntrypointNotImportable, InvalidCon
 
 
 def call_entrypoint(field: str, entrypoint: str, config: dict[str, Any]) -> Any:
-    """What the function returns for `config` as keyword arguments.
+    """Return the result of the function for `config` as keyword arguments.
 
     `field` is the manifest's path of model or data, for messages.
     Raises EntrypointNotImportable where the name leads nowhere, InvalidConfiguration where the arguments do not fit.

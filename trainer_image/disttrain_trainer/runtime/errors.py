@@ -1,4 +1,4 @@
-"""What ends a rank, and the exit code that says so.
+"""Errors that end a rank, and their exit codes.
 
 TrainerError                    base; the message is one sentence for the user
 ├── InvalidConfiguration        a field or variable that cannot work
@@ -239,8 +239,8 @@ def describe(error: BaseException) -> RankError:
 
 
 def _unquoted(error: BaseException) -> str | None:
-    """Return the error's sentence without the text of the exception that it was raised from; None where it has none, or
-    code of ours raised that."""
+    """Return the error's sentence without the text of the exception that it was raised from; None if there is none, or
+    if disttrain's code raised that."""
     cause, sentence = error.__cause__, str(error)
     if cause is None or raised_in(cause, _OURS):
         return None

@@ -10,7 +10,7 @@ from disttrain_trainer.runtime.errors import PeerLost, TrainerError, one_line, p
 
 @dataclass(frozen=True)
 class Failure:
-    """What the other ranks raise, too."""
+    """An error that the other ranks raise as well."""
 
     name: str
     """Class name of a TrainerError, "OSError", or "" for any other class."""

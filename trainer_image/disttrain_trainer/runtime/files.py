@@ -89,7 +89,7 @@ def remove_tree(path: Path | ObjectPath) -> None:
 
 
 class ForeignFileError(OSError):
-    """What lies there is no file that this program writes, and is not read; `strerror` says why."""
+    """A file of a kind that this program never writes; it is not read. `strerror` says why."""
 
 
 def out_of_reach(error: OSError, path: Path | ObjectPath) -> bool:
@@ -156,7 +156,7 @@ def size_of(path: Path | ObjectPath) -> int:
 
 
 def read_linked(path: Path, most: int) -> bytes:
-    """As `read_bounded`, also where links lead to the file: the cache of Hugging Face's Hub is made of them."""
+    """Same as `read_bounded`, but follows links: the cache of Hugging Face's Hub consists of them."""
     return read_bounded(Path(os.path.realpath(path)), most)
 
 

@@ -1,4 +1,4 @@
-"""What the machine, or the container that this process is in, has: memory, cores, processes. Standard library only."""
+"""Limits of the machine or of the container of this process: memory, cores, processes. Standard library only."""
 
 import math
 import os

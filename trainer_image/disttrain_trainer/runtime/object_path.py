@@ -61,7 +61,7 @@ class ObjectPath:
             return bool(store.isdir(self.url))
 
     def iterdir(self) -> Iterator[ObjectPath]:
-        """What lies directly below; nothing where there is no such place."""
+        """Return the entries directly below; none if the path does not exist."""
         found: list[str] = []
         with _store(self.url) as store, suppress(FileNotFoundError):
             found = store.ls(self.url, detail=False)

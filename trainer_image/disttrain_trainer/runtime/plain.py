@@ -1,4 +1,4 @@
-"""State of objects that are not ours, plain values and tensors, as one tensor of bytes."""
+"""State of users' objects, plain values and tensors, as one tensor of bytes."""
 
 import io
 import pickle

@@ -48,7 +48,7 @@ def _host_state() -> dict[str, Any]:
 
 @contextmanager
 def keeping_random_state() -> Iterator[None]:
-    """What is drawn inside does not count: samples, too, may be drawn where they are looked at."""
+    """Restore the random state afterwards: reading samples may draw random numbers."""
     state = random_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What makes a failure recognisable when it comes again: the type of the exception, and the place that raised it."""
+"""Identifies a failure that occurs again: the type of the exception, and the place that raised it."""
 
 import sys
 import traceback
@@ -22,7 +22,7 @@ def signature_of(error: BaseException, step: int | None = None) -> FailureSignat
 
 
 class Origin(NamedTuple):
-    """What raised an exception."""
+    """The place that raised an exception."""
 
     place: str | None
     """`file:line` of the innermost frame outside of libraries; of the innermost one where there is no other."""

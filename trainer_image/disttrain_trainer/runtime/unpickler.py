@@ -1,4 +1,4 @@
-"""What torch unpickles on the trainer's behalf when a rank receives an object: plain data and descriptions of tensors.
+"""The unpickler of objects that torch receives from other ranks: plain data and descriptions of tensors.
 
 The trainer's own code sends none (json_collectives.py). torch's pipeline stages do (the shapes that they exchange
 before the first batch), and a user's code may. torch.distributed reads all of them with one Unpickler, which

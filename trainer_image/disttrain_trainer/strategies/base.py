@@ -33,7 +33,7 @@ class Strategy(Reduction, Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a strategy works in."""
+    """Environment of a strategy."""
 
     config: Config
     """Of the job."""

@@ -1,4 +1,4 @@
-"""Steps of a job whose parameters lie on servers: workers are lent parts of them (server/scheduler.py).
+"""Steps of a job with parameter servers: workers get parts of them as tasks (parameter_server/server/scheduler.py).
 
 The first worker leads: it takes the job's steps as any other layout does, in the loop, evaluates and writes the
 checkpoints. The others follow: they take tasks until there are no more, and have no part in what is due between steps.
@@ -69,8 +69,8 @@ class Leader(SumOverRanks):
             self._state.step, self._state.cursor = welcome.step, welcome.cursor
 
     def start(self, hold_at: int) -> None:
-        """Hand the parameters to the servers and let the work begin, unless they are at work already. hold_at: the step
-        before which nothing is lent."""
+        """Send the parameters to the servers and begin the work, unless it has begun. hold_at: the step before which no
+        task is assigned."""
         if not self._at_work:
             self._worker.servers.load(gather_states(self._state))
             self._worker.servers.start(self._state.step, self._state.cursor, hold_at)

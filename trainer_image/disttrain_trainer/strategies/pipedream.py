@@ -63,7 +63,7 @@ class PipeDream:
 
 
 class _Run:
-    """What the flow asks for between two drains (flow.Work); it counts steps from 0 there."""
+    """Implements flow.Work between two drains; it counts steps from 0 there."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around, self._state, self._training = around, around.state, around.config.training

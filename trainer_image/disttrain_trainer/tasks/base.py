@@ -1,4 +1,4 @@
-"""What the loop asks of a task: built-in (supervised.py) or the user's (own.py), it is the same."""
+"""Interface of a task for the loop: the same for built-in (supervised.py) and users' tasks (own.py)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ class RunnableTask(Batching, Protocol):
 
 
 def as_model(field: str, entrypoint: str, returned: object) -> nn.Module:
-    """What a user's code returned, which must be a model. Raises InvalidConfiguration."""
+    """Return the result of a user's code, which must be a model. Raises InvalidConfiguration."""
     if not isinstance(returned, nn.Module):
         raise InvalidConfiguration(
             f"`{field}.entrypoint`: {entrypoint} returned a {type(returned).__name__}, expected a torch.nn.Module"
@@ -67,7 +67,8 @@ def as_model(field: str, entrypoint: str, returned: object) -> nn.Module:
 
 
 def as_datasets(field: str, entrypoint: str, returned: object) -> Datasets:
-    """What a user's code returned, which must be data. Raises InvalidConfiguration, or DataNotFound without samples."""
+    """Return the result of a user's code, which must be data. Raises InvalidConfiguration, or DataNotFound without
+    samples."""
     pair = tuple(returned) if isinstance(returned, tuple | list) else ()
     place = f"`{field}.entrypoint`: {entrypoint}"
     if len(pair) == 2 and _is_iterated(pair[0]) and (pair[1] is None or _is_dataset(pair[1])):

@@ -107,7 +107,7 @@ class Supervised:
         return True if loss is LossName.CROSS_ENTROPY else None
 
     def _require_tensor(self, outputs: object) -> None:
-        """Raises InvalidConfiguration for outputs that no loss of ours takes; one of the model's own takes any."""
+        """Raise InvalidConfiguration for outputs that no built-in loss accepts; a model's own loss accepts any."""
         if self._training.loss.name is LossName.MODEL:
             return
         if not isinstance(outputs, Tensor):

@@ -71,7 +71,8 @@ def join(rank: int, size: int) -> World:
 
 
 def place_of(environment: Mapping[str, str], rank: int, size: int) -> Place:
-    """Where to meet, and the key where there is a token. Raises InvalidConfiguration where there must be one."""
+    """Return the place of the rendezvous, and the key if there is a token. Raises InvalidConfiguration if there must be
+    one."""
     host, port = environment.get(Env.MASTER_ADDR) or "", _number(Env.MASTER_PORT, 0)
     alone = is_loopback(host)
     if alone:
@@ -82,7 +83,7 @@ def place_of(environment: Mapping[str, str], rank: int, size: int) -> Place:
 
 
 def tell(rows: list[Row], json_path: str | None) -> None:
-    """What rank 0 says at the end."""
+    """Return the message of rank 0 at the end."""
     if json_path == "-":
         print(to_json(rows), flush=True)
         return

@@ -1,4 +1,4 @@
-"""What each rank gives to a collective, and what it must hold afterwards. Pure; ranks are relative to the group.
+"""Input of each rank to a collective, and its expected output. Pure; ranks are relative to the group.
 
 Every element depends on its rank and its index, so that a rank, a block or an element in the wrong place is seen.
 Values are whole numbers below PRIME: their sums over up to 16,000 ranks are exact in FP32.
@@ -20,7 +20,7 @@ def source(rank: int, numbers: int, number_format: torch.dtype) -> Tensor:
 
 
 def given(operation: Operation, rank: int, ranks: int, numbers: int, number_format: torch.dtype) -> Tensor | None:
-    """What `rank` of `ranks` gives; None where it gives nothing. `numbers`: of the larger buffer."""
+    """Return the input of `rank` of `ranks`; None if it has none. `numbers`: of the larger buffer."""
     if operation in (Operation.BROADCAST, Operation.SCATTER) and rank != ROOT:
         return None
     small = operation in (Operation.GATHER, Operation.ALL_GATHER)
@@ -28,7 +28,7 @@ def given(operation: Operation, rank: int, ranks: int, numbers: int, number_form
 
 
 def expected(operation: Operation, rank: int, ranks: int, numbers: int, number_format: torch.dtype) -> Tensor | None:
-    """What `rank` of `ranks` must hold; None where it must hold nothing."""
+    """Return the expected output of `rank` of `ranks`; None if it has none."""
     block = numbers // ranks
     own = slice(rank * block, (rank + 1) * block)
 

@@ -1,4 +1,4 @@
-"""What was measured, and how it is told: nccl-tests' columns. Imports no torch.
+"""Measurements, and their output in nccl-tests' columns. Imports no torch.
 
 algbw is bytes / time. busbw multiplies it by what crosses each link per byte, so that it can be held against the
 hardware whatever the operation and the number of ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md).
@@ -45,7 +45,7 @@ class Row:
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """What each of `ranks` links must carry at least, per byte of the buffer."""
+    """Return what each of `ranks` links must carry at least, per byte of the buffer."""
     if operation in _WHOLE:
         return 1.0
     once = (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""What is to be checked: operations, sizes and groups, from the words of a command line. Imports no torch."""
+"""The checks to do: operations, sizes and groups, from a command line. Imports no torch."""
 
 import argparse
 import re
@@ -48,7 +48,7 @@ class NumberFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is checked."""
+    """The checks to do."""
 
     operations: tuple[Operation, ...] = tuple(Operation)
     sizes: tuple[int, ...] = (2**10, 2**20)

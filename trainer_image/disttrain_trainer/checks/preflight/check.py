@@ -63,7 +63,7 @@ def refuse_silent(silent: list[Transfer], nodes: list[str], rank: int) -> None:
 
 
 def _fault(named: list[str], evidence: str, nodes: list[str], rank: int) -> TrainerError:
-    """What this rank ends with; every rank comes to it."""
+    """Return the error of this rank; every rank computes the same verdict."""
     text = (
         f"preflight: {' and '.join(_with_ranks(node, nodes) for node in named)}: {evidence}; "
         f"keep the job off {'this node' if len(named) == 1 else 'these nodes'} and have the network checked"
@@ -111,7 +111,7 @@ def _all_reduce(world: World) -> int:
 
 
 def _all_to_all(world: World) -> list[Transfer]:
-    """The wrong ones: of thousands of ranks nobody wants to hear that all was right."""
+    """Return only the wrong transfers: with thousands of ranks the correct ones are too many to report."""
     call, must = _call(Operation.ALL_TO_ALL, world)
     call()
     wrong = (call.received.cpu() != must).view(world.size, -1).sum(1).tolist()
@@ -128,5 +128,5 @@ def _call(operation: Operation, world: World) -> tuple[Call, Tensor]:
 
 
 def _numbers(world: World) -> int:
-    """Of the largest message."""
+    """Return how many numbers the largest message has."""
     return world.device.message_bytes // torch.float32.itemsize

@@ -1,4 +1,4 @@
-"""Who talks with whom, and what the results say about the nodes. Pure; every rank comes to the same verdict."""
+"""Pairing of ranks, and the verdict on nodes from the results. Pure; every rank computes the same verdict."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ MOST_ROUNDS = 15
 
 @dataclass(frozen=True)
 class Transfer:
-    """What `receiver` got from `sender`."""
+    """A transfer from `sender` to `receiver`."""
 
     sender: int
     receiver: int

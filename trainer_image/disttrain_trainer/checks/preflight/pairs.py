@@ -25,8 +25,8 @@ _SILENT = "disttrain/preflight/silent"
 
 
 def exchange_in_rounds(world: World, numbers: int) -> tuple[list[Transfer], list[Transfer]]:
-    """What this rank received from its partner of each round, FP32 [numbers] each; and, on every rank, what no rank
-    received in time.
+    """Return what this rank received from its partner of each round, FP32 [numbers] each; and, on every rank, what no
+    rank received in time.
 
     The first silence ends it, and no later call may rely on the process group: gloo and NCCL give all transfers up with
     one.

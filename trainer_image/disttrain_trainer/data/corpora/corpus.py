@@ -21,7 +21,7 @@ from disttrain_trainer.data.corpora.manifest import (
 
 
 class Documents(Protocol):
-    """Where the documents of a shard begin."""
+    """Offsets of the documents of a shard."""
 
     @property
     def count(self) -> int:
@@ -53,7 +53,7 @@ class OffsetFile:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """Where the tokens of a shard are, and where its documents begin."""
+    """Tokens of a shard, and the offsets of its documents."""
 
     path: Path
     dtype: np.dtype[np.integer]

@@ -67,7 +67,7 @@ class Shard(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """What has turned text into tokens."""
+    """The tokenizer of a corpus."""
 
     kind: Annotated[str, Field(min_length=1, max_length=100)]
     """bytes, tokenizers or sentencepiece."""

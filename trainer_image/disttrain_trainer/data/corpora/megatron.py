@@ -31,7 +31,7 @@ _WIDE = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class IndexDocuments:
-    """Where documents begin, read from the index when it is asked for."""
+    """Offsets of documents, read from the index on demand."""
 
     index: Path
     count: int
@@ -60,7 +60,7 @@ class IndexDocuments:
 
 @dataclass(frozen=True)
 class _Index:
-    """What a header says, and where its tables are."""
+    """Content of a header, and the places of its tables."""
 
     dtype: np.dtype[np.integer]
     sequences: int

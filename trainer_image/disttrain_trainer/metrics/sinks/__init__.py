@@ -1,1 +1,1 @@
-"""Where figures go besides metrics.jsonl: event files, MLflow, Weights & Biases. Packages are imported on demand."""
+"""Sinks for figures besides metrics.jsonl: event files, MLflow, Weights & Biases. Packages are imported on demand."""

@@ -1,4 +1,4 @@
-"""What a place for figures is, and the one that never keeps training waiting."""
+"""Interface of a sink for figures, and the sink that never blocks training."""
 
 import queue
 import sys

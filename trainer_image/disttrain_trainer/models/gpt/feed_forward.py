@@ -29,7 +29,7 @@ def feed_forward(config: GptConfig) -> nn.Module:
 
 
 def last_layer(module: nn.Module) -> tuple[nn.Module, str]:
-    """What of a `feed_forward` writes to the residual stream: a layer and the name of its weight."""
+    """Return the part of a `feed_forward` that writes to the residual stream: a layer and the name of its weight."""
     if isinstance(module, MixtureOfExperts):
         return module.experts, "contract"
     return module.get_submodule("2"), "weight"

@@ -11,7 +11,7 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 @dataclass(frozen=True)
 class Heads:
-    """What the output of a projection consists of."""
+    """Layout of a projection's output."""
 
     field: str
     """What the library's config calls their number."""

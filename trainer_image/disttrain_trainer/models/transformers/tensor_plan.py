@@ -105,7 +105,7 @@ def _projections(cut: Cut, config: PreTrainedConfig, between: Shard | Replicate)
 
 
 def _head_norms(cut: Cut) -> dict[str, ParallelStyle]:
-    """Of the normalisations of queries and keys."""
+    """Return the styles of the normalisations of queries and keys."""
     if cut is Cut.NORMED_HEADS:
         # [B, T, heads, D']: each rank normalises its heads, and the weights' gradients are summed over the ranks.
         return {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in _NORMS}

@@ -40,7 +40,7 @@ class GradientSum:
 
     @property
     def kept(self) -> Mapping[str, Tensor] | None:
-        """What is kept for the next step, this rank's own, by name and bucket; None for ways that keep nothing."""
+        """Return this rank's errors for the next step, by name and bucket; None for compressions that keep nothing."""
         return None
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
@@ -93,7 +93,7 @@ class HookedSum(GradientSum, ABC):
 
 
 def after(future: Future[object], use: Callable[[], Tensor]) -> Future[Tensor]:
-    """What `use` returns once the future is done; its error, where it has one."""
+    """Return a future with the result of `use` once the future is done, or its error."""
 
     def then(done: Future[object]) -> Tensor:
         done.value()

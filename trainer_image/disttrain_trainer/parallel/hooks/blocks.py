@@ -1,4 +1,4 @@
-"""Few bits per number: each replica's payload goes to all others, who decode and add up all of them."""
+"""Few bits per number: each replica's payload goes to all others, which decode and add all of them."""
 
 import torch.distributed as dist
 from torch import Tensor

@@ -29,6 +29,6 @@ class KeepingSum(HookedSum, ABC):
         self._kept[name] = values
 
     def recall(self, name: str, like: Tensor) -> Tensor:
-        """What was kept under this name, on the device of `like`; zeros where nothing was."""
+        """Return what was kept under this name, on the device of `like`; zeros if nothing was."""
         kept = self._kept.get(name)
         return torch.zeros_like(like) if kept is None else kept.to(like.device)

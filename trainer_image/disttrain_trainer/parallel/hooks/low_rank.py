@@ -61,7 +61,7 @@ class LowRankSum(HookedSum):
                     by_bucket[int(name.rpartition("/")[2])] = values
 
     def _move(self, bucket: int, device: torch.device) -> None:
-        """What a checkpoint gave back lies on the CPU."""
+        """Move the state of a bucket to the device: a checkpoint restores it on the CPU."""
         for _, by_bucket in self._dicts():
             if bucket in by_bucket:
                 by_bucket[bucket] = by_bucket[bucket].to(device)

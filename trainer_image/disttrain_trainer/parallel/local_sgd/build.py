@@ -15,7 +15,7 @@ from disttrain_trainer.runtime.mesh import World
 def build_replicas(
     module: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World
 ) -> Replicas | None:
-    """Those of `dataParallel.mode` LocalSGD and BMUF, of which each rank is one; None in other modes."""
+    """Return the replicas of `dataParallel.mode` LocalSGD and BMUF, where each rank is one; None in other modes."""
     data_parallel = config.job.parallelism.data_parallel
     settings = data_parallel.relaxed
     if settings is None:
@@ -29,7 +29,7 @@ def build_replicas(
 
 
 def build_update(settings: LocalSgd | Bmuf, replicas: int) -> Update | None:
-    """What is made of the average of all; None where it is taken as it is."""
+    """Return the update of the average of all; None if the plain average is used."""
     if isinstance(settings, Bmuf):
         momentum = settings.block_momentum
         chosen = default_block_momentum(replicas) if momentum is None else momentum

@@ -16,7 +16,7 @@ class Meeting(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a whole run. Steps are counted from 1 where they are done, from 0 where they begin."""
+    """Plan of a whole run. Completed steps are counted from 1, beginning ones from 0."""
 
     period: int
     steps: int
@@ -45,7 +45,8 @@ class Plan:
         return done <= self.plain_steps
 
     def meeting(self, done: int) -> Meeting:
-        """Who meets after `done` steps, the last of which was taken alone. The end of the run ends a block."""
+        """Return which replicas average after `done` steps, the last of which was taken alone. The end of the run ends
+        a block."""
         alone = done - self.summed_steps
         if done == self.steps or alone % self.global_period == 0:
             return Meeting.ALL

@@ -71,7 +71,7 @@ class Replicas:
 
     @torch.no_grad()
     def meet(self, done: int) -> None:
-        """What is due after the optimizer's step number `done`."""
+        """Do what is due after the optimizer's step number `done`."""
         if not self.alone(done - 1):
             share_buffers(self._module, self._world)
             self._remember()
@@ -106,7 +106,7 @@ class Replicas:
 
     @property
     def momentum(self) -> Mapping[str, Tensor]:
-        """What the next update is told, by parameter, alike on every rank; nothing where there is no update."""
+        """Return the state for the next update, by parameter, the same on every rank; empty without an update."""
         return self._momentum
 
     def go_on(self, own: Mapping[str, Tensor], momentum: Mapping[str, Tensor]) -> None:

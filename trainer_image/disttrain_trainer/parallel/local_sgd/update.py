@@ -1,4 +1,4 @@
-"""What becomes of the average of the replicas: functions of tensors, after the papers' formulas."""
+"""Updates from the average of the replicas: functions of tensors, after the papers' formulas."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """What the end of a block leaves, each of the shape of the parameter."""
+    """Result of a block, each tensor in the shape of the parameter."""
 
     model: Tensor
     """The global model, which is evaluated, saved and returned."""

@@ -1,4 +1,4 @@
-"""What a pipeline without flush costs: idle time, versions of weights and their memory, measured and in theory."""
+"""Cost of a pipeline without flush: idle time, versions of weights and their memory, measured and in theory."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _MIB = 2**20
 
 
 class RankFigures(NamedTuple):
-    """Of one rank since it last told; numbers only, so that a sum over ranks can carry a row of each."""
+    """Figures of one rank since its last report; numbers only, so that a sum over ranks can carry a row of each."""
 
     stage: float
     computed_seconds: float

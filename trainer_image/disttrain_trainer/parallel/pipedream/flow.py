@@ -27,7 +27,7 @@ from disttrain_trainer.parallel.pipeline.simulate import Kind
 
 
 class Work(Listener, Protocol):
-    """What surrounds the flow. Steps count from 0 since the pipeline was filled."""
+    """Interface of the flow to its caller. Steps count from 0 since the pipeline was filled."""
 
     def load(self, step: int) -> list[Microbatch]:
         """This replica's microbatches of a step."""
@@ -170,7 +170,8 @@ class Flow(PipelinePart):
         return inputs
 
     def _loss_of(self, outputs: Tensor, step: _Step, at: int) -> Tensor:
-        """What the average over replicas, and the sum over a step's microbatches, make the mean loss of the step."""
+        """Return the loss whose average over replicas, summed over a step's microbatches, is the mean loss of the
+        step."""
         batch = step.microbatches[at]
         with self.precision.autocast():
             loss = self.loss.sum(outputs, batch.targets, batch.weights) / step.total

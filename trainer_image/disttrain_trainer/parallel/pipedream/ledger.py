@@ -1,4 +1,4 @@
-"""What ranks in different steps know of each other: sums that arrive later, and what follows from them for all.
+"""Agreement between ranks in different steps: sums that arrive later, and their consequences for all ranks.
 
 Each rank says its part of a step when it has updated its stage, and hears the sum some steps later. What follows (all
 stop, a loss is not finite) begins `lag` steps after the one that it was said in, which no rank has admitted yet.
@@ -52,20 +52,20 @@ class Batch(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who wants to know."""
+    """Receiver of the results."""
 
     def must_end(self) -> bool:
         """Whether this rank wants all to end; asked once per step."""
 
     def logged(self, step: int) -> bool:
-        """Whether the step is to be told as soon as it is known."""
+        """Return whether the step is to be reported as soon as it is known."""
 
     def sound(self, loss: float, norm: float) -> bool:
         """Whether training may go on after a step with this loss and gradient norm."""
 
 
 class Ledger:
-    """Of the steps between two drains. Every rank calls `say` for the same steps, each at its own time."""
+    """Ledger of the steps between two drains. Every rank calls `say` for the same steps, each at its own time."""
 
     def __init__(
         self, world: World, lag: int, news: News, figures: News, measured: Callable[[], dict[str, float]],
@@ -88,7 +88,7 @@ class Ledger:
         self._sound = True
 
     def admits(self, step: int) -> bool:
-        """Whether the step is to be; waits until all ranks have said what could forbid it."""
+        """Return whether the step is to be done; wait until all ranks have sent what could forbid it."""
         if step >= self.limit:
             return False
         self._hear(step - self._lag)
@@ -125,7 +125,7 @@ class Ledger:
         return self.take()
 
     def _hear(self, until: int) -> None:
-        """Of all steps before `until`."""
+        """Receive the sums of all steps before `until`."""
         while self._heard < until:
             step = self._heard
             stop, weight, samples = self._news.hear()
@@ -138,7 +138,8 @@ class Ledger:
                 self.limit = min(self.limit, step + self._lag + 1)
 
     def _say_figures(self, *, log: bool) -> None:
-        """Losses and norms of all steps that were not said yet, to `log` also a row of what this rank has measured."""
+        """Send losses and norms of all steps that were not sent yet; with `log` also a row of this rank's
+        measurements."""
         last = self._unsaid[-1]
         numbers = torch.stack([*(part.loss for part in self._unsaid), *(part.square for part in self._unsaid)]).tolist()
         self._unsaid.clear()

@@ -69,7 +69,7 @@ class Inbox:
         self._form: Form | None = None
 
     def take_form(self, tensor: Tensor) -> None:
-        """What comes has the form of this tensor."""
+        """Expect messages with the shape and type of this tensor."""
         self._form = form_of(tensor)
 
     def expect(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks tell each other of steps while they are in different ones: sums that arrive later."""
+"""Sums over ranks that are in different steps; they arrive later."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a stage of a pipeline without flush computes in which order, and with which version of its weights: arithmetic.
+"""Order of a stage's computations in a pipeline without flush, and the version of the weights of each: arithmetic.
 
 Microbatches, updates and versions count from 0 since the pipeline was last filled; version v has v updates behind it.
 

@@ -51,7 +51,7 @@ class StageClock:
         self._steps.append((begin, self._device.mark()))
 
     def take(self) -> Measured:
-        """What was measured since this was last called."""
+        """Return the measurements since the last call."""
         self._device.synchronize()
         total = self._sum(self._steps)
         actions = {key: (self._sum(spans), len(spans)) for key, spans in self._actions.items()}

@@ -1,4 +1,4 @@
-"""Layers with experts in a pipeline: of several microbatches under way they are told which one is computed."""
+"""Layers with experts in a pipeline: they learn which of the microbatches in flight is computed."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -7,7 +7,7 @@ from disttrain_trainer.parallel.pipeline.simulate import Kind, Table, idle_part
 
 
 class Measured(NamedTuple):
-    """Of one rank since it last told."""
+    """Figures of one rank since its last report."""
 
     seconds: float
     """Of all passes through the pipeline."""

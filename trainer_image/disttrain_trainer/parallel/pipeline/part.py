@@ -43,7 +43,7 @@ class PipelinePart:
         return len(self._index_of) - 1 in self.stages
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
-        """As step.accumulate_gradients. Raises NotImplementedError where a pipeline takes no step by itself."""
+        """Same as step.accumulate_gradients. Raises NotImplementedError if a pipeline does no step by itself."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:

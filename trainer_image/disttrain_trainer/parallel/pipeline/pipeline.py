@@ -51,7 +51,7 @@ class Pipeline(PipelinePart):
         )
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
-        """As step.accumulate_gradients; the microbatches are needed on the first and the last rank only."""
+        """Same as step.accumulate_gradients; only the first and the last rank need the microbatches."""
         total = torch.zeros((), device=self.world.device.torch)
         scale = replicas * self.precision.scale
         self._scale = scale / weight

@@ -63,7 +63,7 @@ def build_schedule(
 
 
 def table_of(schedule: Schedule, name: PipelineSchedule, degree: int, microbatches: int) -> Table:
-    """What each rank computes, in order."""
+    """Return the computations of each rank, in order."""
     if name in SINGLE_STAGE_SCHEDULES:
         # torch runs these two without a table (the one that it offers for 1F1B is wrong on the last rank).
         return {rank: _fill_and_drain(name, rank, degree, microbatches) for rank in range(degree)}

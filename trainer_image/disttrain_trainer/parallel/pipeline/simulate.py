@@ -1,4 +1,4 @@
-"""What a schedule's own table of actions takes when every action takes the time that was measured for it.
+"""Time of a schedule's own table of actions if every action takes its measured time.
 
 No transfer takes time here and no rank waits for anything but what an action needs, so the idle part that comes out is
 the schedule's own: for GPipe and 1F1B with p equal stages and m microbatches (p - 1) / (m + p - 1), for the interleaved
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a stage computes of a microbatch."""
+    """A computation of a stage on a microbatch."""
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -22,7 +22,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank meets the others, and by which key."""
+    """Address and key of the rendezvous."""
 
     host: str
     port: int

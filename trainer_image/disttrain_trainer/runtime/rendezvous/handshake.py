@@ -30,7 +30,7 @@ class Refused(Exception):  # noqa: N818 - said of a connection
 
 @dataclass(frozen=True)
 class Hello:
-    """Who the other side says it is. Nothing of this is trusted before the proof."""
+    """Claimed identity of the other side. Nothing of this is trusted before the proof."""
 
     rank: int
     world_size: int
@@ -42,7 +42,7 @@ def hello_of(rank: int, world_size: int, nonce: bytes) -> bytes:
 
 
 def read_hello(message: bytes, world_size: int) -> Hello:
-    """Return who connects, from the first message or the part of it that has arrived.
+    """Return the claimed identity from the first message, or from the part of it that has arrived.
 
     Raises Refused as soon as a byte differs from a hello, also before all of it has arrived.
     """

@@ -14,7 +14,7 @@ class Splice:
     """One pair. It reads no faster than the other side takes, and holds at most one chunk per direction."""
 
     def __init__(self, selector: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
-        """Both are not blocking, and registered by nobody; `other` may still be connecting."""
+        """Both sockets are non-blocking and not registered; `other` may still be connecting."""
         self._selector, self._sockets = selector, (one, other)
         self._waiting: list[memoryview] = [memoryview(b""), memoryview(b"")]
         """What is to be sent to each of them."""

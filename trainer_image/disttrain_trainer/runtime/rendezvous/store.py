@@ -1,4 +1,4 @@
-"""torch's store for a world, which nobody reaches without the token of the attempt."""
+"""torch's store for a world, which cannot be reached without the token of the attempt."""
 
 from __future__ import annotations
 
