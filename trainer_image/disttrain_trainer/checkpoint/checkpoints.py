@@ -237,7 +237,7 @@ class Checkpoints:
 
 
 def _contents(state: State, rank: int) -> dict[str, Any]:
-    """What a checkpoint holds, but for the optimizer's state; also the place that loading writes to."""
+    """Return the content of a checkpoint except the optimizer state; loading writes into the same objects."""
     return {
         "model": get_model_state_dict(state.module),
         "scaler": state.precision.scaler.state_dict() if state.precision.scaler else {},

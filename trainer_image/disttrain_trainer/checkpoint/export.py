@@ -1,4 +1,4 @@
-"""A model out of a checkpoint of whatever layout, into safetensors files that everybody reads; by one process."""
+"""Export of a model from a checkpoint of any layout into safetensors files, by one process."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _reading(model: StoredModel, pieces: Iterable[Piece]) -> Callable[[str], Ten
 
 
 def _averages_in(metadata: Metadata) -> dict[str, tuple[str, ...]]:
-    """Where the average of each parameter lies, by the parameter's name."""
+    """Return the key of each parameter's average, by the parameter's name."""
     above = (CALLBACKS, ENTRYPOINT, TENSORS)
     prefix = ".".join((*above, f"{AVERAGE}/"))
     names = (name.removeprefix(prefix) for name in metadata.state_dict_metadata if name.startswith(prefix))

@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one has who has taken the fence."""
+    """A claim that was taken."""
 
     number: int
     """Nobody else has it."""

@@ -29,7 +29,7 @@ def names_of_all_ranks(weights: Mapping[str, Any], world: World) -> Collection[s
 
 
 def extra_state_in(names: Iterable[str]) -> list[str]:
-    """Those of the names that torch gives to modules' extra state, which fits whatever it is."""
+    """Return the names of modules' extra state, which always fits."""
     return [name for name in names if name.rpartition(".")[2] == _EXTRA_STATE]
 
 

@@ -44,7 +44,7 @@ def take_extra_state(weights: dict[str, Any]) -> dict[str, Any]:
 def of_this_rank(
     taken: Mapping[str, Any], module: nn.Module, stages: Iterable[nn.Module] | None, world: World
 ) -> dict[str, Any]:
-    """What this rank writes of it: that of the first rank which computes the module.
+    """Return the extra state that this rank writes: the first rank that computes a module writes it.
 
     stages: this rank's, in a pipeline, where it is a collective call; None elsewhere.
     """
@@ -59,7 +59,7 @@ def of_this_rank(
 
 
 def room_for_extra_state(names: Iterable[str], metadata: Metadata, prefix: str) -> dict[str, Any]:
-    """What loading writes to, of the size that is stored; nothing for extra state that the checkpoint has not."""
+    """Return the targets of loading, in the stored size; none for extra state that is not in the checkpoint."""
     room: dict[str, Any] = {}
     for name in extra_state_in(names):
         entry = metadata.state_dict_metadata.get(prefix + name)

@@ -1,4 +1,4 @@
-"""What compression has kept of the gradients, in a checkpoint: of each rank its own, like the random state."""
+"""Error feedback of gradient compression in a checkpoint: separate for each rank, like the random state."""
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def restore_kept_gradients(state: State, reader: StepReader, world: World) -> No
 
 
 def _fits(kept: dict[str, Tensor], state: State) -> bool:
-    """Whether what is kept, if anything, is about the parameters that are trained now."""
+    """Return whether the stored error feedback, if any, belongs to the parameters that are trained now."""
     numbers = sum(values.numel() for name, values in kept.items() if name.startswith("residual/"))
     return numbers in (0, sum(parameter.numel() for parameter in state.parameters if parameter.requires_grad))
 

@@ -33,13 +33,13 @@ Kept = dict[str, dict[str, Any]]
 
 
 def saved_optimizer(state: State) -> Kept:
-    """What is kept of the parameters that a step has used."""
+    """Return the optimizer state of the parameters that a step has used."""
     # Of an optimizer that has made no step torch would save one that has.
     return _kept(state) if state.optimizer.state else {}
 
 
 def room_for_optimizer(state: State, there: Shapes, path: Place) -> Kept:
-    """What loading writes to: what is kept of the parameters of which the checkpoint has something.
+    """Return the targets of loading: the optimizer state of the parameters in the checkpoint.
 
     there: what the checkpoint holds. Raises CheckpointMismatch where it has some of a parameter's state and lacks some.
     """

@@ -1,4 +1,4 @@
-"""Where data sets that are iterated stand, in a checkpoint: of each replica its own, as bytes."""
+"""Positions of iterable data sets in a checkpoint: one per replica, as bytes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def metadata_of(data: bytes) -> Metadata:
 
 
 def _checked(metadata: Metadata, length: int) -> Metadata:
-    """Return the same without what nobody uses. Raises NotMetadata for a field of another type or none.
+    """Return the metadata without unused fields. Raises NotMetadata for a field that is missing or has another type.
 
     length: bytes of the file, of which each part of a tensor takes some.
     """

@@ -1,4 +1,4 @@
-"""What `.metadata` may be made of: the classes and calls that it may name, and how much may be made of it."""
+"""Allowed content of `.metadata`: the classes and calls that it may name, and its bounds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _encoding(number: object) -> _MEM_FORMAT_ENCODING:
 
 
 def _path(*parts: object) -> str:
-    """Where the checkpoint lay when it was written, which nobody uses."""
+    """Return '' for the former path of the checkpoint, which is unused."""
     return ""
 
 
@@ -122,7 +122,7 @@ def check_index(fields: dict[str, Any]) -> None:
 
 
 class Room:
-    """What has been made of a file, expanded, against what its length allows."""
+    """Expanded size of a file, against the bound that its length allows."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -101,7 +101,7 @@ class Reader:
         self._stack.append(found)
 
     def _to_change(self) -> Any:
-        """What an instruction is going to add to."""
+        """Return the container that an instruction adds to."""
         found = self._stack[-1]
         if id(found) in self._named_again:
             raise NotMetadata("a list, dictionary or object that changes after it was named again")
@@ -212,7 +212,7 @@ class Reader:
             found[key] = value
 
     def _count_alike(self, value: int) -> None:
-        """Texts have hash values that nobody outside this process can foresee; sizes have not."""
+        """Bound equal hash values: those of texts cannot be predicted outside this process; those of sizes can."""
         if value in self._hashes:
             self._alike += 1
             if self._alike > _MOST_ALIKE:

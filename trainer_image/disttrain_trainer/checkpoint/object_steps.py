@@ -42,7 +42,7 @@ class ObjectSteps:
     """Of the job that writes."""
 
     def look(self) -> Listing:
-        """Return what is complete and what is not, in order of step and claim. What is none of ours is passed over."""
+        """Return complete and incomplete checkpoints, in order of step and claim. Other entries are skipped."""
         found = Listing([], [])
         for place in self._places():
             names = self._names(place)

@@ -40,7 +40,7 @@ DTYPES = {
 
 
 class StoredTensor(NamedTuple):
-    """What the header says of a tensor."""
+    """A tensor's entry in the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ _DESCRIBED = TypeAdapter(_Described)
 
 
 class _Flaw(Exception):  # noqa: N818 - said of a file, not of what went wrong
-    """What is wrong, as the rest of a sentence that begins with the file."""
+    """An error, as the rest of a sentence that begins with the file."""
 
 
 def read_tensors(file: Path) -> Mapping[str, StoredTensor]:
@@ -150,7 +150,7 @@ def _tensor(name: str, entry: object, size: int) -> StoredTensor:
 
 
 def _require_no_holes(tensors: Mapping[str, StoredTensor], size: int) -> None:
-    """As the format asks: so no byte belongs to two tensors, or to none."""
+    """Check that each byte of the data belongs to exactly one tensor, as the format requires."""
     expected = 0
     for name, stored in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if stored.begin != expected:

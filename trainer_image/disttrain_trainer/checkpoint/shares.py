@@ -1,4 +1,4 @@
-"""Who writes what of a checkpoint where several ranks hold the same: each a share, the others need not even copy it.
+"""Division of a checkpoint between ranks that hold the same: each writes a share, which the others need not copy.
 
 torch finds duplicates when it writes, after a save in the background has copied all of them.
 """

@@ -22,7 +22,7 @@ _PROBE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Written(WriteResult):
-    """What rank 0 learns of every item that was written: with the digest of the file that it stands in."""
+    """Write result of an item for rank 0, with the digest of its file."""
 
     digest: FileDigest
 
@@ -42,7 +42,7 @@ class StepWriter(FileSystemWriter):
         self._manifest = manifest
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """As torch does. Raises OSError with the file system's errno where that is what stopped it.
+        """Write as torch does. Raises OSError with the file system's errno if that was the cause.
 
         torch.save turns a failed write into a RuntimeError about positions in its archive; the errno is lost, and with
         it what to tell the user.

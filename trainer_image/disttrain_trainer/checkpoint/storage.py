@@ -52,7 +52,7 @@ class StepFolders:
     folder: Path
 
     def look(self) -> Listing:
-        """Return what is complete and what is not, in order of step and claim. What is none of ours is passed over."""
+        """Return complete and incomplete checkpoints, in order of step and claim. Other entries are skipped."""
         found = Listing([], [])
         for entry in self.folder.iterdir():
             complete, partial = _STEP.fullmatch(entry.name), _PARTIAL.fullmatch(entry.name)
@@ -149,7 +149,7 @@ def steps_in(place: Place, uid: str = "") -> StepFolders | ObjectSteps:
 
 
 def report_of(step: int, path: Place) -> CheckpointReport:
-    """Return what is told of a complete checkpoint, also where it has been deleted meanwhile."""
+    """Return the report of a complete checkpoint, even if it has been deleted in the meantime."""
     try:
         written = datetime.fromtimestamp((path / METADATA_FILE).stat().st_mtime, UTC)
     except (OSError, OverflowError, ValueError):

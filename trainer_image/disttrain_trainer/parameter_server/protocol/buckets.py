@@ -1,4 +1,4 @@
-"""Of how many bytes one message is where a push or a pull is cut, so that it moves while something is computed."""
+"""Size of one message of a push or a pull that is split so that it overlaps with computation."""
 
 from collections.abc import Sequence
 

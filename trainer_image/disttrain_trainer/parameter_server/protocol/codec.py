@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 
 class Piece(NamedTuple):
-    """What is pushed: range `place` of `server`, for a part of a step."""
+    """A pushed piece: range `place` of `server`, for a part of a step."""
 
     step: int
     part: int
@@ -46,7 +46,7 @@ class PushCodec(ABC):
 
 
 class PlainCodec(PushCodec):
-    """As they are, or in a shorter format."""
+    """Send the numbers as they are, or in a shorter format."""
 
     def __init__(self, number_format: torch.dtype | None = None) -> None:
         self._format = number_format
@@ -79,8 +79,8 @@ class BlockCodec(PushCodec):
 
 
 class SparseCodec(PushCodec):
-    """Some of the numbers, zeros for the others: the largest ones, told with their places, or random ones, whose places
-    the server draws itself.
+    """Send some of the numbers, zeros for the others: the largest ones, with their indices, or random ones, whose
+    indices the server draws itself.
     """
 
     feedback = True

@@ -1,4 +1,4 @@
-"""What somebody knows of the tasks: a manager, or a worker that remembers what it was told. Pure.
+"""Knowledge of the tasks, of a manager or of a worker that remembers what it received. Pure.
 
 It only grows, and two who know something join it by taking more of both; so the order of reports does not count, nor
 whether one comes twice (a join-semilattice: Shapiro et al., "Conflict-free Replicated Data Types", SSS 2011).
@@ -17,7 +17,7 @@ from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message,
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """What somebody knows of the tasks."""
+    """Knowledge of the tasks."""
 
     begun: int
     """The step with which the attempt began."""
@@ -35,7 +35,7 @@ class TaskProgress:
     """Tasks that a worker has completed."""
 
     def join(self, other: TaskProgress) -> TaskProgress:
-        """What both know together."""
+        """Return the joint knowledge of both."""
         ahead = max(self, other, key=lambda one: one.floor)
         told = max(self.told, other.told)
         done = {

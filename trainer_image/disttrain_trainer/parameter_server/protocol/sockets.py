@@ -1,4 +1,4 @@
-"""ZeroMQ's sockets between workers and servers: encrypted, authenticated, and closed to who lacks the attempt's key.
+"""ZeroMQ sockets between workers and servers: encrypted, authenticated, and closed to peers without the attempt's key.
 
 CURVE (CurveZMQ, RFC 26) keys each connection anew, counts its messages and authenticates every byte, so nothing can be
 changed, sent again or put in between. A server's key pair is made of the job's token (wire.key_with); as its public
@@ -38,7 +38,7 @@ def new_context(peers: int) -> Context:
 
 
 def server_socket(context: Context, key: bytes) -> zmq.Socket[bytes]:
-    """Return a ROUTER that nobody without the key reaches. `key`: of the server (wire.key_with)."""
+    """Return a ROUTER that only peers with the key can reach. `key`: of the server (wire.key_with)."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.CURVE_SERVER, 1)

@@ -50,7 +50,7 @@ class Malformed(Exception):  # noqa: N818 - said of a message, not raised to a u
 
 @dataclass(frozen=True)
 class Message:
-    """What is said (`kind`), its fields (JSON values) and one-dimensional CPU tensors."""
+    """A message: its `kind`, its fields (JSON values) and one-dimensional CPU tensors."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ Answers = list[tuple[Sender, Message]]
 
 
 def worker_of(message: Message, workers: int) -> int:
-    """Who sends it. Raises Malformed where the job has no such worker."""
+    """Return the sender. Raises Malformed if the job has no such worker."""
     worker = message.number("worker")
     if worker >= workers:
         raise Malformed(f"worker {worker} of {workers}")

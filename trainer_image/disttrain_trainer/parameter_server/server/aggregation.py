@@ -23,7 +23,7 @@ Rate = Callable[[int], float]
 
 
 def rate_of(training: Training, settings: ParameterServer, workers: int) -> Rate:
-    """What multiplies an update: the learning rate, or the share of workers' changes (averaging.py)."""
+    """Return the factor of an update: the learning rate, or the share of workers' changes (averaging.py)."""
     if settings.push is Pushed.PARAMETERS:
         whole = settings.synchronization is Synchronization.SYNC or settings.staleness_aware_rate
         share = 1.0 if whole else 1 / workers
@@ -82,11 +82,13 @@ class Aggregator:
         return True
 
     def staleness_of(self, taken: int) -> int:
-        """Of a push that comes now: parts of others that were taken in since its pull. 0 where steps are whole."""
+        """Return the staleness of a push now: parts of others that were accepted since its pull. 0 if steps are
+        whole."""
         return 0 if self._together else max(0, self.taken - taken)
 
     def remembered(self) -> tuple[int, int, list[int]]:
-        """What a snapshot must hold beside the shard: parts taken in, the floor, and the tasks above it, flattened."""
+        """Return what a snapshot must hold beside the shard: accepted parts, the floor, and the tasks above it,
+        flattened."""
         return self.taken, self._floor, [number for task in sorted(self._seen) for number in task]
 
     def remember(self, taken: int, floor: int, seen: list[int]) -> None:

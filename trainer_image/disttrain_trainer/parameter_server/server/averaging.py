@@ -1,4 +1,4 @@
-"""What a server does where workers update: it averages what they have changed, the optimizer's state included.
+"""Server side of updates by workers: it averages their changes, including the optimizer state.
 
     Sync                      x += sum over the parts of a step of (weight / sum of weights) * change
     Async, BoundedStaleness   x += change / workers                     (ConSGD of Jiang et al., "Heterogeneity-aware
@@ -28,7 +28,7 @@ class AveragingShard(Shard):
     """The numbers of some ranges and the workers' optimizer state of each."""
 
     def tensors(self, index: int) -> list[Tensor]:
-        """What is averaged of a range, one-dimensional, in its own memory."""
+        """Return the averaged tensors of a range, one-dimensional, in their own memory."""
         state = self._state(index)
         names = state_names(self._settings)
         return [self._parameters[index].detach(), *(state[name].view(-1) for name in names)]

@@ -1,4 +1,4 @@
-"""What a server knows of its job."""
+"""Server settings of a job's config."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ SILENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a server knows from the job. index: of this server; workers: of the job."""
+    """Settings of a server. index: of this server; workers: of the job."""
 
     index: int
     workers: int

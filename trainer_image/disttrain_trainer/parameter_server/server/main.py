@@ -87,7 +87,7 @@ def run(stop: StopRequest) -> int:
 
 
 def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> None:
-    """Be server `index` until told to stop and the work is finished, or nobody is left to finish it."""
+    """Run server `index` until it must stop and the work is finished, or no worker is left to finish it."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
     incarnation = 1

@@ -1,5 +1,6 @@
-"""What server 0 is beside a server: it knows who lives, and lends tasks (scheduler.py). Workers ask; an answer may come
-later than other messages.
+"""The manager, in server 0: it knows which workers are alive, and assigns tasks (scheduler.py).
+
+Workers ask; an answer may arrive later than other messages.
 
     hello, start, next, leave, alive, report    worker -> manager
 
@@ -67,7 +68,7 @@ class Manager:
         return found
 
     def table(self) -> dict[str, Any] | None:
-        """What a next life should know, as far as it is not in workers' memories; None before the work has begun."""
+        """Return what a next life should know and workers do not remember; None before the work has begun."""
         if not self._scheduler.started or self._samples is None:
             return None
         return {**self._scheduler.known().fields(), "samples": self._samples}
@@ -98,7 +99,7 @@ class Manager:
         self._scheduler.stop()
 
     def answers(self, now: float) -> Answers:
-        """What can be said now to workers that have asked for tasks."""
+        """Return the answers that are possible now to workers that have asked for tasks."""
         found: Answers = []
         for worker, answer in self._scheduler.answers() if self._recovery is None else ():
             sender = self._waiting.pop(worker, None)
@@ -212,7 +213,7 @@ class Manager:
         return [(sender, Message("alive", {"report": worker in self._unheard}))]
 
     def _report(self, sender: Sender, message: Message, now: float) -> Answers:
-        """What a worker remembers, for a manager that was started anew."""
+        """Process a worker's report of what it remembers, for a restarted manager."""
         worker, samples = worker_of(message, self._config.workers), message.number("samples")
         known = None if message.fields.get("known") is None else progress_of(message.fields["known"])
         lent = None if message.fields.get("lent") is None else Task(*two_numbers(message.numbers("lent")))
@@ -246,12 +247,12 @@ class Manager:
         return Sampler(self._samples, self._config.training.seed, self._config.batch, self._config.workers)
 
     def _forget(self, worker: int) -> None:
-        """What the worker has asked; it is gone, or begins anew."""
+        """Forget the request of a worker that is gone or begins again."""
         self._waiting.pop(worker, None)
         self._forget_answer(worker)
 
     def _forget_answer(self, worker: int) -> None:
-        """What the worker was lent last: it is lent to others."""
+        """Forget the last task of the worker: it is assigned to others."""
         self._answered.pop(worker, None)
         self._lent_at.pop(worker, None)
         self.stragglers.forget(worker)

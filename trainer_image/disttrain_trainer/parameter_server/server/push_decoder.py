@@ -30,7 +30,7 @@ class PushDecoder:
         self._server, self._codec = server, build_codec(compression, seed)
 
     def decode(self, message: Message, task: Task, shard: Shard) -> Updates:
-        """What is in a push. Raises Malformed.
+        """Return the content of a push. Raises Malformed.
 
         `ranges` of the message are those with a gradient, `counts` the number of tensors of each, 1 where it is absent.
         """

@@ -13,7 +13,7 @@ from disttrain_trainer.parameter_server.protocol.wire import Message
 
 
 class Reassembly:
-    """Parts of pushes that are not complete, by who sends them: one push at a time."""
+    """Parts of incomplete pushes, by sender: one push at a time."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, tuple[Task, list[Message]]] = {}

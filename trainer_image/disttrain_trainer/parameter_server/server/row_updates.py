@@ -18,7 +18,7 @@ from disttrain_trainer.parameter_server.protocol.rows import Rows
 
 
 def no_state(settings: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """What the optimizer keeps of a parameter before its first step; torch.optim makes it in its first step only."""
+    """Return the optimizer state of a parameter before its first step; torch.optim creates it only in that step."""
     return {name: torch.zeros(()) if name == "step" else torch.zeros_like(parameter) for name in state_names(settings)}
 
 

@@ -1,4 +1,5 @@
-"""Who works on what: a global batch is cut into parts, and workers are lent one part at a time. Pure; times are given.
+"""Task assignment: a global batch is split into parts, and each worker gets one part at a time. Pure; times are
+arguments.
 
     ask -> (lent a part | must wait | told to hold, to stop or that all is done) -> complete -> ask -> …
 
@@ -29,7 +30,7 @@ from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteSt
 
 @dataclass(frozen=True)
 class Lease:
-    """A task that is lent."""
+    """An assigned task."""
 
     task: Task
     cursor: Cursor
@@ -95,7 +96,7 @@ class TaskScheduler:
         self._seen = dict.fromkeys(range(self.workers), now) | self._seen
 
     def resume(self, sampler: Sampler, known: TaskProgress, workers: Iterable[int], now: float) -> None:
-        """Go on from what a former manager's workers know. `workers`: those who live."""
+        """Resume from the knowledge of a former manager's workers. `workers`: those that are alive."""
         self.start(sampler, known.floor, known.cursor, known.hold_at, now)
         self._begun, self._told = known.begun, known.told
         self._seen = dict.fromkeys(workers, now)
@@ -111,19 +112,19 @@ class TaskScheduler:
             self._hold_at = min(self._hold_at, self._next)
 
     def known(self) -> TaskProgress:
-        """What a manager that is started anew must know."""
+        """Return what a restarted manager must know."""
         done = {
             Task(number, part): result for number, step in self._open.items() for part, result in step.results.items()
         }
         return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
 
     def known_to(self, worker: int) -> TaskProgress:
-        """Of that, what a worker is told, who remembers what it has done itself."""
+        """Return the part of `known` for a worker, which remembers its own completed tasks."""
         clock = {worker: self._clocks[worker]}
         return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
 
     def learn(self, task: Task, result: Result) -> bool:
-        """The task is complete, whoever has done it. False where that was known."""
+        """Mark the task as complete, whichever worker has done it. Return False if that was known."""
         if not self._is_one(task):
             return False
         while task.step >= self._next:
@@ -166,7 +167,7 @@ class TaskScheduler:
         self.results = [result for result in self.results if result.step >= step]
 
     def join(self, worker: int, now: float) -> None:
-        """A worker begins, perhaps anew: what its former life was lent goes back."""
+        """A worker begins, perhaps again: the tasks of its former life become free."""
         self.leave(worker)
         self.saw(worker, now)
         self._leaving.discard(worker)
@@ -182,7 +183,7 @@ class TaskScheduler:
         self._excused.discard(worker)
 
     def leave(self, worker: int) -> None:
-        """The worker is gone; what it was lent goes back."""
+        """The worker is gone; its tasks become free."""
         self._seen.pop(worker, None)
         self._asking = [other for other in self._asking if other != worker]
         self._return(worker)
@@ -196,7 +197,7 @@ class TaskScheduler:
                 step.waiting = sorted([*step.waiting, part])
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Nobody could be seen for a while: who is late has so many seconds, once until it is seen again."""
+        """No worker could be heard for a while: late ones get so many seconds, once until they are heard again."""
         earliest = now - self._silence + seconds
         for worker, seen in self._seen.items():
             if seen < earliest and worker not in self._excused:
@@ -235,7 +236,7 @@ class TaskScheduler:
             self._hold_at = min(self._hold_at, self._next)
 
     def stop(self, worker: int | None = None) -> None:
-        """The worker was told to stop; None: the job was.
+        """The worker must stop; None: the whole job.
 
         The leader stops at the next step that nobody has begun, and the others wait for its return, unless the job is
         stopped. Another worker leaves when it asks next.
@@ -253,7 +254,7 @@ class TaskScheduler:
         return {worker: self._clocks[worker] for worker in sorted(self._seen)}
 
     def answers(self) -> list[tuple[int, Lease | Verdict]]:
-        """What can be said now to those who have asked; each is answered once."""
+        """Return the answers that are possible now; each request is answered once."""
         found: list[tuple[int, Lease | Verdict]] = []
         for worker in list(self._asking) if self.started else ():
             answer = self._verdict(worker) or self._lend(worker)

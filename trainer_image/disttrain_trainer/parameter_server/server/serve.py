@@ -21,7 +21,7 @@ _TICK_MILLISECONDS = 500
 
 
 class Loop:
-    """Serves until told to end. `dropped` counts messages that cannot be read."""
+    """Server loop. `dropped` counts messages that cannot be read."""
 
     def __init__(self, server: Server, key: bytes, address: str, snapshots: Snapshots | None = None) -> None:
         """`key`: of the job's attempt. `address`: host:port as workers know it. Raises PortInUse."""
@@ -39,8 +39,8 @@ class Loop:
             raise PortInUse(f"cannot listen on port {port}: {error.strerror}; use a free port") from error
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Until it was told to stop and the work is finished, as the last checkpoint needs what the server holds, or
-        nobody is left to finish it.
+        """Serve until the server must stop and the work is finished, as the last checkpoint needs its parameters, or no
+        worker is left to finish it.
 
         Raises PeerLost where a newer life of this server is known to be at work.
         """

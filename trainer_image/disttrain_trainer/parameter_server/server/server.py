@@ -64,7 +64,7 @@ class Server:
         }  # fmt: skip
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
-        """What to send, to whom, after this message. Raises Malformed, and then nothing has changed."""
+        """Return the messages to send after this one. Raises Malformed, and then nothing has changed."""
         self._heard = now
         self._learn_incarnations(message)
         if self.superseded:
@@ -83,7 +83,7 @@ class Server:
         return [*answers, *self._later(now)]
 
     def tick(self, now: float) -> Answers:
-        """What to send because time has passed."""
+        """Return the messages to send because time has passed."""
         self._heard = now if self._heard is None else self._heard
         if self._manager is None or self.superseded:
             return []
@@ -96,11 +96,11 @@ class Server:
         return self._later(now)
 
     def deserted(self, now: float) -> bool:
-        """Whether no worker has been heard for so long that nobody is left to need what this server holds."""
+        """Return whether no worker has sent anything for so long that none can be left to need this server."""
         return self._heard is not None and now - self._heard > _DESERTED_SECONDS
 
     def card(self) -> dict[str, Any]:
-        """What every answer says of its server.
+        """Return the fields about the server that every answer has.
 
         life: tells a server that was started anew from the one that is known; incarnation: which life of this attempt
         it is; restored: whether it has what its former life held; incarnations: the newest that it knows of, of each.
@@ -114,7 +114,7 @@ class Server:
         }
 
     def snapshot(self) -> Message | None:
-        """What this server holds, when it is time to write it down again."""
+        """Return the state of this server when a new snapshot is due."""
         shard, aggregator = self._shard, self._aggregator
         if not self._config.snapshots or shard is None or aggregator is None:
             return None

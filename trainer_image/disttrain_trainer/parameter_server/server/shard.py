@@ -1,4 +1,4 @@
-"""What one server holds: ranges of the flattened parameters, and torch's optimizer over them.
+"""The shard of one server: ranges of the flattened parameters, and torch's optimizer over them.
 
 SGD, Adam and AdamW treat every number by itself, so parameters cut into ranges are updated as whole ones are.
 """

@@ -1,4 +1,4 @@
-"""What a server holds, on the storage now and then, so that a server whose pod is made again goes on from there.
+"""Snapshots of a server on the storage, from which a server resumes after its pod is recreated.
 
 A snapshot is a message of this attempt as it would go over the wire, its frames one after the other with their lengths
 before them: nothing is unpickled, and of what another attempt or somebody else has written the header alone is read.

@@ -51,7 +51,7 @@ class Stragglers:
         return _beside(worker, typical)
 
     def judge(self) -> tuple[list[Straggler], list[int]]:
-        """Who has become a straggler, and who is one no more, since last time."""
+        """Return the workers that have become stragglers, and those that are no longer, since the last call."""
         typical = self._typical()
         found = [_beside(worker, typical) for worker in typical if len(typical) > 1]
         limits = {worker: RATIO_OF_NONE if worker in self.named else RATIO for worker in typical}

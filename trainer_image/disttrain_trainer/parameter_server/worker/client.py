@@ -34,7 +34,7 @@ _LINGER_MILLISECONDS = 2000
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the manager says to a worker that begins. step, cursor: where the job stands, if it has started."""
+    """The manager's answer to a worker that begins. step, cursor: position of the job, if it has started."""
 
     started: bool
     step: int
@@ -43,7 +43,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the manager says to a worker that asks for work: a task, or why there is none."""
+    """The manager's answer to a worker that asks for work: a task, or the reason why there is none."""
 
     task: Task | None
     verdict: Verdict | None
@@ -161,7 +161,7 @@ class Servers:
         return pulling
 
     def pull(self, complete: int = 0, *, whole: bool = False) -> Pulled:
-        """As `begin_pull`, back when all have come."""
+        """Same as `begin_pull`, but return when all parameters have arrived."""
         pulling = self.begin_pull(complete, whole=whole)
         pulling.rest()
         return pulling.pulled
@@ -183,7 +183,7 @@ class Servers:
             self.pulled_bytes += values.nbytes
 
     def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, payload: Payload) -> Pushing:
-        """What of the payload is ready may be sent from now on; `end_push` sends the rest."""
+        """Allow sending the part of the payload that is ready; `end_push` sends the rest."""
         common = {"task": list(task), "weight": weight, "floor": floor}
         fields = [{**common, "taken": taken} for taken in pulled.taken]
         return Pushing(self.placement, payload, fields, self._tell)
@@ -214,7 +214,7 @@ class Servers:
         return found
 
     def figures(self) -> list[Message]:
-        """What each server has counted."""
+        """Return the counts of each server."""
         return self._ask_all([Message("figures")] * len(self._sockets))
 
     def finish(self) -> None:
@@ -222,7 +222,7 @@ class Servers:
         self._ask_all([Message("finish")] * len(self._sockets))
 
     def close(self) -> None:
-        """Leave: what this worker was lent is lent to others at once."""
+        """Leave: this worker's task is assigned to another one at once."""
         self._heartbeat.end()
         self._pulling = None
         self._send(0, Message("leave"))
@@ -299,8 +299,8 @@ class Servers:
         return answer
 
     def _frames(self, server: int) -> list[zmq.Frame]:
-        """Of the answer to what the server was asked last. It is asked once more where it was started anew, or where
-        the connection was lost and made again."""
+        """Return the frames of the answer to the last request to the server. The request is sent once more if the
+        server was restarted, or the connection was lost and made again."""
         socket = self._sockets[server]
         while True:
             while not socket.poll(_LOOK_MILLISECONDS):

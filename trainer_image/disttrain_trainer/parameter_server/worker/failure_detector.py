@@ -13,8 +13,8 @@ BEATS_TO_CALL_AGAIN = 10
 
 @dataclass
 class FailureDetector:
-    """What is known of one server. `patience`: beats within which it must answer for the first time, and again where it
-    is away; `replaceable`: it may be started anew, under another address, and go on."""
+    """State of one server. `patience`: beats within which it must answer for the first time, and again while it is
+    away; `replaceable`: it may be restarted, under another address, and resume."""
 
     patience: int
     replaceable: bool

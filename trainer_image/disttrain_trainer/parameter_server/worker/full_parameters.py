@@ -1,4 +1,4 @@
-"""What the ranks of a group hold between them, and the whole parameters, which servers hold.
+"""Conversion between the shards of a group's ranks and the whole parameters of the servers.
 
 Servers know flattened whole parameters. A rank's piece of one that is cut (tensor parallelism, shards) is a strided
 part of that, and a rank of a pipeline has some parameters only. So the group's first rank puts gradients together

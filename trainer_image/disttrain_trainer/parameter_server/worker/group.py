@@ -91,7 +91,7 @@ class GroupServers:
 
     @property
     def placement(self) -> Placement:
-        """As of Servers; known on the first rank."""
+        """Placement of Servers; known on the first rank."""
         return () if self._servers is None else self._servers.placement
 
     def hello(self, samples: int) -> Welcome:
@@ -109,7 +109,7 @@ class GroupServers:
         return self._first(lambda servers: servers.next(done, hold_at), Answer)
 
     def begin_pull(self, complete: int = 0, *, whole: bool = False) -> GroupPulling:
-        """Of all ranks, and so at once: the first one's parameters are spread as a whole."""
+        """Pull for all ranks together, complete on return: the first rank's parameters are broadcast as a whole."""
 
         def pull(servers: Servers) -> tuple[Pulled, list[int], int]:
             return servers.pull(complete, whole=whole), servers.lost, servers.pulled_bytes
@@ -119,7 +119,7 @@ class GroupServers:
         return GroupPulling(pulled)
 
     def begin_push(self, task: Task, weight: float, pulled: Pulled, floor: int, payload: Payload) -> GroupPushing:
-        """What is to be pushed when the group's gradients have been put together."""
+        """Return the push, whose payload follows when the group's gradients have been assembled."""
         return GroupPushing(task, weight, pulled, floor)
 
     def end_push(self, pushing: GroupPushing, payload: Payload) -> int:

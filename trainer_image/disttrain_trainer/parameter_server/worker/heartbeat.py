@@ -29,9 +29,9 @@ class Heartbeat:
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: Sequence[bytes], worker: int,
         life: str, memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
-        """`keys`: with each server. `memory`: what a manager that was started anew is told. `patience`: seconds within
-        which a server must answer for the first time, and again while it is away. `replaceable`: servers may be started
-        anew and go on."""
+        """`keys`: with each server. `memory`: reported to a restarted manager. `patience`: seconds within which a
+        server must answer for the first time, and again while it is away. `replaceable`: servers may be restarted and
+        resume."""
         self._addresses, self._keys, self._stopping, self._memory = addresses, keys, stopping, memory
         self._fields = {"worker": worker, "life": life}
         self._context = context

@@ -11,7 +11,7 @@ from disttrain_trainer.parameter_server.protocol.wire import Message, two_number
 
 
 class Memory:
-    """What one worker remembers for a manager that forgets. Its heartbeat reads it while it works."""
+    """Memory of one worker for a manager that loses its own. The heartbeat reads it while the worker works."""
 
     def __init__(self, worker: int, life: str) -> None:
         self._fields = {"worker": worker, "life": life}
@@ -52,7 +52,7 @@ class Memory:
             return told
 
     def report(self) -> Message | None:
-        """For the manager; None before the worker has said hello."""
+        """Return the report for the manager; None before the worker has introduced itself."""
         with self._lock:
             if self.samples is None:
                 return None

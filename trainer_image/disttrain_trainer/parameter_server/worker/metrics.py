@@ -1,4 +1,4 @@
-"""What the servers have counted, as metrics."""
+"""Counts of the servers, as metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CounterMetrics:
             self._staleness = {} if server == 0 else self._staleness
 
     def _new_of(self, server: int, counters: dict[int, WorkerCounters]) -> dict[int, WorkerCounters]:
-        """What a server has counted of each worker since last time."""
+        """Return a server's counts of each worker since the last call."""
         last, self._counters[server] = self._counters.get(server, {}), counters
         return {worker: total - last.get(worker, WorkerCounters()) for worker, total in counters.items()}
 
@@ -71,7 +71,7 @@ class CounterMetrics:
     def _of_servers(
         self, answers: Sequence[Mapping[str, Any]], counters: Sequence[Mapping[int, WorkerCounters]], seconds: float
     ) -> dict[str, float]:
-        """Of each server, and the busiest one's rates."""
+        """Return the figures of each server, and the rates of the busiest."""
         found: dict[str, float] = {}
         for server, (answer, of_workers) in enumerate(zip(answers, counters, strict=True)):
             found[f"servers/{server}/version"] = answer["version"]
@@ -81,7 +81,8 @@ class CounterMetrics:
         return found
 
     def _of_workers(self, counters: Sequence[Mapping[int, WorkerCounters]], seconds: float) -> dict[str, float]:
-        """Of each worker, where there are not too many. A push and a pull go to all servers: counts are of server 0."""
+        """Return the figures of each worker, if there are not too many. A push and a pull go to all servers: counts are
+        of server 0."""
         workers = sorted({worker for one in counters for worker in one})
         if len(workers) > WORKERS_TOLD_OF:
             return {}

@@ -1,4 +1,4 @@
-"""What a worker pushes of each range that a server holds: gradients, by a codec, or what the worker has changed.
+"""Content of a worker's push for each range of a server: compressed gradients, or the worker's changes.
 
 begin(task) -> of(server, index), for each range -> settle(who took it in)
 """
@@ -27,7 +27,7 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 class Payload(ABC):
-    """What is pushed. One task at a time."""
+    """Content of a push. One task at a time."""
 
     def __init__(self) -> None:
         self.staging = Staging()
@@ -51,7 +51,7 @@ class Payload(ABC):
 
 
 class EmptyPayload(Payload):
-    """Of a rank whose group pushes by its first rank."""
+    """Content of a rank whose group pushes through its first rank."""
 
     def begin(self, task: Task, weight: float) -> None:
         """Nothing is kept."""
@@ -130,8 +130,8 @@ class GradientPayload(Payload):
 
 
 class ChangePayload(Payload):
-    """What this worker's own update has changed: of each parameter that has a gradient its numbers, then the
-    optimizer's state in order of `state_names`.
+    """Changes of this worker's own update: for each parameter with a gradient its numbers, then the optimizer state in
+    order of `state_names`.
 
     The difference and not the parameters themselves: others may have changed them since they were pulled.
     """
@@ -159,7 +159,7 @@ class ChangePayload(Payload):
 
 
 def build_payload(config: Config, placement: Placement, parameters: Parameters, state: State) -> Payload:
-    """What the manifest says."""
+    """Return the payload that the manifest asks for."""
     if settings_of(config).push is Pushed.PARAMETERS:
         return ChangePayload(placement, parameters, state, state_names(config.training.optimizer))
     compression = config.job.parallelism.data_parallel.compression

@@ -27,7 +27,7 @@ Receive = Callable[[int], Message]
 
 @dataclass(frozen=True)
 class Pulled:
-    """What came with the parameters of all servers: per server its version and the parts that it had taken in."""
+    """Received with the parameters of all servers: per server its version and the number of accepted parts."""
 
     versions: list[int]
     taken: list[int]

@@ -27,7 +27,7 @@ Send = Callable[[int, Message], None]
 
 @dataclass
 class _Written:
-    """What was written for one server: tensors of each range, in full buckets or waiting for one to be full."""
+    """Written data for one server: tensors of each range, in full buckets or waiting for one to be full."""
 
     full: dict[int, list[Tensor]] = field(default_factory=dict)
     waiting: dict[int, list[Tensor]] = field(default_factory=dict)
