@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest")
 WORDS = 48
-"""Words of a piece. It has one pair less."""
+"""Words of a piece; it has one pair less."""
 
 
 def build_model(rows: int, width: int = 16) -> nn.Module:

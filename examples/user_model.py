@@ -1,4 +1,4 @@
-"""A model and a data set of one's own, as entry points of examples/entrypoint.yaml.
+"""Your own model and data set, as entry points of examples/entrypoint.yaml.
 
 The data: points on two interleaved spirals, one class each. The model: layers of sines, which are good at such curves,
 with a loss of its own for examples/own-loss.yaml.
@@ -34,12 +34,12 @@ class SineNetwork(nn.Module):
 
 
 def build_model(width: int = 64) -> nn.Module:
-    """What `training.model.entrypoint` names; `training.model.config` holds its arguments."""
+    """The function in `training.model.entrypoint`; `training.model.config` has its arguments."""
     return SineNetwork(width)
 
 
 def load_data(size: int, noise: float = 0.02) -> tuple[TensorDataset, TensorDataset]:
-    """What `training.data.entrypoint` names: samples to train on, and held-out ones, alike on every rank."""
+    """The function in `training.data.entrypoint`: returns training samples and held-out ones, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(size) % 2
     turns = torch.rand(size, generator=generator) * 1.5 + 0.25

@@ -85,8 +85,8 @@ def _refuse(wishes: Wishes) -> None:
 
 
 def _lines(wishes: Wishes) -> Iterator[str]:
-    yield "# Made by `disttrain init`. What each field means: `disttrain explain spec.training.steps`."
-    yield "# `disttrain run FILE` tries it on this machine, `disttrain submit FILE` sends it to a cluster."
+    yield "# Written by `disttrain init`. `disttrain explain spec.training.steps` explains a field."
+    yield "# `disttrain run FILE` runs it on this machine, `disttrain submit FILE` creates the job on a cluster."
     yield f"apiVersion: {API_VERSION}"
     yield f"kind: {KIND}"
     yield "metadata:"
@@ -115,7 +115,7 @@ def _lines(wishes: Wishes) -> Iterator[str]:
 
 
 def _training(wishes: Wishes) -> Iterator[str]:
-    yield "  # How the work is cut over the ranks; without this, all of them are replicas: docs/parallelism.md."
+    yield "  # Parallelism; without this, all ranks are data-parallel replicas: docs/parallelism.md."
     yield "  # parallelism:"
     yield "  #   dataParallelShardDegree: 2"
     yield "  training:"

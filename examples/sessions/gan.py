@@ -1,4 +1,4 @@
-"""A generative adversarial network by session: two models, two optimizers, one loop of one's own.
+"""A generative adversarial network with a session: two models, two optimizers, your own training loop.
 
 The generator learns points on a circle of radius 2; the distance of its points from the circle falls.
 Run it as it is (`python gan.py`), under `torchrun --nproc-per-node=2 gan.py`, or as the job in gan.yaml.

@@ -1,4 +1,4 @@
-"""A plain torchrun script. disttrain is in two lines of it: the import, and the report after each step."""
+"""A plain torchrun script. Two lines use disttrain: the import, and the report after each step."""
 
 import torch
 import torch.distributed as dist

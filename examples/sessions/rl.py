@@ -1,4 +1,4 @@
-"""Reinforcement learning by session: REINFORCE (Williams 1992) with rollouts in an environment of its own.
+"""Reinforcement learning with a session: REINFORCE (Williams 1992) with rollouts in its own environment.
 
 An agent on a line of 9 places walks to the place that it is shown; the reward of an episode rises towards 1. The
 environments are registered like model and optimizer, so a resumed run goes on in the middle of their episodes.
@@ -17,7 +17,7 @@ LONGEST = 12
 
 
 class Line:
-    """An agent at one place of the line, and the goal that it is to reach; an episode has at most 12 moves."""
+    """An agent at a place on a line, and a goal that it must reach; an episode has at most 12 moves."""
 
     def __init__(self) -> None:
         self.at = self.goal = self.moves = 0
@@ -27,7 +27,7 @@ class Line:
         self.at, self.goal, self.moves = random.randrange(PLACES), random.randrange(PLACES), 0
 
     def seen(self) -> torch.Tensor:
-        """What the agent sees, of shape [2]: its place and the goal, each between 0 and 1."""
+        """Return the observation, of shape [2]: the agent's place and the goal, each between 0 and 1."""
         return torch.tensor([self.at, self.goal]) / (PLACES - 1)
 
     def move(self, right: bool) -> tuple[float, bool]:

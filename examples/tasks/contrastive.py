@@ -1,4 +1,4 @@
-"""Contrastive learning: samples of two inputs, views of one image, that must find each other among those of others.
+"""Contrastive learning: each sample has two views of one image, which the model must match among those of other images.
 
 The loss is InfoNCE (van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding"). The others
 are those of the microbatch, so that microBatchSize is a part of the method.
@@ -31,7 +31,7 @@ class Views:
 
 
 class Contrastive:
-    """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
+    """The class in `training.task.entrypoint`; `training.task.config` has its arguments."""
 
     def __init__(self, width: int = 64, noise: float = 0.2, temperature: float = 0.1, rate: float = 0.01) -> None:
         self.width, self.noise, self.temperature, self.rate = width, noise, temperature, rate

@@ -15,7 +15,7 @@ from disttrain_trainer.protocols import Loss, Mean
 
 
 class Distillation:
-    """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
+    """The class in `training.task.entrypoint`; `training.task.config` has its arguments."""
 
     def __init__(self, width: int = 32, temperature: float = 2.0) -> None:
         self.width, self.temperature = width, temperature
@@ -29,7 +29,7 @@ class Distillation:
         return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Linear(self.width, 10))
 
     def data(self) -> tuple[TensorDataset, TensorDataset]:
-        """The student sees no classes: they are there to judge it."""
+        """The student does not see the classes; they are used to evaluate it."""
         return (
             TensorDataset(self.images[:1500], self.classes[:1500]),
             TensorDataset(self.images[1500:], self.classes[1500:]),

@@ -1,4 +1,4 @@
-"""Batches that are dictionaries with masks: restore hidden tokens of sequences of unequal lengths.
+"""Batches that are dictionaries with masks: restore hidden tokens of sequences of different lengths.
 
 A sequence repeats two tokens in turn, and some are hidden: the model has to look two places further.
 """
@@ -16,7 +16,7 @@ Batch = dict[str, Tensor]
 
 
 class Sequences:
-    """Sample i is a function of i alone, and so alike on every rank."""
+    """Sample i depends only on i, so it is the same on every rank."""
 
     def __init__(self, indices: range) -> None:
         self.indices = indices
@@ -47,7 +47,7 @@ class Restorer(nn.Module):
 
 
 class Masked:
-    """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
+    """The class in `training.task.entrypoint`; `training.task.config` has its arguments."""
 
     def __init__(self, width: int = 64, size: int = 4000) -> None:
         self.width, self.size = width, size
@@ -59,13 +59,13 @@ class Masked:
         return Sequences(range(self.size // 10, self.size)), Sequences(range(self.size // 10))
 
     def collate(self, samples: Sequence[Batch]) -> Batch:
-        """Sequences as long as the longest of the batch; `present` says which tokens are there."""
+        """Pad sequences to the longest of the batch; `present` says which tokens are real."""
         filled = {key: nn.utils.rnn.pad_sequence([s[key] for s in samples], batch_first=True) for key in samples[0]}
         present = nn.utils.rnn.pad_sequence([torch.ones_like(s["hidden"]) for s in samples], batch_first=True)
         return {**filled, "present": present}
 
     def weight(self, batch: Batch) -> float:
-        """The loss is a mean over hidden tokens, of which batches have more and fewer."""
+        """The loss is a mean over hidden tokens, whose number differs between batches."""
         return float(batch["hidden"].sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:

@@ -1,4 +1,4 @@
-"""Data that are iterated, file by file, never all in memory: each replica its own files, and a position to go on from.
+"""Iterable data, read file by file and never all in memory: each replica has its own files and a position to resume from.
 
 The text is the sources of Python's standard library; a small model predicts the next byte from those before it.
 """
@@ -32,7 +32,7 @@ class Windows:
             while self.place + self.length < len(content):
                 window = content[self.place : self.place + self.length + 1]
                 self.place += self.length
-                # The position counts this window already: who saves now has it.
+                # The position includes this window already: a checkpoint now has it.
                 yield window.long()
             self.file, self.place = self.file + 1, 0
         self.file = self.place = 0
@@ -59,7 +59,7 @@ class NextByte(nn.Module):
 
 
 class Streamed:
-    """What `training.task.entrypoint` names; `training.task.config` holds the arguments."""
+    """The class in `training.task.entrypoint`; `training.task.config` has its arguments."""
 
     def __init__(self, width: int = 64, length: int = 32) -> None:
         self.width, self.length = width, length
@@ -68,7 +68,7 @@ class Streamed:
         return NextByte(self.width)
 
     def data(self) -> tuple[Windows, list[Tensor]]:
-        """The windows of all files but two to train on, and the first 200 of those two held out."""
+        """Training samples are the windows of all files except two; held-out samples are the first 200 of those two."""
         files = [path for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if path.stat().st_size > 8192]
         held_out = Windows(files[:2], self.length)
         return Windows(files[2:], self.length), [window for window, _ in zip(held_out, range(200), strict=False)]
