@@ -39,7 +39,7 @@ def build_model(width: int = 64) -> nn.Module:
 
 
 def load_data(size: int, noise: float = 0.02) -> tuple[TensorDataset, TensorDataset]:
-    """The function in `training.data.entrypoint`: returns training samples and held-out ones, the same on every rank."""
+    """The function in `training.data.entrypoint`: returns training and held-out samples, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(size) % 2
     turns = torch.rand(size, generator=generator) * 1.5 + 0.25

@@ -1,4 +1,4 @@
-"""Iterable data, read file by file and never all in memory: each replica has its own files and a position to resume from.
+"""Iterable data, read file by file and never all in memory: each replica has its own files and position.
 
 The text is the sources of Python's standard library; a small model predicts the next byte from those before it.
 """
