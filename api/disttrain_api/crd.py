@@ -18,7 +18,7 @@ from disttrain_api.pod_template import claim_template_schema, pod_template_schem
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
 from disttrain_api.rules.rule import validation
 from disttrain_api.size import CONFIG, TASK_CONFIG
-from disttrain_api.spec import DistTrainingJob, JobSpec
+from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 
 Schema = dict[str, Any]
@@ -147,7 +147,7 @@ def _version() -> dict[str, Any]:
 def openapi_schema() -> Schema:
     """The structural schema of a DistTrainingJob with its rules."""
     schema: Schema = {
-        "description": f"{_text(DistTrainingJob.__doc__)} What a training job consists of, and how it goes.",
+        "description": "A distributed training job: its specification and its status.",
         "type": "object",
         "required": ["spec"],
         "properties": {

@@ -118,13 +118,11 @@ def _switch(help_: str) -> Any:
 
 _POD_FLAGS = {
     "image_pull_policy": Flag("imagePullPolicy of pods whose template has none", _or_none),
-    "shm_size_limit": Flag("size limit of /dev/shm (default: what the pod's memory limit leaves)", _or_none),
+    "shm_size_limit": Flag("size limit of /dev/shm (default: limited by the pod's memory limit)", _or_none),
     "user_id": Flag("user and group of restricted pods; empty: the cluster's choice", _user),
     "grace_seconds": Flag("terminationGracePeriodSeconds of pods whose template has none", _FROM_0),
-    "template": Flag(
-        "YAML file with what pods of jobs get besides their templates", _template_defaults, "pod-defaults-file"
-    ),
-    "node_lost_seconds": Flag("how long a pod stays on a node that is lost", _FROM_0),
+    "template": Flag("YAML file with defaults for the pods of all jobs", _template_defaults, "pod-defaults-file"),
+    "node_lost_seconds": Flag("seconds until pods on a lost node are given up", _FROM_0),
 }
 
 
@@ -135,12 +133,12 @@ class Settings:
     namespaces: tuple[str, ...] = _flag(
         "serve these namespaces only, separated by commas (default: all)", (), _names, "namespace"
     )
-    trainer_image: str = _flag("image of pods whose template names none", DEFAULT_IMAGE)
+    trainer_image: str = _flag("image of the container `trainer` if the template names none", DEFAULT_IMAGE)
     token_key_file: Path | None = _flag(  # noqa: RUF009 - as all the others
-        "file with the key that jobs' tokens are made with (default: a random key)", None, Path
+        "file with the key from which jobs' tokens are derived (default: a random key)", None, Path
     )
     token_key_secret: str | None = _flag(
-        "namespace/name of a Secret with that key under `key`; it is made where there is none", None, _secret
+        "namespace/name of a Secret with that key under `key`; created if it does not exist", None, _secret
     )
     kubeconfig: str | None = _flag(
         "kubeconfig file (default: those of KUBECONFIG, else the pod's service account, else ~/.kube/config)",
@@ -150,51 +148,52 @@ class Settings:
     context: str | None = _flag("context of the kubeconfig (default: its current one)", None, _or_none)
     health_address: str = _flag("address of /healthz and /readyz (default: all, of IPv4 and IPv6)", "")
     health_port: int = _flag("port of /healthz and /readyz; 0: any free one", 8080, _PORT)
-    max_in_flight: int = _flag("requests to the API server at one time", 64, _COUNT)
-    request_timeout_seconds: float = _flag(
-        "how long an answer of the API server is waited for", REQUEST_SECONDS, _MORE_THAN_0
-    )
+    max_in_flight: int = _flag("concurrent requests to the API server", 64, _COUNT)
+    request_timeout_seconds: float = _flag("time-out of requests to the API server", REQUEST_SECONDS, _MORE_THAN_0)
     watch_silence_seconds: float = _flag(
-        "a watch that says nothing for so long is opened again; API servers say something every 60 s",
+        "a watch without events for so long is reopened; API servers send something every 60 s",
         SILENCE_SECONDS,
         _MORE_THAN_0,
     )
-    workers: int = _flag("jobs that are looked at side by side; of one namespace a quarter of them", 64, _COUNT)
+    workers: int = _flag(
+        "jobs that are processed concurrently; at most a quarter of them from one namespace", 64, _COUNT
+    )
     lease_namespaces: tuple[str, ...] = _flag(
-        "namespaces of the leases, separated by commas: there is one in each, and all are needed to act",
+        "namespaces of the leases, separated by commas: one lease in each; the operator acts while it holds all",
         _own_namespace,
         _some_names,
         "lease-namespace",
     )
     lease_name: str = _flag("name of the lease: one for all operators that serve the same jobs", "disttrain-operator")
     lease_duration_seconds: int = _flag(
-        "how long a lease that nobody renews stays its holder's, who renews it four times as often",
+        "how long a lease is valid without renewal; its holder renews it four times as often",
         2,
         _LEASE,
     )
     cluster_lease_namespace: str | None = _flag(
-        "with --namespace: stand by while an operator of all namespaces leads by a lease here", None, _or_none
+        "with --namespace: stand by while an operator for all namespaces holds a lease here", None, _or_none
     )
     release: str = _flag("namespace/name of this release, for the identity in the lease", "")
     replica_name: str = _flag("name of this replica in the lease", socket.gethostname)
     pods: PodDefaults = field(default_factory=PodDefaults, metadata={"flags": _POD_FLAGS})
-    gate_hold_seconds: int = _flag(
-        "for how long gangs that wait at the gate keep nodes from others at a stretch, at most", 4 * 3600, _COUNT
-    )
+    gate_hold_seconds: int = _flag("longest time for which waiting gangs reserve nodes at a stretch", 4 * 3600, _COUNT)
     progress_interval_seconds: float = _flag(
-        "how often a job that runs is asked for its progress at most; 0: never", 10.0, _INTERVAL
+        "shortest time between two progress requests to a running job; 0: never ask", 10.0, _INTERVAL
     )
-    progress_per_second: float = _flag("jobs that are asked for their progress in a second at most", 50.0, _MORE_THAN_0)
+    progress_per_second: float = _flag("progress requests per second at most, over all jobs", 50.0, _MORE_THAN_0)
     log_level: str = _flag("DEBUG, INFO, WARNING or ERROR", "INFO", _level)
     json_logs: bool = _switch("one JSON object per line")
     leader_elect: bool = _switch("act only while holding a lease: for several replicas")
     gang_gate: bool = _switch("serve jobs with gangScheduler Gate: watches all nodes and pods of the cluster")
-    network_policies: bool = _switch("make a NetworkPolicy per job: its pods are reached by its own pods alone")
+    network_policies: bool = _switch("create a NetworkPolicy per job: only its own pods may reach its pods")
+
+
+_DESCRIPTION = "The operator of DistTrainingJobs. Each flag also has an environment variable DISTTRAIN_<FLAG>."
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
     """Settings from the command line; exits with a sentence where it is wrong."""
-    parser = argparse.ArgumentParser(prog="disttrain-operator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="disttrain-operator", description=_DESCRIPTION)
     defaults = Settings()
     for each in fields(Settings):
         if "flag" in each.metadata:
