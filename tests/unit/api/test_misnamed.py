@@ -7,7 +7,7 @@ import pytest
 from disttrain_api.rules.misnamed import advice
 from disttrain_api.validate import problems, read_job
 from tests.builders import a_manifest
-from tests.refusal import own_program, untrained
+from tests.refusals.refusal import own_program, untrained
 
 
 def a_container(name: str, **fields: Any) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import yaml
 
 from disttrain.main import main
 from tests.builders import a_manifest
-from tests.refusal import own_program
-from tests.refusals import servers
+from tests.refusals.refusal import own_program, servers
 from tests.unit.cli.fake_api import JOBS, FakeApi
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.builders import merge
-from tests.refusal import Refusal
+from tests.refusals.refusal import Refusal
 
 PIPELINE = "spec.parallelism.pipeline"
 

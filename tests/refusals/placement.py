@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import SERVERS, WORKERS, Refusal, own_program, servers, untrained
+from tests.refusals.refusal import SERVERS, WORKERS, Refusal, own_program, servers, untrained
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a/zone", "whenUnsatisfiable": "DoNotSchedule"}
 BETWEEN_PODS = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import Refusal
+from tests.refusals.refusal import Refusal
 
 OPTIMIZER = "spec.training.optimizer"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import IMAGE, RESERVED_VARIABLES, Refusal, own_program, servers, untrained
+from tests.refusals.refusal import IMAGE, RESERVED_VARIABLES, Refusal, own_program, servers, untrained
 
 
 def _workers(container: Mapping[str, Any], **beside: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, servers
+from tests.refusals.refusal import IMAGE, SERVERS, WORKERS, Refusal, own_program, servers
 
 Raw = dict[str, Any]
 MINE = {"mine": "fine", "disttrain.iox/role": "fine", "x.disttrain.io/role": "fine", "disttrain.io": "fine"}

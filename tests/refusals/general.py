@@ -1,22 +1,20 @@
-"""Jobs for every rule, and the very words with which it is refused: by Python and by the API server."""
+"""Jobs for the rules of pods, degrees, batches, optimizers, storage and policies, and how they are refused."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from tests.builders import a_claim_template, merge
-from tests.refusal import IMAGE, RESERVED_VARIABLES, SERVERS, WORKERS, Refusal, own_program, pods, servers, untrained
-from tests.refusals_of_checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
-from tests.refusals_of_combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
-from tests.refusals_of_gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
-from tests.refusals_of_models import MODEL_REFUSALS, MODELS_ACCEPTED
-from tests.refusals_of_optimizers import OPTIMIZER_REFUSALS, OPTIMIZERS_ACCEPTED
-from tests.refusals_of_pipelines import FLUSHLESS_REFUSALS, PIPELINE_REFUSALS, PIPELINES_ACCEPTED
-from tests.refusals_of_placement import PLACEMENT_ACCEPTED, PLACEMENT_REFUSALS
-from tests.refusals_of_programs import PROGRAM_REFUSALS, PROGRAMS_ACCEPTED
-from tests.refusals_of_relaxed import RELAXED_ACCEPTED, RELAXED_REFUSALS
-from tests.refusals_of_reserved_names import RESERVED_NAME_REFUSALS, RESERVED_NAMES_ACCEPTED
-from tests.refusals_of_servers import SERVER_REFUSALS, SERVERS_ACCEPTED
-from tests.refusals_of_tasks import BETWEEN_STEPS_REFUSALS, ENTRYPOINT_REFUSALS, TASK_REFUSALS, TASKS_ACCEPTED
+from tests.refusals.refusal import (
+    IMAGE,
+    RESERVED_VARIABLES,
+    SERVERS,
+    WORKERS,
+    Refusal,
+    own_program,
+    pods,
+    servers,
+    untrained,
+)
 
 
 def placement(**settings: Any) -> dict[str, Any]:
@@ -29,22 +27,7 @@ PLACEMENT = "spec.runPolicy.schedulingPolicy"
 PARALLELISM = "spec.parallelism"
 BATCH = "spec.training.globalBatchSize"
 
-REFUSALS = (
-    *PLACEMENT_REFUSALS,
-    *COMBINATION_REFUSALS,
-    *MODEL_REFUSALS,
-    *OPTIMIZER_REFUSALS,
-    *TASK_REFUSALS,
-    *BETWEEN_STEPS_REFUSALS,
-    *ENTRYPOINT_REFUSALS,
-    *CHECKPOINT_REFUSALS,
-    *GRADIENT_SUM_REFUSALS,
-    *SERVER_REFUSALS,
-    *PIPELINE_REFUSALS,
-    *FLUSHLESS_REFUSALS,
-    *RELAXED_REFUSALS,
-    *RESERVED_NAME_REFUSALS,
-    *PROGRAM_REFUSALS,
+GENERAL_REFUSALS = (
     Refusal(
         "WorldSizeEqualsDegrees",
         PARALLELISM,
@@ -308,20 +291,7 @@ NAME_REFUSALS = {
     " end with a letter or digit: a Service has this name",
 }
 
-# What breaks no rule.
-ACCEPTED: dict[str, Mapping[str, Any]] = {
-    **PLACEMENT_ACCEPTED,
-    **COMBINATIONS_ACCEPTED,
-    **MODELS_ACCEPTED,
-    **OPTIMIZERS_ACCEPTED,
-    **TASKS_ACCEPTED,
-    **CHECKPOINTS_ACCEPTED,
-    **GRADIENT_SUMS_ACCEPTED,
-    **SERVERS_ACCEPTED,
-    **PIPELINES_ACCEPTED,
-    **RELAXED_ACCEPTED,
-    **RESERVED_NAMES_ACCEPTED,
-    **PROGRAMS_ACCEPTED,
+GENERAL_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "training with two pods": {},
     "the degree that is the world size": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "degrees of one": {"parallelism": {"tensorParallelDegree": 1, "expertParallelDegree": 1}},

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.refusal import Refusal, own_program, pods, untrained
-from tests.refusals_of_models import RESNET
+from tests.refusals.models import RESNET
+from tests.refusals.refusal import Refusal, own_program, pods, untrained
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
 
