@@ -144,11 +144,11 @@ generate-pod-template: setup ## Take the schema of pod templates from the API se
 
 .PHONY: cluster-up
 cluster-up: setup ## Start the test cluster on this machine (its KUBECONFIG is printed)
-	$(BIN)/python -m tests.cluster up
+	$(BIN)/python -m tools.cluster up
 
 .PHONY: cluster-down
 cluster-down: setup ## Stop it and clean up
-	$(BIN)/python -m tests.cluster down
+	$(BIN)/python -m tools.cluster down
 
 .PHONY: images
 images: ## Build both images; PUSH=registry/prefix or CLUSTER=kind|minikube|k3d says where to (TAG=… BUILD_OPTIONS=…)
@@ -156,7 +156,7 @@ images: ## Build both images; PUSH=registry/prefix or CLUSTER=kind|minikube|k3d 
 
 .PHONY: cluster-images
 cluster-images: setup ## Build both images, without docker, and put them on the test cluster
-	$(BIN)/python -m tests.cluster images
+	$(BIN)/python -m tools.cluster images
 
 .PHONY: e2e
 e2e: setup ## End-to-end tests alone, on the cluster of KUBECONFIG or on one of our own

@@ -23,7 +23,7 @@ from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.runtime.json_collectives import all_gather
-from tests.cluster.ports import free_port
+from tools.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)
 BATCH = Batch(1, 1, 1)

@@ -66,7 +66,7 @@ def main(description: str | None, measure: Callable[[bool], Iterable[Row]], pack
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, within a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
     arguments = parser.parse_args()
-    # What the benchmark started is then stopped in order; a SIGKILL is left to the kernel (tests/cluster/processes.py).
+    # What the benchmark started is then stopped in order; a SIGKILL is left to the kernel (tools/cluster/processes.py).
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     described = machine(packages)
     print(", ".join(f"{key} {value}" for key, value in described.items() if key != "packages"))

@@ -27,11 +27,11 @@ from disttrain_operator.kube.kubeconfig import find_access
 from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.plan.desired import GangPlan, Site
 from disttrain_operator.snapshot import core_collection, job_collection
-from tests.cluster.api import ApiClient, wait_for
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import OPERATOR_PATH, REPOSITORY
-from tests.cluster.ports import free_port
-from tests.cluster.processes import dying_with_parent
+from tools.cluster.api import ApiClient, wait_for
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import OPERATOR_PATH, REPOSITORY
+from tools.cluster.ports import free_port
+from tools.cluster.processes import dying_with_parent
 
 NAMESPACE = "benchmark"
 OWNER = "owner"

@@ -37,7 +37,7 @@ from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.parameter_server.worker.pulling import arriving
 from disttrain_trainer.parameter_server.worker.pushing import watched
-from tests.cluster.ports import free_port
+from tools.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)
 PARAMETERS = 16

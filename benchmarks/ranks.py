@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.ports import free_port
-from tests.cluster.processes import dying_with_parent
+from tools.cluster.ports import free_port
+from tools.cluster.processes import dying_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 600

@@ -32,7 +32,7 @@ from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
-from tests.cluster.ports import free_port
+from tools.cluster.ports import free_port
 
 KEY = key_of("benchmark", "uid", 1)
 TASK_SECONDS = 0.1

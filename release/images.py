@@ -25,7 +25,7 @@ CLUSTERS = {"kind": "kind", "minikube": "minikube", "k3d": "k3s-default"}
 """Kinds of clusters whose own command loads images, each with the name of a cluster that was given none."""
 
 TEST_CLUSTER = "disttrain"
-"""Context of the test cluster, whose images tests/cluster builds with other programs."""
+"""Context of the test cluster, whose images tools/cluster builds with other programs."""
 
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

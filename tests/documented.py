@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 NOTES = REPOSITORY / "helm" / "disttrain" / "templates" / "NOTES.txt"
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

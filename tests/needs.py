@@ -9,8 +9,8 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import preflight
-from tests.cluster.errors import MissingError
+from tools.cluster import preflight
+from tools.cluster.errors import MissingError
 
 Need = Callable[[], str | None]
 """Returns what is missing and what to do about it, or None."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build
-from tests.cluster.images import references
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import USER_CODE
+from tools.cluster import build
+from tools.cluster.images import references
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "disttrain-system"
@@ -31,11 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def cluster_command(*arguments: str) -> str:
-    """Output of `python -m tests.cluster …`; its one line of explanation fails the test."""
+    """Output of `python -m tools.cluster …`; its one line of explanation fails the test."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster", *arguments], check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tools.cluster", *arguments], check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    assert done.returncode == 0, f"python -m tests.cluster {' '.join(arguments)} ended with {done.returncode}"
+    assert done.returncode == 0, f"python -m tools.cluster {' '.join(arguments)} ended with {done.returncode}"
     return done.stdout
 
 

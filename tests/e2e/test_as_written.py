@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.paths import REPOSITORY
 from tests.documented import commands_on_a_cluster, notes_commands
+from tools.cluster.paths import REPOSITORY
 
 pytestmark = pytest.mark.bare_cluster
 SECONDS = 2400

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.full import kubeconfig_path
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, long_job, near, server_job
@@ -17,6 +16,7 @@ from tests.e2e.observe import (
     verdict,
     wait_until_anew,
 )
+from tools.cluster.full import kubeconfig_path
 
 SHORT = {"runPolicy": {"terminationTimeoutSeconds": 10}}
 SERVERS = ("0", "1")
@@ -26,7 +26,7 @@ SERVERS = ("0", "1")
 def node(kubectl: Kubectl, operator: Kubectl, kubeconfig: Path) -> Iterator[str]:
     """The one that is to die: not the operator's, where it has no replica on each. Alive again afterwards."""
     if kubeconfig != kubeconfig_path():
-        pytest.skip("nodes can be killed on the cluster that tests/cluster starts, not on KUBECONFIG's")
+        pytest.skip("nodes can be killed on the cluster that tools/cluster starts, not on KUBECONFIG's")
     busy = {one["spec"].get("nodeName") for one in operator.get("pods")["items"]}
     names = [one["metadata"]["name"] for one in kubectl.get("nodes")["items"]]
     chosen: str = next((name for name in names if name not in busy), names[0])

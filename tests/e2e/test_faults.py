@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.paths import REPOSITORY
 from tests.documented import console_commands
 from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, WITH_SLOW_DATA, long_job, program
 from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint, verdict
+from tools.cluster.paths import REPOSITORY
 
 SLOT = "example.com/slot"
 

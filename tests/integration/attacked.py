@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.api import ApiClient
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import OperatorProcess, Team, eventually
+from tools.cluster.api import ApiClient
+from tools.cluster.control_plane import ControlPlane
 
 GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}, "cleanPodPolicy": "All"}
 MOST_BYTES = 512 << 20

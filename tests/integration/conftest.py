@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, fate_of
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import Team, install_crd, remove_jobs
 from tests.soak import SOAK
+from tools.cluster.control_plane import ControlPlane
 
 LAST = ("test_gangs.py", "test_gang_schedulers.py", "test_gate.py", "test_kueue.py")
 """They need more than an API server. From cold, that is built beside the others."""

@@ -17,9 +17,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.background import InBackground
 from tests.waiting import GENEROUS
+from tools.cluster.control_plane import ControlPlane
 
 _HOP_BY_HOP = frozenset({"connection", "transfer-encoding", "content-length", "content-encoding", "host"})
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.background import InBackground
 from tests.integration.operator_process import eventually
+from tools.cluster.control_plane import ControlPlane
 
 Raw = dict[str, Any]
 SELECTOR = "app.kubernetes.io/managed-by=disttrain"

@@ -8,11 +8,11 @@ from functools import partial
 
 import yaml
 
-from tests.cluster.api import Answer, ApiClient
 from tests.integration import heavy_objects, poison_corpus
 from tests.integration.heavy_objects import Fields, Heavy
 from tests.integration.operator_process import CRD, JOBS, Raw, Team, eventually
 from tests.integration.poison_corpus import Poison
+from tools.cluster.api import Answer, ApiClient
 
 MUCH = 100_000
 """Bytes that an API server takes of whatever it does not bound."""

@@ -17,13 +17,13 @@ from typing import Any
 import yaml
 
 from tests.builders import merge
-from tests.cluster.api import ApiClient
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import OPERATOR_PATH, REPOSITORY
-from tests.cluster.ports import free_port
-from tests.cluster.processes import dying_with_parent
 from tests.soak import SOAK
 from tests.waiting import GENEROUS
+from tools.cluster.api import ApiClient
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import OPERATOR_PATH, REPOSITORY
+from tools.cluster.ports import free_port
+from tools.cluster.processes import dying_with_parent
 
 Raw = dict[str, Any]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.build import ensure
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
 from tests.integration.operator_process import OperatorProcess, Team
+from tools.cluster.build import ensure
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import REPOSITORY
 
 CHART = REPOSITORY / "helm" / "disttrain"
 # Files and addresses of a pod.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration import heavy_objects, poison_corpus
 from tests.integration.attacked import GATE, MOST_BYTES, Good, Pair, peak_bytes, tracebacks
 from tests.integration.mallory import Mallory
 from tests.integration.operator_process import Team, eventually
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

@@ -7,10 +7,10 @@ import pytest
 
 from disttrain_api.size import CONFIG
 from disttrain_api.validate import read_spec
-from tests.cluster.api import ApiClient
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS
 from tests.unit.api.test_size import PARTS, TOO_MUCH, deep, with_config
+from tools.cluster.api import ApiClient
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.build import ensure
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, Raw, Team, eventually, install_crd
 from tests.integration.release import CHART, Release
 from tests.waiting import GENEROUS
+from tools.cluster.build import ensure
+from tools.cluster.control_plane import ControlPlane
 
 TEAM = "life"
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/disttrainingjobs.disttrain.io"

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.api import ApiClient
-from tests.cluster.build import ensure
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
 from tests.integration.operator_process import eventually
 from tests.integration.pairwise import Row, pairwise
+from tools.cluster.api import ApiClient
+from tools.cluster.build import ensure
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import REPOSITORY
 
 CHART = REPOSITORY / "helm" / "disttrain"
 NAMESPACE = "ops"

@@ -15,13 +15,13 @@ from disttrain_api.rules import RULES
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.structural import with_defaults
 from tests.builders import a_manifest
-from tests.cluster.api import wait_for
-from tests.cluster.build import path_of
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
 from tests.documented import documented_jobs
 from tests.refusals import ACCEPTED, NAME_REFUSALS, REFUSALS, Refusal
 from tests.waiting import GENEROUS
+from tools.cluster.api import wait_for
+from tools.cluster.build import path_of
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import REPOSITORY
 
 CRD = REPOSITORY / "crds" / "disttrain.io_disttrainingjobs.yaml"
 EVERY_FIELD = Path(__file__).with_name("every_field.yaml")

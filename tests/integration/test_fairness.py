@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from disttrain_operator.refused import SECONDS_BETWEEN_TRIES, WOKEN_AT_ONCE
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import requests_of_operator
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import Team, eventually, install_crd, running_operator
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from disttrain_api import problems
 from disttrain_operator.decide.waiting import USUAL_REASONS
-from tests.cluster.api import Answer
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.generated import specs
 from tests.integration.kubelet import Kubelet, succeeds
 from tests.integration.operator_process import (
@@ -23,6 +21,8 @@ from tests.integration.operator_process import (
     running_operator,
 )
 from tests.soak import SOAK
+from tools.cluster.api import Answer
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.gang_schedulers import GangScheduler, coscheduling, volcano
 from tests.integration.operator_process import Raw, Team, eventually, install_crd, running_operator
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.gang_schedulers import GangScheduler, coscheduling, volcano
 
 pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from disttrain_operator.preflight import RIGHTS
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import Raw, Team, eventually, install_crd, running_operator
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

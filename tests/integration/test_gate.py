@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
     LIVES_LONGER,
@@ -19,6 +18,7 @@ from tests.integration.operator_process import (
     install_crd,
     running_operator,
 )
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration import heavy_objects
 from tests.integration.attacked import MOST_BYTES, peak_bytes, tracebacks
 from tests.integration.mallory import Mallory
 from tests.integration.operator_process import OperatorProcess, Team, running_operator
+from tools.cluster.control_plane import ControlPlane
 
 
 def test_all_fields_at_once_keep_nobody_from_its_pods(control_plane: ControlPlane, tmp_path: Path) -> None:

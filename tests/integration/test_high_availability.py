@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, chance
 from tests.integration.operator_process import LEASE, OperatorProcess, Team, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

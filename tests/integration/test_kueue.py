@@ -9,8 +9,6 @@ import pytest
 
 from disttrain_api.names import QUEUE_NAME_LABEL
 from tests.builders import merge
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kueue import Kueue
 from tests.integration.operator_process import (
     JOBS,
     Raw,
@@ -21,6 +19,8 @@ from tests.integration.operator_process import (
     running_operator,
 )
 from tests.integration.release import Release
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.kueue import Kueue
 
 pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
 

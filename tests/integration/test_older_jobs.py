@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from disttrain_api.names import API_VERSION, KIND
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import CRD, JOBS, Raw, Team, a_spec, eventually, running_operator
 from tests.integration.test_poison import define
+from tools.cluster.control_plane import ControlPlane
 
 FORMER: Raw = {
     "suspend": {"type": "boolean", "default": False},

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders import a_claim_template
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import (
     Raw,
@@ -13,6 +12,7 @@ from tests.integration.operator_process import (
     eventually,
     running_operator,
 )
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.kubelet import Witness
 from tests.integration.operator_process import (
     LIVES_LONGER,
@@ -16,6 +15,7 @@ from tests.integration.operator_process import (
     install_crd,
     running_operator,
 )
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, chance
 from tests.integration.operator_process import OperatorProcess, eventually, running_operator
 from tests.soak import SOAK
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.fleet import Fleet, chance
 from tests.integration.operator_process import running_operator
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

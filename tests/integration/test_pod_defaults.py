@@ -4,10 +4,10 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.api import ApiClient
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import Team, running_operator
 from tests.integration.release import CHART, Release
+from tools.cluster.api import ApiClient
+from tools.cluster.control_plane import ControlPlane
 
 PLATFORM = {
     "imagePullSecrets": [{"name": "registry"}],

@@ -13,7 +13,6 @@ import yaml
 
 from disttrain_api.bounds import MAX_MESSAGE_BYTES
 from tests.builders import a_manifest
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import (
     CRD,
     JOBS,
@@ -24,6 +23,7 @@ from tests.integration.operator_process import (
     running_operator,
 )
 from tests.soak import SOAK
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from disttrain_api.names import QUEUE_NAME_LABEL
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, Team, eventually
 from tests.integration.release import Release
+from tools.cluster.control_plane import ControlPlane
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from disttrain.errors import CommandError
 from disttrain.main import main
 from disttrain_api.names import MAX_JOB_NAME_LENGTH
 from tests.builders import NOW, a_manifest
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import JOBS, eventually
 from tests.waiting import GENEROUS
+from tools.cluster.control_plane import ControlPlane
 
 
 @pytest.fixture

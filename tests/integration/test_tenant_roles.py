@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.build import ensure
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.paths import REPOSITORY
 from tests.integration.operator_process import Team, eventually, install_crd
+from tools.cluster.build import ensure
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.paths import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "ddp.yaml"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import Team, eventually
 from tests.integration.release import CHART, Release
+from tools.cluster.control_plane import ControlPlane
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/disttrain-operator"
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
 from tests.integration.operator_process import (
     JOBS,
     OperatorProcess,
@@ -16,6 +15,7 @@ from tests.integration.operator_process import (
     eventually,
     running_operator,
 )
+from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.integration
 

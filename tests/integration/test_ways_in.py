@@ -17,10 +17,10 @@ from disttrain.cluster.api import Api
 from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.kubeconfig import find_access
-from tests.cluster.certificates import Certificate
-from tests.cluster.control_plane import ControlPlane
 from tests.forward_proxy import ForwardProxy
 from tests.integration.operator_process import Team, running_operator
+from tools.cluster.certificates import Certificate
+from tools.cluster.control_plane import ControlPlane
 
 Raw = dict[str, Any]
 Ask = Callable[[Access, int], list[str]]

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from s3fs import S3FileSystem
 
-from tests.cluster.ports import free_port
 from tests.object_store import object_store
+from tools.cluster.ports import free_port
 
 from .conftest import Workplace, held_digits
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import yaml
 
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 from .conftest import Run, Workplace
 

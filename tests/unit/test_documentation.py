@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from disttrain_api import manifest
-from tests.cluster.paths import REPOSITORY
 from tests.documented import documented_jobs
+from tools.cluster.paths import REPOSITORY
 from tools.documentation import outside_pages, relinked
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.paths import REPOSITORY
 from tests.documented import commands_on_a_cluster, console_commands, notes_commands, pages
+from tools.cluster.paths import REPOSITORY
 
 RUN_BY_OTHERS = {
     "make run": "tests/local/test_examples.py trains the same file",

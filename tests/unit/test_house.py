@@ -12,7 +12,7 @@ import pytest
 from disttrain_api.crd import custom_resource_definition, to_helm, to_yaml
 from disttrain_api.reference import reference
 from helm import document
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 MAX_LINES = 400
 # kubectl stores what was applied as JSON in an annotation, of which an object has at most 262144 bytes.

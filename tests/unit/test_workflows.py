@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.y*ml"))
 EVENTS = {"push", "pull_request", "schedule", "workflow_call"}

@@ -17,8 +17,8 @@ from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import STACKS_SIGNAL, TOKEN_HEADER, Env
 from disttrain_api.report import AgentStatus, decode_agent_status
-from tests.cluster.paths import REPOSITORY
 from tests.waiting import GENEROUS
+from tools.cluster.paths import REPOSITORY
 
 from .conftest import Pod
 

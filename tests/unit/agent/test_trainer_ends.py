@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import Env, ExitCode
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, small
+from tools.cluster.ports import free_port
 
 from .conftest import Pod
 

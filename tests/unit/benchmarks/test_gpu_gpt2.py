@@ -13,7 +13,7 @@ from disttrain_api.builtin import model_config
 from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.models.gpt.model import build
 from disttrain_trainer.runtime.config import resolve
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 SHAPES = [Shape(), Shape(layers=2, heads=2, width=16, tokens=8, vocabulary=11)]
 

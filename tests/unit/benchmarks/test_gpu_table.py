@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.gpu_table import NEVER, PATHS, Outcome, Run, outcomes, page, selected, with_benchmark, with_tests
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 RUN = Run("abc1234", "NVIDIA H200", "2.13.0", "2026-12-01")
 LATER = Run("def5678", "NVIDIA H200", "2.13.0", "2026-12-09")

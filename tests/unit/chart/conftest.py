@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build
+from tools.cluster import build
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from disttrain_api.manifest import parse
 from disttrain_operator.plan.template_defaults import FIELDS, read_template_defaults
 from disttrain_operator.preflight import LEASE_RIGHTS
 from disttrain_operator.settings import read_settings
-from tests.cluster.paths import IMAGE_TAG, REPOSITORY
 from tests.unit.chart.rendering import CHART, container, only, render, rights, run
+from tools.cluster.paths import IMAGE_TAG, REPOSITORY
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)

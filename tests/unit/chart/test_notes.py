@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import build
-from tests.cluster.paths import REPOSITORY
 from tests.waiting import GENEROUS
+from tools.cluster import build
+from tools.cluster.paths import REPOSITORY
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)

@@ -8,7 +8,7 @@ import pytest
 from disttrain.errors import CommandError
 from disttrain.local import ports
 from disttrain.local.ports import free_ports
-from tests.cluster.ports import free_port
+from tools.cluster.ports import free_port
 
 
 @pytest.fixture

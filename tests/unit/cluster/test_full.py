@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import full
-from tests.cluster.paths import state_folder
-from tests.cluster.processes import ProcessId
+from tools.cluster import full
+from tools.cluster.paths import state_folder
+from tools.cluster.processes import ProcessId
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_a_cluster_whose_owner_was_killed_is_replaced(state: Path):
 
 def test_a_cluster_of_other_code_is_replaced(state: Path):
     state.mkdir(parents=True)
-    assert full.why_replaced() == "the cluster was started by another version of tests/cluster"
+    assert full.why_replaced() == "the cluster was started by another version of tools/cluster"
 
 
 @pytest.mark.parametrize("last", [None, ended()], ids=["nobody's", "another's"])

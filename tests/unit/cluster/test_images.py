@@ -1,9 +1,9 @@
 import pytest
 
-from tests.cluster.image_builds import IMAGES
-from tests.cluster.images import kind_cluster, references
-from tests.cluster.paths import IMAGE_TAG
-from tests.cluster.pip_access import settings
+from tools.cluster.image_builds import IMAGES
+from tools.cluster.images import kind_cluster, references
+from tools.cluster.paths import IMAGE_TAG
+from tools.cluster.pip_access import settings
 
 
 @pytest.mark.parametrize(("context", "cluster"), [("kind-kind", "kind"), ("kind-a-b", "a-b"), ("minikube", None)])

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tests.cluster.mounts import listed_below
+from tools.cluster.mounts import listed_below
 
 STATE = Path("/var/state/cluster")
 MOUNTINFO = """\

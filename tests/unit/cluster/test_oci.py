@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.oci import Layout
-from tests.cluster.registry import served
+from tools.cluster.oci import Layout
+from tools.cluster.registry import served
 
 
 @pytest.fixture

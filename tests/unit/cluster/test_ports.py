@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import pytest
 
 from disttrain.local.ports import _CANDIDATES
-from tests.cluster import ports
-from tests.cluster.full import API_SERVER_PORT, ETCD_PORTS
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import ROOT
 from tests.waiting import GENEROUS
+from tools.cluster import ports
+from tools.cluster.full import API_SERVER_PORT, ETCD_PORTS
+from tools.cluster.ports import free_port
 
-ASK = "from tests.cluster.ports import free_port; print(*(free_port() for _ in range(50)), flush=True); input()"
+ASK = "from tools.cluster.ports import free_port; print(*(free_port() for _ in range(50)), flush=True); input()"
 
 
 def test_processes_that_run_at_the_same_time_are_given_different_ones():

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import wait_for
-from tests.cluster.paths import REPOSITORY
-from tests.cluster.processes import MARK, OWNER, Daemon, ProcessId, marked, parse_marks, parse_stat
 from tests.waiting import GENEROUS
+from tools.cluster.api import wait_for
+from tools.cluster.paths import REPOSITORY
+from tools.cluster.processes import MARK, OWNER, Daemon, ProcessId, marked, parse_marks, parse_stat
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -98,7 +98,7 @@ def test_an_owner_is_told_from_a_later_process_of_the_same_pid():
 
 def test_a_daemon_ends_with_an_owner_that_is_killed(tmp_path: Path):
     program = (
-        "import os, pathlib, signal, sys; from tests.cluster.processes import Daemon, ProcessId\n"
+        "import os, pathlib, signal, sys; from tools.cluster.processes import Daemon, ProcessId\n"
         f"daemon = Daemon('sleeper', {SLEEPER!r}, pathlib.Path(sys.argv[1]), owner=ProcessId.of(os.getpid()))\n"
         "daemon.start(); os.kill(os.getpid(), signal.SIGKILL)"
     )

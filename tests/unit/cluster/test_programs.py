@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build
-from tests.cluster.paths import TEMPLATES, TOOL_MODULES, binaries_folder
-from tests.cluster.programs import ASSETS, CLUSTER, PROGRAMS, required_version, to_build
+from tools.cluster import build
+from tools.cluster.paths import TEMPLATES, TOOL_MODULES, binaries_folder
+from tools.cluster.programs import ASSETS, CLUSTER, PROGRAMS, required_version, to_build
 
 
 def test_every_program_has_a_version_in_its_go_mod():

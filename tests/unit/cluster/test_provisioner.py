@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tests.cluster.provisioner import CLASS, released, unserved, volume_for
+from tools.cluster.provisioner import CLASS, released, unserved, volume_for
 
 
 def claim(**changes):

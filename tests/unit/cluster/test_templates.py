@@ -4,13 +4,13 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.nodes import NODES, Node
-from tests.cluster.paths import TEMPLATES
+from tools.cluster.nodes import NODES, Node
+from tools.cluster.paths import TEMPLATES
 
 
 def written(monkeypatch, folder: Path) -> Node:
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
-    monkeypatch.setattr("tests.cluster.nodes.cni_plugins", lambda: Path("/usr/lib/cni"))
+    monkeypatch.setattr("tools.cluster.nodes.cni_plugins", lambda: Path("/usr/lib/cni"))
     NODES[1].write_configs(Path("/ca.crt"))
     return NODES[1]
 

@@ -17,7 +17,7 @@ from disttrain_api.ownership import owner_reference
 from disttrain_operator import kept_cluster, kept_job, kept_pod
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, merge
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 Raw = dict[str, Any]
 Schema = dict[str, Any]

@@ -12,7 +12,7 @@ from disttrain_api import manifest
 from disttrain_api.names import Env, Role
 from disttrain_operator.plan.desired import Site, pod
 from tests.builders import a_claim_template, a_job
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "environment.md").read_text()
 SITE = Site(trainer_image="disttrain/trainer:test", token="t")

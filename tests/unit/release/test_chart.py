@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from release.chart import CHART, ReleaseError, check_versions, with_images, with_list
-from tests.cluster.paths import IMAGE_TAG, REPOSITORY
+from tools.cluster.paths import IMAGE_TAG, REPOSITORY
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 OPERATOR, TRAINER = f"r.example:5000/o/operator@{DIGEST}", f"r.example:5000/o/trainer@{DIGEST}"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from release.images import Request, RequestError, commands, install_command, request, version
-from tests.cluster.paths import IMAGE_TAG, REPOSITORY
 from tests.waiting import GENEROUS
+from tools.cluster.paths import IMAGE_TAG, REPOSITORY
 
 FOLDER = Path("/archives")
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from release.lock import FILES, entries, requirements
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 DOCKERFILES = [REPOSITORY / "operator" / "Dockerfile", REPOSITORY / "trainer_image" / "Dockerfile"]

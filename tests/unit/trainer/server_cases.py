@@ -30,9 +30,9 @@ from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.mesh import World, join_world
-from tests.cluster.ports import free_port
 from tests.unit.trainer.cases import StopAfter, in_layout, of_all_ranks, whole
 from tests.unit.trainer.worlds import Patience, job, launch, small
+from tools.cluster.ports import free_port
 
 TOKEN = "a-token"
 

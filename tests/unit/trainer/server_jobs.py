@@ -3,9 +3,9 @@
 import json
 from contextlib import ExitStack, contextmanager
 
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch
 from tests.waiting import GENEROUS
+from tools.cluster.ports import free_port
 
 SERVER = "disttrain_trainer.parameter_server.server.main"
 

@@ -11,9 +11,9 @@ import pytest
 from disttrain_api.names import ExitCode
 from disttrain_trainer.checkpoint.storage import _write_nonce
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import job, launch, small, user
 from tests.waiting import GENEROUS
+from tools.cluster.ports import free_port
 
 MISSING_TEXT = {"model": {"name": "gpt"}, "data": {"name": "text", "config": {"paths": ["/no/such/corpus"]}}}
 DIVERGING = small(

@@ -14,8 +14,8 @@ import pytest
 
 from disttrain_api.names import ExitCode
 from tests import hostile_peer
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import World, job, launch, small
+from tools.cluster.ports import free_port
 
 STEPS = 12
 MIDDLE = 5

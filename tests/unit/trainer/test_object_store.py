@@ -21,13 +21,13 @@ from disttrain_trainer.runtime import object_path
 from disttrain_trainer.runtime.errors import Fenced, InvalidConfiguration
 from disttrain_trainer.runtime.files import read_bounded
 from disttrain_trainer.runtime.object_path import ObjectPath
-from tests.cluster.ports import free_port
 from tests.object_store import object_store
 from tests.soak import SOAK
 from tests.unit.trainer.hostile import as_metadata
 from tests.unit.trainer.test_checkpoint import model_at
 from tests.unit.trainer.test_soundness import resumed_after
 from tests.unit.trainer.worlds import job, launch, small, user
+from tools.cluster.ports import free_port
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
 KILLS = 20 if SOAK else 2

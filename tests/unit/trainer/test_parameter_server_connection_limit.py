@@ -15,9 +15,9 @@ from disttrain_trainer.parameter_server.server.connection_limit import Connectio
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
-from tests.cluster.ports import free_port
 from tests.unit.trainer.test_parameter_server_manager import configured
 from tests.waiting import GENEROUS, until
+from tools.cluster.ports import free_port
 
 KEY = key_with(0, key_of("token", "uid", 1))
 STRANGERS = MAX_WAITING + 150

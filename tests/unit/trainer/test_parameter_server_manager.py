@@ -31,10 +31,10 @@ from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.runtime.errors import PeerLost
 from tests.builders import TRAINING
-from tests.cluster.ports import free_port
 from tests.integration.proxy import TcpProxy
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
 from tests.waiting import GENEROUS, until
+from tools.cluster.ports import free_port
 
 KEY = key_of("token", "uid", 1)
 

@@ -21,9 +21,9 @@ from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from tests import hostile_peer
-from tests.cluster.ports import free_port
 from tests.hostile_peer import Outcome, Peer
 from tests.unit.trainer.lone_server import KEY
+from tools.cluster.ports import free_port
 
 MIB = 2**20
 NUMBERS = 3 * MIB

@@ -30,9 +30,9 @@ from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.store import _say as say
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
-from tests.cluster.ports import free_port
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
 from tests.waiting import GENEROUS, until
+from tools.cluster.ports import free_port
 
 KEY = attempt_key("a token", "rendezvous", "uid", 2)
 OLDER = attempt_key("a token", "rendezvous", "uid", 1)

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from disttrain_api.program_log import Child, torchrun_child
-from tests.cluster.ports import free_port
 from tests.unit.trainer.worlds import WITHIN_SECONDS
+from tools.cluster.ports import free_port
 
 PROGRAM = """
 import os, signal, sys

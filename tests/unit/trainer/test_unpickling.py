@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from disttrain_trainer.runtime.unpickler import PlainUnpickler
-from tests.cluster.paths import REPOSITORY
 from tests.unit.trainer.limited import outcome
+from tools.cluster.paths import REPOSITORY
 
 
 def read(data: bytes) -> object:

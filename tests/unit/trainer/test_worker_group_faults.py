@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from disttrain_api.names import ExitCode
-from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.unit.trainer.layouts import PIPELINE
 from tests.unit.trainer.server_jobs import lines_of
 from tests.unit.trainer.worlds import job, launch, small, user
 from tests.waiting import GENEROUS
+from tools.cluster.ports import free_port
 
 STEPS = 20
 TRAINING = small(

@@ -30,10 +30,10 @@ import torch
 from disttrain_api.manifest import load
 from disttrain_api.names import TOKEN_FILE
 from disttrain_api.report import RankError, RankReport
-from tests.cluster.ports import free_port
 from tests.soak import SOAK
 from tests.suites import GATE
 from tests.waiting import GENEROUS
+from tools.cluster.ports import free_port
 
 TOKEN = "the token of the job"
 ROOT = Path(__file__).parents[3]

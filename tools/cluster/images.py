@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.cluster import full, image_builds, node_images
-from tests.cluster.build import Say
-from tests.cluster.errors import ClusterError, MissingError
-from tests.cluster.locks import exclusive
-from tests.cluster.nodes import NODES
-from tests.cluster.paths import IMAGE_TAG, REPOSITORY
-from tests.cluster.shell import run
+from tools.cluster import full, image_builds, node_images
+from tools.cluster.build import Say
+from tools.cluster.errors import ClusterError, MissingError
+from tools.cluster.locks import exclusive
+from tools.cluster.nodes import NODES
+from tools.cluster.paths import IMAGE_TAG, REPOSITORY
+from tools.cluster.shell import run
 
 _NAMES_GIVEN = {"operator": "DISTTRAIN_OPERATOR_IMAGE", "trainer": "DISTTRAIN_TRAINER_IMAGE"}
 
@@ -35,7 +35,7 @@ def provide(say: Say) -> None:
 
 
 def _ours() -> bool:
-    """Return whether the cluster is the one that `python -m tests.cluster up` starts."""
+    """Return whether the cluster is the one that `python -m tools.cluster up` starts."""
     named = os.environ.get("KUBECONFIG")
     return Path(named) == full.kubeconfig_path() if named else any(node.containerd.running() for node in NODES)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.cluster.shell import run, succeeds
+from tools.cluster.shell import run, succeeds
 
 DNS_SERVICE = "10.96.0.10"
 POD_ADDRESSES = "10.244.0.0/16"

@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.cluster.errors import MissingError
-from tests.cluster.locks import exclusive
-from tests.cluster.paths import TOOL_MODULES, binaries_folder, for_one_run
-from tests.cluster.programs import ASSETS, PROGRAMS, Program, to_build
-from tests.cluster.shell import run
+from tools.cluster.errors import MissingError
+from tools.cluster.locks import exclusive
+from tools.cluster.paths import TOOL_MODULES, binaries_folder, for_one_run
+from tools.cluster.programs import ASSETS, PROGRAMS, Program, to_build
+from tools.cluster.shell import run
 
 Say = Callable[[str], None]
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tests.cluster import commands
-from tests.cluster.api import ApiClient, wait_for, write_kubeconfig
-from tests.cluster.build import path_of
-from tests.cluster.certificates import Authority, Certificate
-from tests.cluster.errors import ClusterError
-from tests.cluster.fake_nodes import add_fake_nodes, kwok_command
-from tests.cluster.ports import free_port
-from tests.cluster.processes import Daemon, ProcessId, end_abandoned
+from tools.cluster import commands
+from tools.cluster.api import ApiClient, wait_for, write_kubeconfig
+from tools.cluster.build import path_of
+from tools.cluster.certificates import Authority, Certificate
+from tools.cluster.errors import ClusterError
+from tools.cluster.fake_nodes import add_fake_nodes, kwok_command
+from tools.cluster.ports import free_port
+from tools.cluster.processes import Daemon, ProcessId, end_abandoned
 
 _PREFIX = "disttrain-control-plane-"
 

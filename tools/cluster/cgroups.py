@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.cluster.processes import ProcessId
+from tools.cluster.processes import ProcessId
 
 ROOT = "/disttrain-test-cluster"
 _MOUNT = Path("/sys/fs/cgroup")

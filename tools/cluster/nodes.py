@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from tests.cluster import cgroups
-from tests.cluster.api import ApiClient, wait_for
-from tests.cluster.build import path_of
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.errors import MissingError
-from tests.cluster.network import DNS_SERVICE
-from tests.cluster.paths import IMAGE_TAG, TEMPLATES, state_folder
-from tests.cluster.processes import Daemon, marked
-from tests.cluster.shell import succeeds
+from tools.cluster import cgroups
+from tools.cluster.api import ApiClient, wait_for
+from tools.cluster.build import path_of
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.errors import MissingError
+from tools.cluster.network import DNS_SERVICE
+from tools.cluster.paths import IMAGE_TAG, TEMPLATES, state_folder
+from tools.cluster.processes import Daemon, marked
+from tools.cluster.shell import succeeds
 
 
 def image_reference(name: str) -> str:

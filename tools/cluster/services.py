@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.cluster.api import ApiClient, Json
-from tests.cluster.build import path_of
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.network import DNS_SERVICE, POD_ADDRESSES
-from tests.cluster.nodes import Node, answers_ok, filled
-from tests.cluster.paths import REPOSITORY, state_folder
-from tests.cluster.processes import Daemon
+from tools.cluster.api import ApiClient, Json
+from tools.cluster.build import path_of
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.network import DNS_SERVICE, POD_ADDRESSES
+from tools.cluster.nodes import Node, answers_ok, filled
+from tools.cluster.paths import REPOSITORY, state_folder
+from tools.cluster.processes import Daemon
 
 
 def kube_proxy(control_plane: ControlPlane, node: Node) -> Daemon:
@@ -70,5 +70,5 @@ def provisioner(control_plane: ControlPlane) -> Daemon:
     where = {"PYTHONPATH": str(REPOSITORY)}
     certificates = control_plane.folder / "certificates"
     arguments = [control_plane.url, certificates, state_folder() / "volumes"]
-    command: list[str | Path] = [sys.executable, "-m", "tests.cluster.provisioner", *map(str, arguments)]
+    command: list[str | Path] = [sys.executable, "-m", "tools.cluster.provisioner", *map(str, arguments)]
     return Daemon("provisioner", command, state_folder(), environment=where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.shell import run, succeeds
+from tools.cluster.shell import run, succeeds
 
 
 def below(folder: Path) -> Sequence[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.api import ApiClient, Json, wait_for
-from tests.cluster.paths import TEMPLATES
+from tools.cluster.api import ApiClient, Json, wait_for
+from tools.cluster.paths import TEMPLATES
 
 _ANNOTATION = "kwok.x-k8s.io/node"
 

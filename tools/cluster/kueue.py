@@ -7,16 +7,17 @@ import json
 import os
 import shutil
 import urllib.request
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
-from tests.cluster.api import wait_for
-from tests.cluster.build import path_of, sources_of
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.ports import free_port
-from tests.cluster.processes import Daemon, ProcessId
+from tools.cluster.api import wait_for
+from tools.cluster.build import path_of, sources_of
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.ports import free_port
+from tools.cluster.processes import Daemon, ProcessId
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
@@ -29,7 +30,7 @@ class Kueue:
         self._port, self._health = free_port(), free_port()
         self._sources = sources_of("kueue")
         config = self._folder / "config.json"
-        command = [path_of("kueue"), f"--config={config}", f"--kubeconfig={control_plane.kubeconfig}"]
+        command: list[str | Path] = [path_of("kueue"), f"--config={config}", f"--kubeconfig={control_plane.kubeconfig}"]
         self._daemon = Daemon("kueue", command, self._folder, owner=ProcessId.of(os.getpid()))
 
     def __enter__(self) -> Kueue:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.paths import TOOL_MODULES
+from tools.cluster.paths import TOOL_MODULES
 
 KUBERNETES = "k8s.io/kubernetes"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.errors import ClusterError
+from tools.cluster.errors import ClusterError
 
 MARK = "DISTTRAIN_TEST_CLUSTER"
 OWNER = "DISTTRAIN_TEST_CLUSTER_OWNER"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.certificates import Certificate
-from tests.cluster.errors import ClusterError
+from tools.cluster.certificates import Certificate
+from tools.cluster.errors import ClusterError
 
 Json = Any
 

@@ -4,7 +4,7 @@ The nodes share a machine, so a hostPath is storage that many nodes may write. K
 makes folders that only root may use, and fsGroup does not apply to hostPath: a pod that runs as another user is
 refused. Hence this one, whose folders have mode 0777.
 
-    python -m tests.cluster.provisioner URL FOLDER_OF_CERTIFICATES FOLDER_FOR_VOLUMES
+    python -m tools.cluster.provisioner URL FOLDER_OF_CERTIFICATES FOLDER_FOR_VOLUMES
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.api import ApiClient, Json
-from tests.cluster.certificates import Certificate
-from tests.cluster.errors import ClusterError
+from tools.cluster.api import ApiClient, Json
+from tools.cluster.certificates import Certificate
+from tools.cluster.errors import ClusterError
 
 CLASS = "disttrain-shared"
 PROVISIONER = "disttrain.io/test-cluster"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.shell import run
+from tools.cluster.shell import run
 
 
 @dataclass(frozen=True)

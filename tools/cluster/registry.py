@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from tests.cluster.oci import MANIFEST, Layout
+from tools.cluster.oci import MANIFEST, Layout
 
 _PATH = re.compile(r"/v2/disttrain/(?P<name>[a-z]+)/(?P<kind>manifests|blobs)/(?P<reference>[\w:.-]+)")
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.cluster import leftovers, network, node_images, preflight, provisioner, services
-from tests.cluster.api import wait_for
-from tests.cluster.build import Say, ensure
-from tests.cluster.control_plane import ControlPlane, Place
-from tests.cluster.errors import ClusterError, MissingError
-from tests.cluster.locks import exclusive
-from tests.cluster.nodes import NODES, Node
-from tests.cluster.paths import PACKAGE, state_folder
-from tests.cluster.processes import Daemon, ProcessId
-from tests.cluster.programs import CLUSTER
+from tools.cluster import leftovers, network, node_images, preflight, provisioner, services
+from tools.cluster.api import wait_for
+from tools.cluster.build import Say, ensure
+from tools.cluster.control_plane import ControlPlane, Place
+from tools.cluster.errors import ClusterError, MissingError
+from tools.cluster.locks import exclusive
+from tools.cluster.nodes import NODES, Node
+from tools.cluster.paths import PACKAGE, state_folder
+from tools.cluster.processes import Daemon, ProcessId
+from tools.cluster.programs import CLUSTER
 
 # Nobody else is given these: neither by ports.py nor by `disttrain run`.
 API_SERVER_PORT = 6443
@@ -185,7 +185,7 @@ def why_replaced() -> str | None:
     if not state_folder().exists():
         return None
     if not _fingerprint_file().exists() or _fingerprint_file().read_text() != _fingerprint():
-        return "the cluster was started by another version of tests/cluster"
+        return "the cluster was started by another version of tools/cluster"
     if (owner := _owner()) and not owner.alive():
         return f"the cluster was left by process {owner.pid}, which ended without taking it down"
     return None

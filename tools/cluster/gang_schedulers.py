@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.api import wait_for
-from tests.cluster.build import path_of, sources_of
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.processes import Daemon, ProcessId
+from tools.cluster.api import wait_for
+from tools.cluster.build import path_of, sources_of
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.processes import Daemon, ProcessId
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster import cgroups, network
-from tests.cluster.errors import MissingError
-from tests.cluster.nodes import cni_plugins
-from tests.cluster.paths import state_folder
+from tools.cluster import cgroups, network
+from tools.cluster.errors import MissingError
+from tools.cluster.nodes import cni_plugins
+from tools.cluster.paths import state_folder
 
 _COMMANDS = ("containerd", "ctr", "runc", "iptables-save", "iptables-restore", "conntrack", "ip", "openssl", "socat")
 _ROOM = 25 << 30
@@ -66,5 +66,5 @@ def _check_other_nodes() -> None:
     if not state_folder().exists() and any("KUBE-" in chain for chain in network.filters_left()):
         raise MissingError(
             "this machine has iptables chains of another Kubernetes: set KUBECONFIG to that cluster, "
-            "or, if they are remains, remove them by `python -m tests.cluster down`"
+            "or, if they are remains, remove them by `python -m tools.cluster down`"
         )

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.errors import ClusterError
-from tests.cluster.paths import cache_folder, images_folder
-from tests.cluster.shell import run
+from tools.cluster.errors import ClusterError
+from tools.cluster.paths import cache_folder, images_folder
+from tools.cluster.shell import run
 
 _CONFIG, _CACHE = "root/.config/pip", "root/.cache/pip"
 MOUNT_POINTS = (_CONFIG, _CACHE)

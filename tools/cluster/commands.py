@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.certificates import Certificate
-from tests.cluster.paths import TEMPLATES
+from tools.cluster.certificates import Certificate
+from tools.cluster.paths import TEMPLATES
 
 SERVICE_ADDRESSES = "10.96.0.0/16"
 

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster COMMAND`: the commands that people and make call."""
+"""`python -m tools.cluster COMMAND`: the commands that people and make call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.cluster import build, full, image_builds, images, leftovers
-from tests.cluster.errors import ClusterError, MissingError
-from tests.cluster.processes import ProcessId
-from tests.cluster.programs import ASSETS, CLUSTER
+from tools.cluster import build, full, image_builds, images, leftovers
+from tools.cluster.errors import ClusterError, MissingError
+from tools.cluster.processes import ProcessId
+from tools.cluster.programs import ASSETS, CLUSTER
 
 
 def say(text: str) -> None:
@@ -92,7 +92,7 @@ NODE_COMMANDS: dict[str, tuple[str, Callable[[str], None]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real Kubernetes for the tests.")
+    parser = argparse.ArgumentParser(prog="python -m tools.cluster", description="A real Kubernetes for the tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, _) in COMMANDS.items():
         commands.add_parser(name, help=summary, description=summary)
@@ -110,10 +110,10 @@ def main() -> int:
         else:
             COMMANDS[arguments.command][1]()
     except MissingError as missing:
-        say(f"tests.cluster: {missing}")
+        say(f"tools.cluster: {missing}")
         return 2
     except ClusterError as error:
-        say(f"tests.cluster: {error}")
+        say(f"tools.cluster: {error}")
         return 1
     return 0
 

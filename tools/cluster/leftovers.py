@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster import cgroups, mounts, network
-from tests.cluster.nodes import NODES
-from tests.cluster.paths import state_folder
-from tests.cluster.processes import ProcessId, marked
+from tools.cluster import cgroups, mounts, network
+from tools.cluster.nodes import NODES
+from tools.cluster.paths import state_folder
+from tools.cluster.processes import ProcessId, marked
 
 _LINKS = [name for node in NODES for name in (node.link, node.bridge)]
 _SHIM_SOCKETS = Path("/run/containerd/s")

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster.errors import ClusterError, MissingError
+from tools.cluster.errors import ClusterError, MissingError
 
 
 def run(

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster.build import path_of
-from tests.cluster.nodes import NODES, Node, image_reference
-from tests.cluster.oci import Layout
-from tests.cluster.paths import IMAGE_TAG, images_folder
-from tests.cluster.registry import served
-from tests.cluster.shell import run
+from tools.cluster.build import path_of
+from tools.cluster.nodes import NODES, Node, image_reference
+from tools.cluster.oci import Layout
+from tools.cluster.paths import IMAGE_TAG, images_folder
+from tools.cluster.registry import served
+from tools.cluster.shell import run
 
 LAYOUT = Layout(images_folder() / "layout")
 _CONTENT = Path("containerd/io.containerd.content.v1.content/blobs/sha256")

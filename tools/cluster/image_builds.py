@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster import mounts, pip_access
-from tests.cluster.build import Say
-from tests.cluster.locks import exclusive
-from tests.cluster.node_images import LAYOUT
-from tests.cluster.paths import IMAGE_TAG, REPOSITORY, images_folder
-from tests.cluster.shell import run, succeeds
+from tools.cluster import mounts, pip_access
+from tools.cluster.build import Say
+from tools.cluster.locks import exclusive
+from tools.cluster.node_images import LAYOUT
+from tools.cluster.paths import IMAGE_TAG, REPOSITORY, images_folder
+from tools.cluster.shell import run, succeeds
 
 DOCKERFILES = {"operator": "operator/Dockerfile", "trainer": "trainer_image/Dockerfile"}
 IMAGES = tuple(DOCKERFILES)

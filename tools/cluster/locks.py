@@ -6,7 +6,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.cluster.paths import cache_folder
+from tools.cluster.paths import cache_folder
 
 
 @contextmanager
