@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 60.0
 class ExecPlugin(Credentials):
     """Credential of an exec plug-in, kept until shortly before it expires or until the API server refuses it.
 
-    cluster: what a plug-in is told of the cluster that asks to be told. fallback: the certificate of a plug-in that
+    cluster_info: what a plug-in gets that has provideClusterInfo. fallback: the certificate of a plug-in that
     prints a token alone.
     """
 
@@ -30,7 +30,7 @@ class ExecPlugin(Credentials):
         self,
         plugin: Mapping[str, Any],
         folder: Path,
-        cluster: Mapping[str, Any],
+        cluster_info: Mapping[str, Any],
         fallback: ClientCertificate | None = None,
     ) -> None:
         super().__init__(certificate=fallback)
@@ -40,10 +40,10 @@ class ExecPlugin(Credentials):
         self._interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not self._interactive:
             raise AccessError(f"credential plugin {command} has interactiveMode Always, and there is no terminal")
-        told: dict[str, Any] = {"interactive": self._interactive}
+        spec: dict[str, Any] = {"interactive": self._interactive}
         if plugin.get("provideClusterInfo"):
-            told["cluster"] = cluster
-        info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": told}
+            spec["cluster"] = cluster_info
+        info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
         extra = {entry["name"]: entry["value"] for entry in plugin.get("env") or []}
         self._environment = os.environ | extra | {"KUBERNETES_EXEC_INFO": json.dumps(info)}
         self._expires_at = float("-inf")

@@ -13,8 +13,8 @@ from disttrain_operator.kube.exec_plugin import ExecPlugin
 from disttrain_operator.kube.proxies import checked, proxy_for
 
 _UNSUPPORTED = ("auth-provider", "username", "as", "as-uid", "as-groups", "as-user-extra")
-# What a plug-in may be told of a cluster.
-_TOLD = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
+# Fields of `spec.cluster` in what a plug-in gets.
+_CLUSTER_INFO = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
 _FOR_PLUGINS = "client.authentication.k8s.io/exec"
 
 
@@ -51,7 +51,7 @@ def from_kubeconfig(files: Sequence[Path], context: str | None = None) -> Access
     proxy = cluster.content.get("proxy-url")
     return Access(
         server,
-        _credentials(user, _told(cluster.content, ca)),
+        _credentials(user, _cluster_info(cluster.content, ca)),
         ca=ca,
         insecure=bool(cluster.content.get("insecure-skip-tls-verify")),
         namespace=entry.get("namespace") or "default",
@@ -80,7 +80,7 @@ def _named(contents: Mapping[Path, Mapping[str, Any]], section: str, name: str |
     raise AccessError(f"{_joined(contents)} has no {key} named {name!r}")
 
 
-def _credentials(user: _Entry, told: Mapping[str, Any]) -> Credentials:
+def _credentials(user: _Entry, cluster_info: Mapping[str, Any]) -> Credentials:
     for unsupported in _UNSUPPORTED:
         if user.content.get(unsupported):
             advice = "use a token, a client certificate or an exec plugin"
@@ -94,18 +94,18 @@ def _credentials(user: _Entry, told: Mapping[str, Any]) -> Credentials:
     if user.content.get("tokenFile"):
         return FileToken(user.folder / user.content["tokenFile"], pair)
     if user.content.get("exec"):
-        return ExecPlugin(user.content["exec"], user.folder, told, pair)
+        return ExecPlugin(user.content["exec"], user.folder, cluster_info, pair)
     return Credentials(certificate=pair)
 
 
-def _told(cluster: Mapping[str, Any], ca: str | None) -> dict[str, Any]:
-    told = {name: cluster[name] for name in _TOLD if name in cluster}
+def _cluster_info(cluster: Mapping[str, Any], ca: str | None) -> dict[str, Any]:
+    info = {name: cluster[name] for name in _CLUSTER_INFO if name in cluster}
     if ca is not None:
-        told["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
+        info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in cluster.get("extensions") or []:
         if extension.get("name") == _FOR_PLUGINS:
-            told["config"] = extension.get("extension")
-    return told
+            info["config"] = extension.get("extension")
+    return info
 
 
 def _pem(entry: _Entry, field: str) -> str | None:
