@@ -1,4 +1,4 @@
-"""The door of the API: connections within the limits go on to the HTTP server, others end at once."""
+"""Connections to the API: those within the limits go on to the HTTP server, others end at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from disttrain_agent.limits import Admission, Limits
 
 
-class Door:
+class ConnectionLimiter:
     """A protocol factory for `loop.create_server`. `inner` makes the protocol of a connection that is let in."""
 
     def __init__(self, inner: Callable[[], asyncio.Protocol], admission: Admission, limits: Limits) -> None:
@@ -19,8 +19,8 @@ class Door:
 class _Connection(asyncio.Protocol):
     """Passes on what a connection sends, up to the limits in bytes and seconds."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
         self._inner: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -32,19 +32,19 @@ class _Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         loop = asyncio.get_running_loop()
-        if not self._door.admission.enter(self._address, loop.time()):
+        if not self._limiter.admission.enter(self._address, loop.time()):
             transport.abort()
             return
         self._transport = transport
-        self._deadline = loop.call_later(self._door.limits.seconds, self._refuse, "time")
-        self._inner = self._door.inner()
+        self._deadline = loop.call_later(self._limiter.limits.seconds, self._refuse, "time")
+        self._inner = self._limiter.inner()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         if self._inner is None:
             return
-        if self._received > self._door.limits.bytes:
+        if self._received > self._limiter.limits.bytes:
             self._refuse("size")
             return
         self._inner.data_received(data)
@@ -65,11 +65,11 @@ class _Connection(asyncio.Protocol):
             self._deadline.cancel()
         inner, self._inner = self._inner, None
         if inner is not None:
-            self._door.admission.leave(self._address)
+            self._limiter.admission.leave(self._address)
             inner.connection_lost(error)
 
     def _refuse(self, reason: str) -> None:
         assert self._transport is not None
         if not self._transport.is_closing():
-            self._door.admission.refused[reason] += 1
+            self._limiter.admission.refused[reason] += 1
             self._transport.abort()

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disttrain_agent.door import Door
+from disttrain_agent.connection_limits import ConnectionLimiter
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.limits import Admission, Limits
 from disttrain_agent.look import Look
@@ -46,8 +46,8 @@ class Listener:
     async def _serve(self) -> None:
         protocols = await asyncio.to_thread(_load)
         admission = Admission(self.limits)
-        door = Door(protocols(self.look, self.token, admission, self.limits), admission, self.limits)
-        self._server = await self._loop.create_server(door, sock=self.socket, backlog=_BACKLOG)
+        limiter = ConnectionLimiter(protocols(self.look, self.token, admission, self.limits), admission, self.limits)
+        self._server = await self._loop.create_server(limiter, sock=self.socket, backlog=_BACKLOG)
 
 
 Protocols = Callable[[Look, str, Admission, Limits], Callable[[], asyncio.Protocol]]
