@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from tests import suites
-from tests.cluster import mounts
 from tests.needs import Need, api_server, cluster, compiler
+from tools.cluster import mounts
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "tests"

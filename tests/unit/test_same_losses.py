@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.paths import REPOSITORY
 from tools import same_losses
+from tools.cluster.paths import REPOSITORY
 from tools.same_losses import Figures, Machine, examples, main, processor_of, record_of, recorded, this_machine, verdict
 
 HERE = Machine("2.13.0", "A Processor @ 2.5GHz")

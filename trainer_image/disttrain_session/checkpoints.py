@@ -15,16 +15,16 @@ from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_session.objects import Objects
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
+from disttrain_trainer.checkpoint.compatibility import extra_state_in, require_model_fits, stored_shapes
+from disttrain_trainer.checkpoint.dedup import without_others
 from disttrain_trainer.checkpoint.fence import Fence
-from disttrain_trainer.checkpoint.fit import extra_state_in, require_model_fits, stored_shapes
 from disttrain_trainer.checkpoint.kept_extra_state import of_this_rank, take_extra_state
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
-from disttrain_trainer.checkpoint.shares import without_others
-from disttrain_trainer.checkpoint.soundness import latest_sound
 from disttrain_trainer.checkpoint.step_manifest import Place, Step, StepManifest, read_manifest
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.step_writer import StepWriter
 from disttrain_trainer.checkpoint.storage import report_of, require_shared, steps_in
+from disttrain_trainer.checkpoint.verify import latest_sound
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room, one_line
 from disttrain_trainer.runtime.mesh import World

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from disttrain_trainer.checkpoint.fit import extra_state_in
+from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.checkpoint.kept_extra_state import require_extra_state, room_for_extra_state
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.plain import require_plain

@@ -7,6 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from disttrain_trainer.parallel.data_parallel import replicate
+from disttrain_trainer.parallel.layers import layers_of
 from disttrain_trainer.parallel.shardable import (
     called,
     make_contiguous,
@@ -17,7 +18,6 @@ from disttrain_trainer.parallel.shardable import (
 )
 from disttrain_trainer.parallel.sharded import shard_mesh
 from disttrain_trainer.parallel.share import share
-from disttrain_trainer.parallel.units import layers_of
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 

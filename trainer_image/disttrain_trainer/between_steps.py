@@ -9,10 +9,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from disttrain_api.report import MAX_SENTENCE, RankPhase
 from disttrain_api.training import Checkpoint, OnFailure
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
-from disttrain_trainer.checkpoint.rotation import require_judged
-from disttrain_trainer.due import next_due
+from disttrain_trainer.checkpoint.retention import require_judged
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.evaluation_mark import read_mark, write_mark
+from disttrain_trainer.intervals import next_due
 from disttrain_trainer.metrics.report import Metrics, Reporter, say
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError

@@ -31,11 +31,12 @@ from disttrain_trainer.optim.muon import hidden_matrices
 from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
+from disttrain_trainer.parallel.comm_hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
-from disttrain_trainer.parallel.hooks.attach import attach_gradient_sum
 from disttrain_trainer.parallel.layer_order import LayerOrder
+from disttrain_trainer.parallel.layers import composes, layers_of
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
@@ -45,7 +46,6 @@ from disttrain_trainer.parallel.share import require_elements_apart
 from disttrain_trainer.parallel.sparse_gradients import require_dense, sparse_embeddings, step_singly, what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parallel.tensor import share_layers
-from disttrain_trainer.parallel.units import composes, layers_of
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration

@@ -2,7 +2,7 @@
 
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
-from disttrain_trainer.checkpoint.rotation import require_figure
+from disttrain_trainer.checkpoint.retention import require_figure
 from disttrain_trainer.checkpoint.weights import load_weights
 from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, say
 from disttrain_trainer.metrics.sinks.open import open_sinks

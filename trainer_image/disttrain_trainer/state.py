@@ -14,7 +14,7 @@ from disttrain_trainer.metrics.flops import Work
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.optim.step_guard import StepGuard
-from disttrain_trainer.parallel.hooks.base import GradientSum
+from disttrain_trainer.parallel.comm_hooks.base import GradientSum
 from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.part import PipelinePart

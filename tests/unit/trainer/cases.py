@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
-from disttrain_trainer.checkpoint.fit import extra_state_in
+from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.optim import optimizers
 from disttrain_trainer.runtime.config import Config, resolve

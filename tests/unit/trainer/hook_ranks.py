@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_api.parallelism import Compression, CompressionName, DataParallel
-from disttrain_trainer.parallel.hooks.attach import build_gradient_sum
-from disttrain_trainer.parallel.hooks.base import reduce_bucket
+from disttrain_trainer.parallel.comm_hooks.attach import build_gradient_sum
+from disttrain_trainer.parallel.comm_hooks.base import reduce_bucket
 
 HOOKS = {CompressionName.FP16: fp16_compress_hook, CompressionName.BF16: bf16_compress_hook}
 

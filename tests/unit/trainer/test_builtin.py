@@ -6,7 +6,7 @@ from disttrain_api.builtin import config_problems, data_config, model_config
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Training
-from disttrain_trainer.parallel.units import layers_of
+from disttrain_trainer.parallel.layers import layers_of
 from disttrain_trainer.tasks.supervised import build_model
 
 DIGITS = {"name": "digits"}

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.devices import Replicated
-from disttrain_trainer.parallel.units import place
+from disttrain_trainer.parallel.layers import place
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user

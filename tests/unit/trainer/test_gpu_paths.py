@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Precision, Training
-from disttrain_trainer.checkpoint.host_copy import HostCopier
+from disttrain_trainer.checkpoint.staging import HostCopier
 from disttrain_trainer.checks.model_memory import _in_host
 from disttrain_trainer.data.batches import moved
 from disttrain_trainer.metrics.flops import peak_flops

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from disttrain_api.parallelism import Compression, DataParallel
-from disttrain_trainer.parallel.hooks.attach import build_gradient_sum
-from disttrain_trainer.parallel.hooks.base import HookedSum
+from disttrain_trainer.parallel.comm_hooks.attach import build_gradient_sum
+from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from tests.unit.trainer.hook_ranks import gradient_of
 from tests.unit.trainer.worlds import launch
 

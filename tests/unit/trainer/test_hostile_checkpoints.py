@@ -15,7 +15,7 @@ from disttrain.main import main
 from disttrain_api.names import ExitCode
 from disttrain_trainer.checkpoint.metadata_file import metadata_of
 from disttrain_trainer.checkpoint.metadata_parts import NotMetadata
-from disttrain_trainer.checkpoint.soundness import lone_flaw_of
+from disttrain_trainer.checkpoint.verify import lone_flaw_of
 from tests.unit.trainer.hostile import HOSTILE, METADATA_FILE, Runs, as_value, metadata_in, write_metadata
 from tests.unit.trainer.limited import outcome
 from tests.unit.trainer.pickle_bombs import BOMBS, assembled, text

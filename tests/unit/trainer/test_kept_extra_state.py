@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from disttrain_trainer.checkpoint.fit import require_model_fits
+from disttrain_trainer.checkpoint.compatibility import require_model_fits
 from disttrain_trainer.checkpoint.kept_extra_state import (
     of_this_rank,
     require_extra_state,

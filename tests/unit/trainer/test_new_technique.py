@@ -11,12 +11,12 @@ from disttrain_api.manifest import of_object
 from disttrain_api.rules import RULES
 from disttrain_trainer.runtime.randomness import seed_everything
 from tests.builders import a_manifest
-from tests.cluster.paths import REPOSITORY
 from tests.unit.trainer import sharpness_aware
 from tests.unit.trainer.comparisons import require_same, require_same_bits, series
 from tests.unit.trainer.sharpness_aware import RADIUS, RULE
 from tests.unit.trainer.user_code import double_mlp, double_samples
 from tests.unit.trainer.worlds import run_cases, small
+from tools.cluster.paths import REPOSITORY
 
 RATE, STEPS = 0.1, 4
 OPTIMIZER = {"entrypoint": "tests.unit.trainer.sharpness_aware:SharpnessAwareSgd", "learningRate": RATE}

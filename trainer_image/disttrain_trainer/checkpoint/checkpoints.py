@@ -24,9 +24,14 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from disttrain_api.report import CheckpointReport
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint import plans as checkpoint_plans
+from disttrain_trainer.checkpoint.compatibility import (
+    extra_state_in,
+    names_of_all_ranks,
+    require_model_fits,
+    stored_shapes,
+)
+from disttrain_trainer.checkpoint.dedup import without_others
 from disttrain_trainer.checkpoint.fence import Fence
-from disttrain_trainer.checkpoint.fit import extra_state_in, names_of_all_ranks, require_model_fits, stored_shapes
-from disttrain_trainer.checkpoint.host_copy import HostCopier
 from disttrain_trainer.checkpoint.kept_callbacks import restore_callbacks, saved_callbacks
 from disttrain_trainer.checkpoint.kept_extra_state import (
     of_this_rank,
@@ -47,12 +52,12 @@ from disttrain_trainer.checkpoint.kept_position import restore_position, saved_p
 from disttrain_trainer.checkpoint.kept_replicas import restore_replica, saved_replica
 from disttrain_trainer.checkpoint.kept_samples import saved_sketches, say_what_changed
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
-from disttrain_trainer.checkpoint.shares import without_others
-from disttrain_trainer.checkpoint.soundness import latest_sound
+from disttrain_trainer.checkpoint.staging import HostCopier
 from disttrain_trainer.checkpoint.step_manifest import Place, StepManifest
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.step_writer import StepWriter
 from disttrain_trainer.checkpoint.storage import report_of, require_shared, steps_in
+from disttrain_trainer.checkpoint.verify import latest_sound
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.runtime.config import Config

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from disttrain_trainer.checkpoint.fit import stored_shapes
+from disttrain_trainer.checkpoint.compatibility import stored_shapes
 from disttrain_trainer.checkpoint.kept_callbacks import CALLBACKS, TENSORS
 from disttrain_trainer.checkpoint.safetensors_index import MODEL_FILE
 from disttrain_trainer.checkpoint.safetensors_writer import SHARD_BYTES, Described, write_file, write_folder
-from disttrain_trainer.checkpoint.soundness import lone_flaw_of
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
+from disttrain_trainer.checkpoint.verify import lone_flaw_of
 from disttrain_trainer.checkpoint.weights import are_weights, weights_at
 from disttrain_trainer.ema import AVERAGE, ENTRYPOINT
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration, one_line, shown

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from disttrain_trainer.checkpoint.fit import extra_state_in
+from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.checkpoint.plans import Whole
 from disttrain_trainer.metrics.report import say
 from disttrain_trainer.parallel.untouched import with_extra_state

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from disttrain_trainer.checkpoint.fit import Shapes
+from disttrain_trainer.checkpoint.compatibility import Shapes
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.metrics.report import say
 from disttrain_trainer.runtime.errors import CheckpointMismatch

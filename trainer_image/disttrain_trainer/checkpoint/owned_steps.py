@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.fence import Fence
 from disttrain_trainer.checkpoint.object_steps import ObjectSteps
-from disttrain_trainer.checkpoint.rotation import figure_name, kept
+from disttrain_trainer.checkpoint.retention import figure_name, kept
 from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, Place, StepManifest, read_manifest
 from disttrain_trainer.checkpoint.storage import StepFolders, full_is_an_error
 from disttrain_trainer.runtime.files import write_atomically

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from disttrain_trainer.checkpoint.fit import (
+from disttrain_trainer.checkpoint.compatibility import (
     Shapes,
     extra_state_in,
     names_of_all_ranks,
@@ -22,11 +22,11 @@ from disttrain_trainer.checkpoint.fit import (
 from disttrain_trainer.checkpoint.kept_extra_state import room_for_extra_state
 from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE, SafetensorsReader, read_files
-from disttrain_trainer.checkpoint.soundness import flaw_of
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE
 from disttrain_trainer.checkpoint.storage import steps_in
+from disttrain_trainer.checkpoint.verify import flaw_of
 from disttrain_trainer.parallel.tensor import shared_parameters
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World

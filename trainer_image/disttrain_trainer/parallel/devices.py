@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.parallelism import DeviceMode, Parallelism
-from disttrain_trainer.parallel.units import composes, layers_of, one_tensor, place
+from disttrain_trainer.parallel.layers import composes, layers_of, one_tensor, place
 from disttrain_trainer.parallel.untouched import with_extra_state
 from disttrain_trainer.runtime.device import current
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line

@@ -7,7 +7,7 @@ from torch import nn
 
 from disttrain_api.parallelism import Parallelism, PipelineSplit
 from disttrain_api.pipeline import stages_of
-from disttrain_trainer.parallel.units import composes, layers_of, place
+from disttrain_trainer.parallel.layers import composes, layers_of, place
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Layers = list[nn.Module]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.cut_sizes import TIED_IN_SHARDS
-from disttrain_trainer.parallel.units import one_tensor
+from disttrain_trainer.parallel.layers import one_tensor
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Around = Callable[[], AbstractContextManager[object]]

@@ -7,10 +7,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_trainer.compression.blocks import INT8, ONE_BIT
-from disttrain_trainer.parallel.hooks.base import BackendSum, DenseSum, GradientSum, HookedSum, reduce_bucket
-from disttrain_trainer.parallel.hooks.blocks import BlockSum
-from disttrain_trainer.parallel.hooks.low_rank import LowRankSum
-from disttrain_trainer.parallel.hooks.sparse import RandomKSum, TopKSum
+from disttrain_trainer.parallel.comm_hooks.base import BackendSum, DenseSum, GradientSum, HookedSum, reduce_bucket
+from disttrain_trainer.parallel.comm_hooks.blocks import BlockSum
+from disttrain_trainer.parallel.comm_hooks.low_rank import LowRankSum
+from disttrain_trainer.parallel.comm_hooks.sparse import RandomKSum, TopKSum
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
 

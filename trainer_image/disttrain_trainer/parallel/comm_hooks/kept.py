@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disttrain_trainer.parallel.hooks.base import HookedSum
+from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 
 
 class KeepingSum(HookedSum, ABC):

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from disttrain_trainer.compression.blocks import Codec
 from disttrain_trainer.compression.packing import pack, shapes_of, unpack
-from disttrain_trainer.parallel.hooks.base import Future
-from disttrain_trainer.parallel.hooks.kept import KeepingSum
+from disttrain_trainer.parallel.comm_hooks.base import Future
+from disttrain_trainer.parallel.comm_hooks.kept import KeepingSum
 
 
 class BlockSum(KeepingSum):

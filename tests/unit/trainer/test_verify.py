@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disttrain_api.names import ExitCode
-from disttrain_trainer.checkpoint.soundness import lone_flaw_of
 from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, StepManifest, flaws, read_manifest
 from disttrain_trainer.checkpoint.storage import StepFolders
+from disttrain_trainer.checkpoint.verify import lone_flaw_of
 from tests.soak import SOAK
 from tests.unit.trainer.test_checkpoint import model_at, run
 from tests.unit.trainer.worlds import job, launch, small, user

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttrain_api.mesh import Mesh
-from disttrain_trainer.checkpoint.shares import without_others, writers
+from disttrain_trainer.checkpoint.dedup import without_others, writers
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.mesh import World
 

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from disttrain_api.parallelism import Compression
 from disttrain_trainer.collectives.schedules import ring_bytes
-from disttrain_trainer.parallel.hooks.base import Future, HookedSum
+from disttrain_trainer.parallel.comm_hooks.base import Future, HookedSum
 from disttrain_trainer.runtime.device import gpus_of
 
 DEFAULT_RANK = 4

@@ -3,7 +3,7 @@
 import pytest
 
 from disttrain_api.training import Checkpoint
-from disttrain_trainer.checkpoint.rotation import kept
+from disttrain_trainer.checkpoint.retention import kept
 from disttrain_trainer.checkpoint.step_manifest import read_manifest
 from disttrain_trainer.checkpoint.storage import StepFolders
 from tests.unit.trainer.worlds import run_cases, small, user

@@ -17,8 +17,8 @@ from disttrain_trainer.compression.sparse import (
     with_momentum,
     without,
 )
-from disttrain_trainer.parallel.hooks.base import Future, after
-from disttrain_trainer.parallel.hooks.kept import KeepingSum
+from disttrain_trainer.parallel.comm_hooks.base import Future, after
+from disttrain_trainer.parallel.comm_hooks.kept import KeepingSum
 
 
 class SparseSum(KeepingSum):
