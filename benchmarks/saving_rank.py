@@ -39,7 +39,7 @@ def main() -> None:
         step(state, world, 1)
         if world.first and number:
             print(stall, blocking, flush=True)
-    world.part()
+    world.leave()
     sys.stdout.flush()
     os._exit(0)
 

@@ -95,7 +95,7 @@ class Ending:
         # gloo may abort a rank whose peer leaves before it.
         if self.world is not None and self.world.size > 1:
             with suppress(RuntimeError):
-                self.world.part()
+                self.world.leave()
 
     def _restore_signals(self) -> None:
         if self._stop is not None:

@@ -41,7 +41,7 @@ def run(stop: StopRequest) -> int:
     # CheckpointException derives from BaseException; SystemExit is code of the user that leaves.
     except (Exception, CheckpointException, SystemExit) as error:
         return failed(error, reporter, world)
-    world.part()
+    world.leave()
     return 0
 
 
@@ -79,5 +79,5 @@ def failed(error: BaseException, reporter: Reporter, world: World | None) -> int
     with suppress(OSError):
         reporter.fail(told)
     if world is not None and isinstance(error, TrainerError) and error.on_every_rank:
-        world.part()
+        world.leave()
     return told.exit_code

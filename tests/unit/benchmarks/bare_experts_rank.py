@@ -53,7 +53,7 @@ def main() -> None:
         assert error < 1e-5, (name, float(error))
     if world.first:
         print("parameters", len(expected), flush=True)
-    world.part()
+    world.leave()
     os._exit(0)
 
 

@@ -164,7 +164,7 @@ def main() -> None:
     world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     for name, runs in cases.items():
         run_case(folder / name, runs, world)
-    world.part()
+    world.leave()
     os._exit(0)
 
 

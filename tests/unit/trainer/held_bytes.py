@@ -50,7 +50,7 @@ def main() -> None:
     found |= {"peak": meter.peak, "optimizer_state": held(kept())}
     found |= {"parameters": held(module.parameters()), "buffers": held(module.buffers())}
     Path(os.environ["HELD_BYTES"], f"rank-{config.rank}.json").write_text(json.dumps(found))
-    world.part()
+    world.leave()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def main() -> None:
         found = f"{type(error).__name__}: {error}"
     if world.first:
         print(found, flush=True)
-    world.part()
+    world.leave()
     os._exit(0)
 
 

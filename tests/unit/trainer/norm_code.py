@@ -85,7 +85,7 @@ def main() -> None:
     world = join_world(config, find_device(0, config.world_size, threads_given=True))
     results = {name: run_layer(synchronise_batch_norm(layer_of(name), world), name, world.rank) for name in LAYERS}
     torch.save(results, folder / f"{world.rank}.pt")
-    world.part()
+    world.leave()
     os._exit(0)
 
 

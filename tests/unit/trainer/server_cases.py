@@ -171,7 +171,7 @@ def main() -> None:
         world = join_world(in_group(first), find_device(rank % in_pod, in_pod, threads_given=True))
         for name, runs in cases.items():
             run_case(folder / name, runs, world, ranks)
-        world.part()
+        world.leave()
     finally:
         # Also of a rank that fails: else the servers would wait for it, and the test for them.
         (folder / f"done-{rank}").touch()

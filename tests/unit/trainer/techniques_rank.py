@@ -179,7 +179,7 @@ def main() -> None:
         results[name] = observe(config, in_layout(world, config))
     if world.first:
         torch.save(results, folder / "results.pt")
-    world.part()
+    world.leave()
     os._exit(0)
 
 

@@ -23,7 +23,7 @@ _PART = "data"
 def saved_position(state: State, world: World) -> dict[str, Any]:
     """The part of a checkpoint that holds it; empty where data are not iterated."""
     stream, sampler = state.data.training, state.sampler
-    if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler) and world.speaks):
+    if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler) and world.counts_replica):
         return {}
     return {_PART: {str(world.replica): to_bytes(stream.position_before(sampler.number(state.cursor)))}}
 

@@ -68,7 +68,7 @@ class World:
         return at["replicate"] * self.mesh.shard + at["shard"]
 
     @property
-    def speaks(self) -> bool:
+    def counts_replica(self) -> bool:
         """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
         return self.mesh.coordinates(self.rank)["pipeline"] == self.output_index and self.computes_first
 
@@ -134,7 +134,7 @@ class World:
             if found is not None:
                 raise _on_every_rank(found, own if rank == self.rank else None)
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Wait, but not for ever, until every rank is past its last collective. Rank 0, the store's host, goes last.
 
         Who leaves earlier resets connections that peers may still read from, and gloo then fails or aborts there.

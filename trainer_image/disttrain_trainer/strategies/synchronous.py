@@ -96,7 +96,7 @@ class Synchronous(SumOverRanks):
         self._around.updated()
         return StepResult(
             step=state.step,
-            loss=loss * self.world.speaks,
+            loss=loss * self.world.counts_replica,
             weight=weight,
             own_weight=batch.weight,
             gradient_norm=norm,
@@ -125,11 +125,11 @@ class Synchronous(SumOverRanks):
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
         # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop.
-        speaks = self.world.speaks
+        counts = self.world.counts_replica
         order = self.state.layer_order
         digests = () if order is None else order.take()
-        counts = self.world.sum_later(weight * speaks, samples * speaks, self._around.must_end(), *digests)
-        return Batch(microbatches, weight, samples, loading, counts)
+        sums = self.world.sum_later(weight * counts, samples * counts, self._around.must_end(), *digests)
+        return Batch(microbatches, weight, samples, loading, sums)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:
         """Raise InvalidConfiguration, on all ranks, where they have not called the same layers."""

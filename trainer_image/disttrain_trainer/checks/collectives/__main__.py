@@ -54,7 +54,7 @@ def main(plan: Plan, json_path: str | None) -> int:
         return 1
     if world.first:
         tell(rows, json_path)
-    world.part()
+    world.leave()
     return 1 if any(row.wrong for row in rows) else 0
 
 

@@ -180,7 +180,7 @@ class Flow(PipelinePart):
 
     def _said(self, step: _Step | None, norm: Tensor) -> Said:
         square = norm.double().square() / self.world.mesh.replicate
-        if step is None or not self.world.speaks:
+        if step is None or not self.world.counts_replica:
             nothing = torch.zeros_like(square)
             return Said(nothing, square, 0.0, 0.0, nothing)
         samples = sum(microbatch.samples for microbatch in step.microbatches)

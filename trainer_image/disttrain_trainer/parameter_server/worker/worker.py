@@ -187,7 +187,7 @@ class Worker:
         self.loading_seconds = time.monotonic() - begin
         own_weight = sum(microbatch.weight for microbatch in microbatches)
         own_samples = sum(microbatch.samples for microbatch in microbatches)
-        weight, samples = world.sum(own_weight * world.speaks, own_samples * world.speaks)
+        weight, samples = world.sum(own_weight * world.counts_replica, own_samples * world.counts_replica)
         if not self.computes_meanwhile:
             pulling.rest()
         if self.updates:
@@ -200,7 +200,7 @@ class Worker:
             watched(self.ready_early, len(microbatches), pushing.ready),
         ):
             own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
-        (loss,) = world.sum(float(own_loss) * world.speaks)
+        (loss,) = world.sum(float(own_loss) * world.counts_replica)
         self._settle_gradients()
         if self.updates and weight > 0:
             self._update(task)
