@@ -30,7 +30,7 @@ from disttrain_trainer.parallel import data_parallel
 from disttrain_trainer.parallel.sparse_gradients import what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parameter_server.worker import staging
-from disttrain_trainer.parameter_server.worker.staging import Past, Staging
+from disttrain_trainer.parameter_server.worker.staging import PastEvent, Staging
 from disttrain_trainer.runtime.device import GLOO, NCCL, CopyStream, Device, current, find_device
 from tests.unit.trainer.worlds import small
 
@@ -121,11 +121,11 @@ def test_a_copy_waits_for_what_computes_its_value_and_keeps_the_value_until_then
         ("outside", True),
         ("record_stream", stream),
     ]
-    assert copies.fence() == "all so far"
+    assert copies.record_event() == "all so far"
 
 
 class FakeStream:
-    """Copies at once; its fences are numbers of copies."""
+    """Copies at once; its events are numbers of copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.copies = device, 0
@@ -134,7 +134,7 @@ class FakeStream:
         buffer.copy_(value)
         self.copies += 1
 
-    def fence(self) -> int:
+    def record_event(self) -> int:
         return self.copies
 
 
@@ -143,13 +143,13 @@ def test_a_push_has_one_pinned_buffer_for_each_place(noted: Noted, monkeypatch: 
     place = Staging()
     own = torch.ones(3)
     assert place.down("on the host", own) is own
-    assert isinstance(place.fence(), Past)
+    assert isinstance(place.record_event(), PastEvent)
     first = place.down("a", torch.ones(3, device=GPU))
-    assert (first.device, place.fence()) == (CPU, 1)
+    assert (first.device, place.record_event()) == (CPU, 1)
     assert place.down("a", torch.ones(3, device=GPU)) is first
     assert place.down("b", torch.ones(3, device=GPU)) is not first
     assert place.down("a", torch.ones(4, device=GPU)).shape == (4,)
-    assert place.fence() == 4
+    assert place.record_event() == 4
     assert noted.calls == [("empty", True)] * 3
 
 

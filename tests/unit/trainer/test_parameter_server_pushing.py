@@ -83,7 +83,7 @@ def test_whatever_is_ready_early_is_taken_in_once_and_together(scene, early):
 
 
 class Copy:
-    """A fence behind copies that are complete when somebody says so, or waits for them."""
+    """An event behind copies that are complete when somebody says so, or waits for them."""
 
     def __init__(self):
         self.past = False
@@ -96,13 +96,13 @@ class Copy:
 
 
 class Copying(Staging):
-    """Of a GPU that copies slowly: what it copied is nothing before its fence is past."""
+    """Of a GPU that copies slowly: what it copied is nothing before its event is past."""
 
     def __init__(self):
         super().__init__()
         self.copy = Copy()
 
-    def fence(self):
+    def record_event(self):
         return self.copy
 
 

@@ -222,6 +222,6 @@ class CopyStream:
             buffer.copy_(value.detach(), non_blocking=True)
         value.record_stream(self._stream)
 
-    def fence(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         """The moment at which all copies so far are complete."""
         return self._stream.record_event()

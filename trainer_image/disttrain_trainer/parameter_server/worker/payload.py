@@ -40,7 +40,7 @@ class Payload(ABC):
     def of(self, server: int, index: int) -> list[Tensor]:
         """Tensors in the host's memory for one range of a server; none where there is nothing to push.
 
-        They are complete once a fence of `staging` is past.
+        They are complete once an event of `staging` is past.
         """
 
     def settle(self, fresh: Sequence[bool]) -> None:  # noqa: B027 - not all keep something

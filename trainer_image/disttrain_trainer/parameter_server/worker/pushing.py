@@ -18,7 +18,7 @@ from disttrain_trainer.parameter_server.protocol import buckets
 from disttrain_trainer.parameter_server.protocol.placement import Placement
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.worker.payload import Payload
-from disttrain_trainer.parameter_server.worker.staging import Fence
+from disttrain_trainer.parameter_server.worker.staging import Event
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 Send = Callable[[int, Message], None]
@@ -44,8 +44,8 @@ class Pushing:
     def __init__(self, placement: Placement, payload: Payload, fields: Sequence[Mapping[str, Any]], send: Send) -> None:
         self._placement, self._payload, self._fields, self._send = placement, payload, fields, send
         self._written = [_Written() for _ in placement]
-        self._full: list[tuple[Fence, int, dict[int, list[Tensor]]]] = []
-        """Buckets that are full and not sent, with the fence behind which they are complete."""
+        self._full: list[tuple[Event, int, dict[int, list[Tensor]]]] = []
+        """Buckets that are full and not sent, with the event after which they are complete."""
         self._places: dict[str, list[tuple[int, int]]] = {}
         for server, segments in enumerate(placement):
             for index, segment in enumerate(segments):
@@ -57,7 +57,7 @@ class Pushing:
             written = self._written[server]
             written.waiting[index] = self._payload.of(server, index)
             if written.waiting_bytes >= buckets.BUCKET_BYTES:
-                self._full.append((self._payload.staging.fence(), server, written.waiting))
+                self._full.append((self._payload.staging.record_event(), server, written.waiting))
                 written.parts += 1
                 written.full |= written.waiting
                 written.waiting = {}
@@ -73,7 +73,7 @@ class Pushing:
                     written.waiting[index] = self._payload.of(server, index)
             fields = self._described(server, written.waiting)
             found.append(Message("push", {**fields, "parts": written.parts}, _flat(written.waiting)))
-        self._payload.staging.fence().synchronize()
+        self._payload.staging.record_event().synchronize()
         self._send_full()
         return found
 

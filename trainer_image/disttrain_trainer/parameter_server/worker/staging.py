@@ -11,7 +11,7 @@ from torch import Tensor
 from disttrain_trainer.runtime.device import CopyStream, in_host_memory
 
 
-class Fence(Protocol):
+class Event(Protocol):
     """A moment in a device's work, as torch's events have it."""
 
     def query(self) -> bool:
@@ -23,7 +23,7 @@ class Fence(Protocol):
         ...
 
 
-class Past:
+class PastEvent:
     """A moment of a device that computes nothing ahead."""
 
     def query(self) -> bool:
@@ -44,7 +44,7 @@ class Staging:
         self._stream: CopyStream | None = None
 
     def down(self, place: Hashable, value: Tensor) -> Tensor:
-        """The value in the host's memory, which it is once a later fence is past. One buffer for each `place`."""
+        """The value in the host's memory, which it is once a later event is past. One buffer for each `place`."""
         if in_host_memory(value):
             return value
         if self._stream is None:
@@ -55,8 +55,8 @@ class Staging:
         self._stream.copy(value, buffer)
         return buffer
 
-    def fence(self) -> Fence:
+    def record_event(self) -> Event:
         """The moment at which all copies so far are complete."""
         if self._stream is None:
-            return Past()
-        return self._stream.fence()
+            return PastEvent()
+        return self._stream.record_event()
