@@ -17,8 +17,8 @@ from disttrain_api.names import API_VERSION, CONTAINER, KIND, MAX_REPLICAS
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.conditions import condition
-from disttrain_trainer.checks.collectives.figures import from_json, tables, to_json, verdict
 from disttrain_trainer.checks.collectives.plan import Plan, arguments_of, group_ranks
+from disttrain_trainer.checks.collectives.results import from_json, tables, to_json, verdict
 
 _NAME = "collectives"
 _MODULES = ("disttrain_trainer.checks.collectives.check",)

@@ -19,9 +19,9 @@ from disttrain_operator.decide.ledger import why_never_started
 from disttrain_operator.decide.observed import Admission, ReadableJob, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit
-from disttrain_operator.gate.hold import admit_in_period
 from disttrain_operator.gate.place import Member, Together
 from disttrain_operator.gate.read import ClusterPod
+from disttrain_operator.gate.reservation import admit_in_period
 from disttrain_operator.kube.cache import Raw
 
 OTHERS_HOLD = "its pods wait for scheduling gates that are not the operator's"
@@ -53,7 +53,7 @@ class Scene:
     granted: Mapping[str, Mapping[str, str]]
     """Job -> pod -> node: what was granted before."""
     waiting_since: datetime | None
-    """Result of the last look; see gate/hold.py."""
+    """Result of the last look; see gate/reservation.py."""
     now: datetime
     longest: timedelta
 

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 
 from disttrain_operator.decide.observed import PodEvent, PodFacts
 from disttrain_operator.decide.pod_events import what_holds_up
+from disttrain_operator.fair_queue import FairQueue
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.lists import read_page
 from disttrain_operator.snapshot import Key, World, core_collection
-from disttrain_operator.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class PodEvents:
 
     async def round(self) -> None:
         """Read the Events of those jobs whose turn it is."""
-        line: Turns[tuple[Key, PodFacts]] = Turns()
+        line: FairQueue[tuple[Key, PodFacts]] = FairQueue()
         for _, key, pod in sorted(await self._due(), key=lambda entry: entry[0]):
             line.push(key.namespace, (key, pod))
         for _ in range(min(MOST, len(line))):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from disttrain_operator.turns import Turns
+from disttrain_operator.fair_queue import FairQueue
 
 Key = TypeVar("Key")
 
@@ -42,7 +42,7 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         """`limit`: how many keys of a group workers hold at a time, one at least."""
         self._group_of, self._first_delay, self._max_delay = group_of, first_delay, max_delay
-        self._ready: Turns[Key] = Turns(limit)
+        self._ready: FairQueue[Key] = FairQueue(limit)
         self._queued: set[Key] = set()
         self._taken: set[Key] = set()
         self._again: set[Key] = set()
@@ -131,7 +131,7 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         """The caller no longer holds the key."""
         self._taken.discard(key)
-        self._ready.back(self._group_of(key))
+        self._ready.done(self._group_of(key))
         if self._held.get(key, 0.0) <= _now():
             self._held.pop(key, None)
         if key in self._again:

@@ -16,11 +16,11 @@ from functools import partial
 from disttrain_api.names import PLURAL, Reason
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.events import post_event
+from disttrain_operator.fair_queue import FairQueue
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.tolerant import Unreadable
 from disttrain_operator.snapshot import Key
-from disttrain_operator.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class UnreadableReports:
         with the plurals of their kinds."""
         self._owner, self._caches = owner, list(caches)
         self._client, self._acts, self._clock, self._sleep = client, acts, clock, sleep
-        self._turns: Turns[tuple[str, str]] = Turns()
+        self._turns: FairQueue[tuple[str, str]] = FairQueue()
         self._waiting: dict[str, tuple[str, Cache]] = {}
         """By the object's uid; its turn is in `_turns`, by namespace."""
         self._waiting_in: Counter[str] = Counter()

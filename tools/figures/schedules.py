@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from disttrain_api.parallelism import PipelineSchedule
-from disttrain_trainer.parallel.pipedream.plan import Plan, Weights
+from disttrain_trainer.parallel.pipedream.stage_schedule import Plan, Weights
 from disttrain_trainer.parallel.pipeline.schedule import build_schedule, table_of
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Seconds, Table, end_times, idle_part
 from tools.figures.style import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE

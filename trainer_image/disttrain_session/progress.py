@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankReport
-from disttrain_session.figures import Figures, Pace, plain
 from disttrain_session.files import METRICS_FILE, ReportFiles, append_line, metrics_line
 from disttrain_session.place import Place, place_of
+from disttrain_session.reported_values import Figures, Pace, plain
 from disttrain_session.reporting import INTERVAL_SECONDS
 from disttrain_trainer.checkpoint.step_manifest import Place as CheckpointPlace
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from disttrain_api.report import RankReport
-from disttrain_session.figures import Figures, Pace, checked, plain
 from disttrain_session.files import ReportFiles, metrics_line
 from disttrain_session.place import Place, place_of
+from disttrain_session.reported_values import Figures, Pace, checked, plain
 
 INTERVAL_SECONDS = 1.0
 """Between two writes, but for the first and the last step."""

@@ -18,10 +18,10 @@ from disttrain_api.names import Env, ExitCode
 from disttrain_api.training import Checkpoint
 from disttrain_session.checkpoints import Checkpoints
 from disttrain_session.ending import Ending
-from disttrain_session.figures import checked, whole
 from disttrain_session.loader import Collate, Loader
 from disttrain_session.objects import Objects, SharedParameters
 from disttrain_session.progress import SessionProgress
+from disttrain_session.reported_values import checked, whole
 from disttrain_session.world import join
 from disttrain_session.wrap import wrap
 from disttrain_trainer.checkpoint.step_manifest import Place

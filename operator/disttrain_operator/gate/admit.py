@@ -2,8 +2,8 @@
 
 Order: what is partly released already, then priority, then age. A gang that waits for room which others will free keeps
 its place: a later one passes it only on nodes that the earlier one could not use. So a large gang is not starved by
-small ones that come after it; the price is that room which it waits for stays empty meanwhile. hold.py bounds for how
-long. A gang that would not fit even if all other jobs ended holds nobody up.
+small ones that come after it; the price is that room which it waits for stays empty meanwhile. reservation.py bounds
+for how long. A gang that would not fit even if all other jobs ended holds nobody up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -18,13 +18,13 @@ from typing import Any
 
 import orjson
 
+from disttrain_operator.fair_queue import FairQueue
 from disttrain_operator.kube.client import TOO_MANY_PARTS
 from disttrain_operator.kube.identity import event_identity
 from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, TOO_LARGE
 from disttrain_operator.kube.one_at_a_time import in_thread
 from disttrain_operator.kube.sizes import LARGE_BYTES, MAX_PARSED_BYTES, parsed_size
 from disttrain_operator.kube.tolerant import Unreadable, why_not
-from disttrain_operator.turns import Turns
 
 Raw = dict[str, Any]
 
@@ -63,7 +63,7 @@ class LargeEvents:
         """By uid."""
         self._bytes: Counter[str] = Counter()
         """Of what waits, by namespace."""
-        self._turns: Turns[str] = Turns()
+        self._turns: FairQueue[str] = FairQueue()
         self._in_line = set[str]()
         self._reading: _Event | None = None
         """What is being read. None: nothing, or what is to be dropped."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from disttrain_operator.turns import Turns
+from disttrain_operator.fair_queue import FairQueue
 
 
 class Slots:
@@ -12,7 +12,7 @@ class Slots:
 
     def __init__(self, number: int) -> None:
         self._free = number
-        self._waiting: Turns[asyncio.Future[None]] = Turns()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @asynccontextmanager
     async def of(self, group: str) -> AsyncIterator[None]:

@@ -13,8 +13,8 @@ import torch
 
 import disttrain
 from disttrain_api.report import RankReport, decode_pod_report
-from disttrain_session.figures import checked
 from disttrain_session.place import Place, place_of
+from disttrain_session.reported_values import checked
 from disttrain_session.reporting import Reporter
 
 

@@ -10,7 +10,6 @@ from disttrain_api.names import Env, ExitCode
 from disttrain_api.report import decode_pod_report
 from disttrain_trainer.checks.collectives.__main__ import leave
 from disttrain_trainer.checks.collectives.expected import PRIME, expected, given
-from disttrain_trainer.checks.collectives.figures import Row, bus_factor, from_json, ranges, tables, to_json, verdict
 from disttrain_trainer.checks.collectives.plan import (
     NumberFormat,
     Operation,
@@ -21,6 +20,7 @@ from disttrain_trainer.checks.collectives.plan import (
     parse_size,
     plan_of,
 )
+from disttrain_trainer.checks.collectives.results import Row, bus_factor, from_json, ranges, tables, to_json, verdict
 from disttrain_trainer.runtime.errors import PeerLost, describe
 from tests.unit.trainer.collectives_rank import PLAN
 from tests.unit.trainer.worlds import launch

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from disttrain_api.relaxed import Bmuf, LocalSgd
 from disttrain_trainer.parallel.average import buckets
-from disttrain_trainer.parallel.local_sgd.plan import Meeting, Plan
+from disttrain_trainer.parallel.local_sgd.sync_schedule import Meeting, Plan
 from disttrain_trainer.parallel.local_sgd.update import BlockMomentum, OuterSgd
 
 SMALL = st.integers(1, 12)

@@ -11,8 +11,8 @@ from torch import nn
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_trainer.parallel.pipeline import measure
+from disttrain_trainer.parallel.pipeline.bubble import Measured, bubbles_of
 from disttrain_trainer.parallel.pipeline.clock import StageClock
-from disttrain_trainer.parallel.pipeline.figures import Measured, bubbles_of
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, end_times
 from disttrain_trainer.parallel.pipeline.split import split_layers

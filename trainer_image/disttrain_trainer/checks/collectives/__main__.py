@@ -15,8 +15,8 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env, ExitCode
 from disttrain_api.report import RankError, RankFailure, decode_pod_report
 from disttrain_trainer.checks.collectives.check import check
-from disttrain_trainer.checks.collectives.figures import Row, tables, to_json, verdict
 from disttrain_trainer.checks.collectives.plan import Plan, parse
+from disttrain_trainer.checks.collectives.results import Row, tables, to_json, verdict
 from disttrain_trainer.runtime.config import read_token
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError, describe, one_line

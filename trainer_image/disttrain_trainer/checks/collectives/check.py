@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from disttrain_trainer.checks.collectives.expected import expected
-from disttrain_trainer.checks.collectives.figures import Row
 from disttrain_trainer.checks.collectives.operations import Call
 from disttrain_trainer.checks.collectives.plan import WORLD, Operation, Plan, group_ranks
+from disttrain_trainer.checks.collectives.results import Row
 from disttrain_trainer.runtime.mesh import World
 
 

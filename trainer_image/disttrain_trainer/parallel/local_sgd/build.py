@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from disttrain_api.relaxed import Bmuf, LocalSgd
-from disttrain_trainer.parallel.local_sgd.plan import Plan
 from disttrain_trainer.parallel.local_sgd.replicas import Groups, Replicas
+from disttrain_trainer.parallel.local_sgd.sync_schedule import Plan
 from disttrain_trainer.parallel.local_sgd.update import BlockMomentum, OuterSgd, Update, default_block_momentum
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World

@@ -1,4 +1,4 @@
-"""Replicas that train alone and meet now and then: the shell around the plan (plan.py) and the updates (update.py).
+"""Replicas that train alone and meet now and then: the shell around sync_schedule.py and update.py.
 
 Local SGD (Stich 2019) averages the parameters every `period` steps; post-local SGD (Lin et al. 2020) sums gradients in
 the first steps; DiLoCo (Douillard et al. 2023) and BMUF (Chen and Huo 2016) make more of the average. The replicas are
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from disttrain_api.relaxed import OptimizerState
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.data_parallel import average_gradients, share_buffers
-from disttrain_trainer.parallel.local_sgd.plan import Meeting, Plan
+from disttrain_trainer.parallel.local_sgd.sync_schedule import Meeting, Plan
 from disttrain_trainer.parallel.local_sgd.update import Update
 from disttrain_trainer.parallel.share import share
 from disttrain_trainer.runtime.mesh import World

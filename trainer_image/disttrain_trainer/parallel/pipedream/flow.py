@@ -1,6 +1,6 @@
 """Microbatches that flow through a pipeline without a flush between updates: PipeDream and PipeDream-2BW.
 
-The order of computations and the versions of the weights are the plan's (plan.py). Each rank follows its own plan and
+The order of computations and the versions of the weights are stage_schedule.py's. Each rank follows its own plan and
 waits for nobody but its neighbours, and for the replicas of its stage where gradients are averaged; so ranks are in
 different steps, and what concerns all of them comes later (ledger.py).
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.parallel.data_parallel import average_gradients
-from disttrain_trainer.parallel.pipedream.figures import Meter
 from disttrain_trainer.parallel.pipedream.ledger import Batch, Ledger, Listener, Said
 from disttrain_trainer.parallel.pipedream.messages import Inbox, Outbox
+from disttrain_trainer.parallel.pipedream.metrics import Meter
 from disttrain_trainer.parallel.pipedream.news import News
-from disttrain_trainer.parallel.pipedream.plan import Plan
+from disttrain_trainer.parallel.pipedream.stage_schedule import Plan
 from disttrain_trainer.parallel.pipedream.versions import Versions
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.simulate import Kind

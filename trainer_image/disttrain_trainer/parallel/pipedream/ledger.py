@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from disttrain_trainer.parallel.pipedream.figures import RankFigures, metrics_of, row_among, rows_of
+from disttrain_trainer.parallel.pipedream.metrics import RankFigures, metrics_of, row_among, rows_of
 from disttrain_trainer.parallel.pipedream.news import News
 from disttrain_trainer.runtime.mesh import World
 

@@ -14,7 +14,7 @@ from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts
 from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipedream.flow import Flow
-from disttrain_trainer.parallel.pipedream.plan import plans_of
+from disttrain_trainer.parallel.pipedream.stage_schedule import plans_of
 from disttrain_trainer.parallel.pipeline.measure import seconds_of_layers
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline

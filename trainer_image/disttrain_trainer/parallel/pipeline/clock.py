@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.pipelining.stage import PipelineStage
 
-from disttrain_trainer.parallel.pipeline.figures import Measured
+from disttrain_trainer.parallel.pipeline.bubble import Measured
 from disttrain_trainer.parallel.pipeline.simulate import Kind
 from disttrain_trainer.runtime.device import Device, Mark
 

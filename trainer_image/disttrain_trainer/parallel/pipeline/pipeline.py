@@ -17,9 +17,9 @@ from disttrain_api.pipeline import microbatches_of, schedule_of
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
+from disttrain_trainer.parallel.pipeline.bubble import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.experts import tell_experts
-from disttrain_trainer.parallel.pipeline.figures import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.shardable import average_whole, left_whole

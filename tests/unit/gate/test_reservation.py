@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from disttrain_operator.gate.admit import BEHIND, WaitingGang
 from disttrain_operator.gate.fit import NodeFacts
-from disttrain_operator.gate.hold import FIRST_PART, admit_in_period, period_at
+from disttrain_operator.gate.reservation import FIRST_PART, admit_in_period, period_at
 from tests.unit.gate.test_place import GPU, gang, node
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttrain_trainer.parallel.pipedream.plan import Plan, Weights
+from disttrain_trainer.parallel.pipedream.stage_schedule import Plan, Weights
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, end_times
 
 

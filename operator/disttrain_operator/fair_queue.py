@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Item]):
-    """With a `limit`, at most so many things of one group are out at a time: from `pop` until `back`.
+class FairQueue(Generic[Item]):
+    """With a `limit`, at most so many things of one group are out at a time: from `pop` until `done`.
 
     What it says of a group may change; a group that has more out by then gives no more than one until it has less.
     """
@@ -58,7 +58,7 @@ class Turns(Generic[Item]):
             (self._paused if self._is_full(group) else self._lines)[group] = line
         return item
 
-    def back(self, group: str) -> None:
+    def done(self, group: str) -> None:
         """One of the group's things is no longer out."""
         if self._limit is None:
             return
