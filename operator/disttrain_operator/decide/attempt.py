@@ -7,7 +7,7 @@ from disttrain_api.rules.misnamed import advice
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.addresses import told_at
 from disttrain_operator.decide.clock import earliest, timestamp
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
 from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting, start_must_end_at
@@ -15,7 +15,9 @@ from disttrain_operator.decide.observed import Observed, ReadableJob
 from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, unexplained_at, why_not_running
 
 
-def start_attempt(job: ReadableJob, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None) -> Move:
+def start_attempt(
+    job: ReadableJob, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None
+) -> Transition:
     """The next attempt begins now; pods of older ones are on their way out."""
     ledger = begin_attempt(ledger, job.spec.run_policy, now)
     said = () if event is None else (event,)
@@ -30,7 +32,7 @@ def wait_for_attempt(
     begins_at: datetime,
     now: datetime,
     event: Event | None = None,
-) -> Move:
+) -> Transition:
     """The next attempt begins later; the pods of the last one go now."""
     policy = job.spec.run_policy
     why = f"attempt {ledger.attempt} has failed"
@@ -42,10 +44,10 @@ def wait_for_attempt(
     )
     again = earliest(begins_at, removal.look_again_at)
     events = () if event is None else (event,)
-    return Move(State.RESTARTING, Reason.BACKING_OFF, message, ledger, removal.actions, events, again)
+    return Transition(State.RESTARTING, Reason.BACKING_OFF, message, ledger, removal.actions, events, again)
 
 
-def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple[Event, ...] = ()) -> Move:
+def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple[Event, ...] = ()) -> Transition:
     """One look at a gang that does not run yet: what has to go goes, what is missing is made, and why it waits."""
     old = remove_old(gang, now)
     replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
@@ -56,7 +58,7 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple
     state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
     said = [at for at in (told_at(gang), unexplained_at(gang)) if at is not None and at > now]
     again = earliest(None if gang.queued else deadline, *said, old.look_again_at, replaced.look_again_at)
-    return Move(state, reason, message, gang.ledger, actions, events, again)
+    return Transition(state, reason, message, gang.ledger, actions, events, again)
 
 
 def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:

@@ -1,4 +1,4 @@
-"""A move -> the whole status: conditions, phase, counts, columns. Derived in one place, never remembered."""
+"""A transition -> the whole status: conditions, phase, counts, columns. Derived in one place, never remembered."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from disttrain_api.names import Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
 from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
@@ -35,29 +35,29 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
     return next((entry for entry in status.conditions if entry.type == type_), None)
 
 
-def derive(job: Job, gang: Gang | None, move: Move, now: datetime) -> JobStatus:
-    """The whole status that the move leads to. `gang`: of the move's ledger; None where the spec cannot be read."""
+def derive(job: Job, gang: Gang | None, transition: Transition, now: datetime) -> JobStatus:
+    """The whole status that the transition leads to. `gang`: of its ledger; None where the spec cannot be read."""
     changes: dict[str, object] = {
-        "conditions": [*_conditions(job, move, now), *_of_others(job.status)],
-        "phase": _phase(move),
+        "conditions": [*_conditions(job, transition, now), *_of_others(job.status)],
+        "phase": _phase(transition),
         "observed_generation": job.generation,
     }
     if gang is not None:
         changes |= {"world_size": gang.spec.world_size, "mesh": _mesh(gang.spec)}
-        if not _said(job.status, move):
+        if not _said(job.status, transition):
             changes |= _counts(job.status, gang)
-    return move.ledger.model_copy(update=changes)
+    return transition.ledger.model_copy(update=changes)
 
 
-def _phase(move: Move) -> Phase:
-    waits = move.state is State.STARTING and move.reason not in USUAL_REASONS
-    return Phase.PENDING if waits else _PHASES[move.state]
+def _phase(transition: Transition) -> Phase:
+    waits = transition.state is State.STARTING and transition.reason not in USUAL_REASONS
+    return Phase.PENDING if waits else _PHASES[transition.state]
 
 
-def _said(status: JobStatus, move: Move) -> bool:
+def _said(status: JobStatus, transition: Transition) -> bool:
     """Counts alone are no news: a job of N pods would else cost N writes whenever its pods come or go."""
     running = condition(status, ConditionType.RUNNING)
-    said = cut(move.reason, MAX_REASON_LENGTH), cut(move.message, MAX_MESSAGE_BYTES)
+    said = cut(transition.reason, MAX_REASON_LENGTH), cut(transition.message, MAX_MESSAGE_BYTES)
     return running is not None and (running.reason, running.message) == said
 
 
@@ -69,9 +69,9 @@ def settle_counts(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"replica_statuses": counts})
 
 
-def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
-    state = move.state
-    word, sentence = move.reason, move.message
+def _conditions(job: Job, transition: Transition, now: datetime) -> Iterator[Condition]:
+    state = transition.state
+    word, sentence = transition.reason, transition.message
     not_finished = (Reason.NOT_FINISHED, "the job has not finished")
     answers = {
         ConditionType.RUNNING: (state is State.RUNNING, word, sentence),
@@ -83,7 +83,7 @@ def _conditions(job: Job, move: Move, now: datetime) -> Iterator[Condition]:
                 else (Reason.NOT_SUSPENDED, "the job is not suspended")
             ),
         ),
-        ConditionType.RESTARTING: (state is State.RESTARTING, *_restarting(move)),
+        ConditionType.RESTARTING: (state is State.RESTARTING, *_restarting(transition)),
         ConditionType.COMPLETE: (
             state is State.COMPLETE,
             *((word, sentence) if state is State.COMPLETE else not_finished),
@@ -103,11 +103,11 @@ def _of_others(status: JobStatus) -> list[Condition]:
     return [entry for entry in status.conditions if entry.type not in _OUR_TYPES][:_KEPT_OF_OTHERS]
 
 
-def _restarting(move: Move) -> tuple[str, str]:
-    if move.state is not State.RESTARTING:
+def _restarting(transition: Transition) -> tuple[str, str]:
+    if transition.state is not State.RESTARTING:
         return Reason.NOT_RESTARTING, "the job is not restarting"
-    verdict = ended_by(move.ledger)
-    return (Reason.GANG_RESTARTED, verdict.message) if verdict else (move.reason, move.message)
+    verdict = ended_by(transition.ledger)
+    return (Reason.GANG_RESTARTED, verdict.message) if verdict else (transition.reason, transition.message)
 
 
 def _condition(job: Job, type_: ConditionType, holds: bool, reason: str, message: str, now: datetime) -> Condition:

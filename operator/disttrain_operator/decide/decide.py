@@ -1,6 +1,6 @@
 """The order in which policies win. Everything the operator ever does to a job is decided here.
 
-snapshot (job, observed, now)  ->  first policy with an answer: a Move  ->  Decision with the whole status
+snapshot (job, observed, now)  ->  first policy with an answer: a Transition  ->  Decision with the whole status
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
-from disttrain_operator.decide.decision import Decision, Event, Move
+from disttrain_operator.decide.decision import Decision, Event, Transition
 from disttrain_operator.decide.finished import after_the_end, is_finished
 from disttrain_operator.decide.gang import Gang, members_as_text
 from disttrain_operator.decide.goodput import account
@@ -32,7 +32,7 @@ from disttrain_operator.decide.progress import learn
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.support import with_support
 
-Policy = Callable[[Situation], Move | None]
+Policy = Callable[[Situation], Transition | None]
 
 # The first answer wins: ends before stops, stops before restarts, restarts before starts.
 POLICIES: tuple[Policy, ...] = (
@@ -67,21 +67,21 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     gang: Gang | None
     if isinstance(job, ReadableJob):
         situation = Situation(job, observed, now)
-        move = next(move for policy in POLICIES if (move := policy(situation)) is not None)
-        gang = situation.gang_of(move.ledger)
-        move = with_support(job, gang, move, now)
+        transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
+        gang = situation.gang_of(transition.ledger)
+        transition = with_support(job, gang, transition, now)
     elif job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
     else:
-        move, gang = refuse(job, now), None
+        transition, gang = refuse(job, now), None
     return Decision(
-        reason=move.reason,
-        message=move.message,
-        status=account(read, derive(job, gang, move, now), move, now),
-        actions=move.actions,
-        events=_events(job, move),
-        look_again_at=earliest(move.look_again_at, active_deadline_at(job)),
+        reason=transition.reason,
+        message=transition.message,
+        status=account(read, derive(job, gang, transition, now), transition, now),
+        actions=transition.actions,
+        events=_events(job, transition),
+        look_again_at=earliest(transition.look_again_at, active_deadline_at(job)),
     )
 
 
@@ -93,9 +93,9 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
     return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 
 
-def _events(job: Job, move: Move) -> tuple[Event, ...]:
-    """The move's Events, unless the status already says the same."""
+def _events(job: Job, transition: Transition) -> tuple[Event, ...]:
+    """The transition's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
-    now = cut(move.reason, MAX_REASON_LENGTH), move.ledger.attempt
+    now = cut(transition.reason, MAX_REASON_LENGTH), transition.ledger.attempt
     said = running is not None and (running.reason, job.status.attempt) == now
-    return () if said else move.events
+    return () if said else transition.events

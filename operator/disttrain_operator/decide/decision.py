@@ -1,4 +1,4 @@
-"""The answer of a policy (Move), and the result of `decide` (Decision): a status, and the actions (Action).
+"""The answer of a policy (Transition), and the result of `decide` (Decision): a status, and the actions (Action).
 
 Actions are plain values: no manifest, no request; each says why.
 """
@@ -92,7 +92,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Move:
+class Transition:
     """Answer of a policy: the new state of the job, the reason, and the actions.
 
     `ledger` is the status with the numbers that only policies change (attempt, restarts, attempts, times); everything

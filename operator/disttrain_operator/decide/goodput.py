@@ -12,7 +12,7 @@ from disttrain_api.report import RankPhase
 from disttrain_api.status import Goodput, GoodputState, JobStatus, Progress
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import Job
 
@@ -26,8 +26,8 @@ _OF_PHASE = {
 }
 
 
-def account(job: Job, status: JobStatus, move: Move, now: datetime) -> JobStatus:
-    """Return `status`, which the move leads to, with the time counted until now.
+def account(job: Job, status: JobStatus, transition: Transition, now: datetime) -> JobStatus:
+    """Return `status`, which the transition leads to, with the time counted until now.
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
     """
@@ -35,7 +35,7 @@ def account(job: Job, status: JobStatus, move: Move, now: datetime) -> JobStatus
     if former is not None and status == job.status:
         return status
     furthest = max(former.furthest_step if former is not None else 0, *map(_step, (job.status, status)))
-    state = state_of(move, status.progress, furthest)
+    state = state_of(transition, status.progress, furthest)
     known = former is not None and parse_time(former.update_time) is not None
     before = former if former is not None and known else _begun(job, state, now)
     if before.state == GoodputState.TRAINING and _is_first_word(job.status, status):
@@ -44,20 +44,20 @@ def account(job: Job, status: JobStatus, move: Move, now: datetime) -> JobStatus
     return status.model_copy(update={"goodput": counted.model_copy(update={"state": state, "furthest_step": furthest})})
 
 
-def state_of(move: Move, progress: Progress | None, furthest: int) -> GoodputState | None:
-    """Return what a job that stands where the move says spends its time on; None: it has finished.
+def state_of(transition: Transition, progress: Progress | None, furthest: int) -> GoodputState | None:
+    """Return what a job that stands where the transition says spends its time on; None: it has finished.
 
     One that runs and whose ranks have not said a word trains, as far as anybody knows.
     """
-    if move.state in (State.COMPLETE, State.FAILED):
+    if transition.state in (State.COMPLETE, State.FAILED):
         return None
-    if move.state in (State.SUSPENDING, State.SUSPENDED):
+    if transition.state in (State.SUSPENDING, State.SUSPENDED):
         return GoodputState.SUSPENDED
-    if move.state is State.RUNNING:
-        return GoodputState.RESTARTING if move.reason == Reason.POD_FAILED else _of_ranks(progress, furthest)
-    if move.reason in _NO_ROOM:
+    if transition.state is State.RUNNING:
+        return GoodputState.RESTARTING if transition.reason == Reason.POD_FAILED else _of_ranks(progress, furthest)
+    if transition.reason in _NO_ROOM:
         return GoodputState.QUEUED
-    return GoodputState.RESTARTING if move.state is State.RESTARTING else GoodputState.STARTING
+    return GoodputState.RESTARTING if transition.state is State.RESTARTING else GoodputState.STARTING
 
 
 def _of_ranks(progress: Progress | None, furthest: int) -> GoodputState:

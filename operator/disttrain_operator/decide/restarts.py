@@ -7,7 +7,7 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
 from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, remove
 from disttrain_operator.decide.ledger import (
@@ -26,7 +26,7 @@ from disttrain_operator.decide.situation import Situation
 _QUEUES = (GangScheduler.KUEUE, GangScheduler.GATE)
 
 
-def restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
+def restart_or_fail(situation: Situation, verdict: Verdict) -> Transition:
     """End the attempt with this verdict, and the job where that says so or no restart is left."""
     policy, status, now = situation.run_policy, situation.status, situation.now
     counted = verdict.action != FailureAction.RESTART_WITHOUT_COUNTING
@@ -47,7 +47,7 @@ def restart_or_fail(situation: Situation, verdict: Verdict) -> Move:
     return start_attempt(situation.job, situation.observed, ledger, now, event)
 
 
-def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
+def _hear_last_reports(situation: Situation, verdict: Verdict) -> Transition:
     """No restart is left unless a pod that still runs knows of a new checkpoint: reports come with the pods' ends."""
     alive = [pod for pod in situation.gang.pods if pod.program_alive]
     why = f"attempt {situation.gang.attempt} has failed"
@@ -57,7 +57,7 @@ def _hear_last_reports(situation: Situation, verdict: Verdict) -> Move:
     )
     event = Event(Reason.POD_FAILED, message, warning=True)
     ledger = await_end(situation.status, verdict)
-    return Move(
+    return Transition(
         state_of(situation.status), Reason.POD_FAILED, message, ledger, removal.actions, (event,), removal.look_again_at
     )
 

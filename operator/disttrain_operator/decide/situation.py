@@ -41,7 +41,7 @@ class Situation:
         return Gang(self.spec, self.status, self.observed)
 
     def gang_of(self, ledger: JobStatus) -> Gang:
-        """The gang as a move's ledger has it."""
+        """The gang as a transition's ledger has it."""
         return self.gang if ledger is self.status else Gang(self.spec, ledger, self.observed)
 
     @cached_property

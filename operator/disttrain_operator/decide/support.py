@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import after, earliest
-from disttrain_operator.decide.decision import CreateSupport, Move
+from disttrain_operator.decide.decision import CreateSupport, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.observed import ReadableJob
@@ -24,10 +24,10 @@ MOST_SECONDS = 300
 _SCHEDULED_BY_GROUP = (GangScheduler.VOLCANO, GangScheduler.COSCHEDULING)
 
 
-def with_support(job: ReadableJob, gang: Gang, move: Move, now: datetime) -> Move:
-    """The move, and with it what its attempt needs and may lack. `gang`: of the move's ledger."""
-    if not in_attempt(move.ledger):
-        return move
+def with_support(job: ReadableJob, gang: Gang, transition: Transition, now: datetime) -> Transition:
+    """The transition, and with it what its attempt needs and may lack. `gang`: of the transition's ledger."""
+    if not in_attempt(transition.ledger):
+        return transition
     observed = gang.observed
     since = min(_waiting_since(gang), default=None)
     tries, again = (0, None) if since is None else _tries(since, now)
@@ -37,12 +37,12 @@ def with_support(job: ReadableJob, gang: Gang, move: Move, now: datetime) -> Mov
         why = "its Service is missing"
     elif tries > made[1]:
         why = "its pods do not start: what they need may be missing"
-    move = replace(move, look_again_at=earliest(move.look_again_at, again))
-    planned = next((action for action in move.actions if isinstance(action, CreateSupport)), None)
+    transition = replace(transition, look_again_at=earliest(transition.look_again_at, again))
+    planned = next((action for action in transition.actions if isinstance(action, CreateSupport)), None)
     if why is None or (planned is not None and tries <= made[1]):
-        return move
-    others = [action for action in move.actions if action is not planned]
-    return replace(move, actions=(CreateSupport(gang.attempt, why, max(tries, made[1])), *others))
+        return transition
+    others = [action for action in transition.actions if action is not planned]
+    return replace(transition, actions=(CreateSupport(gang.attempt, why, max(tries, made[1])), *others))
 
 
 def _waiting_since(gang: Gang) -> Iterator[datetime]:

@@ -10,7 +10,7 @@ from disttrain_api.report import RankReport
 from disttrain_api.status import Goodput, GoodputState, JobStatus, Progress
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.goodput import state_of
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.decide.reading import observe
@@ -184,5 +184,5 @@ def test_what_a_job_spends_its_time_on(
     known = None
     if progress is not None:
         known = Progress(step=progress[1], total_steps=100, phase=progress[0], update_time="2026-01-01T12:00:00Z")
-    found = state_of(Move(state, reason, "", JobStatus()), known, furthest=10)
+    found = state_of(Transition(state, reason, "", JobStatus()), known, furthest=10)
     assert found == (GoodputState(spent_on) if spent_on else None)

@@ -1,1 +1,1 @@
-"""The policies, one per file. Each answers for a Situation with a Move, or with None; decide.py puts them in order."""
+"""The policies, one per file. Each answers for a Situation with a Transition or None; decide.py puts them in order."""

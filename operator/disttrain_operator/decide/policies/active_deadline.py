@@ -5,7 +5,7 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.decide.situation import Situation
@@ -19,7 +19,7 @@ def active_deadline_at(job: Job) -> datetime | None:
     return after(job.status.start_time, seconds)
 
 
-def active_deadline(situation: Situation) -> Move | None:
+def active_deadline(situation: Situation) -> Transition | None:
     """Fail the job when it has been active for too long."""
     deadline = active_deadline_at(situation.job)
     if deadline is None or situation.now < deadline:

@@ -13,7 +13,7 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at
 from disttrain_operator.decide.clock import after, earliest, timestamp
-from disttrain_operator.decide.decision import DeletePod, Event, Move, ReleasePod, State
+from disttrain_operator.decide.decision import DeletePod, Event, ReleasePod, State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
 from disttrain_operator.decide.ledger import end_attempt, in_attempt, mark_admitted, ran
@@ -33,7 +33,7 @@ _GATE_OFF = (
 )
 
 
-def admission(situation: Situation) -> Move | None:
+def admission(situation: Situation) -> Transition | None:
     """From the first pod of a gated attempt to the moment when all of them run."""
     gated = situation.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE
     if not gated or ran(situation.status):
@@ -47,7 +47,7 @@ def admission(situation: Situation) -> Move | None:
     return waiting.too_long() or waiting.incomplete() or waiting.overtaken() or waiting.refused() or waiting.go_on()
 
 
-def _gate_off(situation: Situation) -> Move | None:
+def _gate_off(situation: Situation) -> Transition | None:
     """A gang that was let go by another process may still come up."""
     gang = situation.gang
     if in_attempt(situation.status) and not gang.missing and not any(pod.gated for pod in gang.pods):
@@ -66,7 +66,7 @@ class _Waiting:
         self._gated = [pod for pod in pods if pod.gated]
         self._released = [pod for pod in pods if not pod.gated and pod.released_at is not None]
 
-    def too_long(self) -> Move | None:
+    def too_long(self) -> Transition | None:
         """The job fails where no room was found in time."""
         at, seconds = self._timeout_at, self._timeout_seconds
         if at is None or self._now < at or self._answer.nodes:
@@ -74,7 +74,7 @@ class _Waiting:
         message = f"no room within timeoutSeconds ({seconds}) of schedulingPolicy: {self._answer.why or 'no reason'}"
         return finish(self._job.status, self._now, State.FAILED, Verdict(reason=Reason.NO_ROOM, message=message))
 
-    def incomplete(self) -> Move | None:
+    def incomplete(self) -> Transition | None:
         """A part was let go and the rest finds no room any more: the whole gang waits again."""
         if not (self._gated and self._released and self._answer.why):
             return None
@@ -83,7 +83,7 @@ class _Waiting:
         event = Event(Reason.ROOM_LOST, f"{verdict.message}; all of its pods wait again", warning=True)
         return start_attempt(self._job, self._gang.observed, ledger, self._now, event)
 
-    def overtaken(self) -> Move | None:
+    def overtaken(self) -> Transition | None:
         """Pods that were let go and whose room others have taken are made again behind the gate.
 
         Where the room is still there, the scheduler has reasons that the gate does not know and would meet again at
@@ -97,13 +97,17 @@ class _Waiting:
         message = f"pod {first.name}{others} was let go and not scheduled within {SCHEDULING_SECONDS} s: {why[:500]}"
         # Not by force: a pod that was bound a moment ago may run already. One without a node goes at once anyway.
         actions = tuple(DeletePod(pod.name, pod.uid, SURVIVOR_GRACE_SECONDS, message) for pod in late)
-        move = bring_up(self._gang, self._now, self._now + _LATER)
+        transition = bring_up(self._gang, self._now, self._now + _LATER)
         event = Event(Reason.ROOM_LOST, message, warning=True)
         return replace(
-            move, reason=Reason.ROOM_LOST, message=message, actions=(*move.actions, *actions), events=(event,)
+            transition,
+            reason=Reason.ROOM_LOST,
+            message=message,
+            actions=(*transition.actions, *actions),
+            events=(event,),
         )
 
-    def refused(self) -> Move | None:
+    def refused(self) -> Transition | None:
         """A gang of which the scheduler does not place a pod, whatever its reasons, gives its room back as a whole.
 
         It waits again behind all that came before now, after a pause that doubles: what the scheduler refuses may be
@@ -126,7 +130,7 @@ class _Waiting:
             ),
         )
 
-    def go_on(self) -> Move | None:
+    def go_on(self) -> Transition | None:
         """Pods are made, wait, go, start. A start that takes too long is judged by the policy of all jobs."""
         deadline = self._starting_deadline
         if deadline is not None and self._now >= deadline:
@@ -134,7 +138,7 @@ class _Waiting:
         unplaced = [pod for pod in self._released if pod.node is None]
         patience = (at(pod) for at in (_patience, _refused_at) for pod in unplaced)
         times = earliest(deadline, self._timeout_at, *(at for at in patience if at > self._now))
-        move = bring_up(self._gang, self._now, times or self._now + _LATER)
+        transition = bring_up(self._gang, self._now, times or self._now + _LATER)
         places = dict(self._answer.nodes)
         why = f"all pods of attempt {self._gang.attempt} fit"
         releases = tuple(
@@ -142,15 +146,15 @@ class _Waiting:
             for pod in self._gated
             if pod.uid in places
         )
-        move = replace(move, actions=(*move.actions, *releases))
-        return self._explained(move) if self._gated and not releases and self._answer.why else move
+        transition = replace(transition, actions=(*transition.actions, *releases))
+        return self._explained(transition) if self._gated and not releases and self._answer.why else transition
 
-    def _explained(self, move: Move) -> Move:
+    def _explained(self, transition: Transition) -> Transition:
         """The reason that counts is the gate's, unless pods are missing."""
         if self._gang.missing or any(pod.pod_alive for pod in self._gang.old):
-            return move
+            return transition
         event = Event(Reason.WAITING_FOR_ROOM, self._answer.why)
-        return replace(move, reason=Reason.WAITING_FOR_ROOM, message=self._answer.why, events=(event,))
+        return replace(transition, reason=Reason.WAITING_FOR_ROOM, message=self._answer.why, events=(event,))
 
     @property
     def _timeout_seconds(self) -> int | None:

@@ -8,7 +8,7 @@ from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import FailureClass
 from disttrain_operator.decide.cause import node_is_lost
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.failure_policy import ruling_on
 from disttrain_operator.decide.ledger import last_ended, ran, revise_verdict
 from disttrain_operator.decide.situation import Situation
@@ -21,7 +21,7 @@ _DOUBTFUL = frozenset(
 _RESTARTS = (FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
 
 
-def late_node_loss(situation: Situation) -> Move | None:
+def late_node_loss(situation: Situation) -> Transition | None:
     """Put the verdict over the last attempt right, once."""
     status, policy = situation.status, situation.run_policy
     ended = last_ended(status)
@@ -38,4 +38,4 @@ def late_node_loss(situation: Situation) -> Move | None:
     verdict = verdict_of(cause, ruling, policy)
     ledger = revise_verdict(status, ended.number, verdict, policy, situation.now, given_back=given_back)
     message = f"waiting for pods older than attempt {ledger.attempt} to end"
-    return Move(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, ledger, look_again_at=situation.now)
+    return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, ledger, look_again_at=situation.now)

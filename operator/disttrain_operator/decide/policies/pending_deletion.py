@@ -2,12 +2,12 @@
 
 from disttrain_api.names import Reason
 from disttrain_operator.decide.clock import earliest
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.situation import Situation
 
 
-def pending_deletion(situation: Situation) -> Move | None:
+def pending_deletion(situation: Situation) -> Transition | None:
     """Wait for pods that are being deleted: they write a checkpoint within their grace."""
     going = [pod for pod in situation.gang.pods if pod.deleting and pod.exit is None]
     if not going:
@@ -18,4 +18,6 @@ def pending_deletion(situation: Situation) -> Move | None:
     message = f"pod {first.name}{others} is being deleted{why}: waiting for its checkpoint and its end"
     again = earliest(*(forced_at(pod, situation.run_policy) for pod in going))
     event = Event(Reason.POD_LEAVING, message, warning=True)
-    return Move(State.RUNNING, Reason.POD_LEAVING, message, situation.status, events=(event,), look_again_at=again)
+    return Transition(
+        State.RUNNING, Reason.POD_LEAVING, message, situation.status, events=(event,), look_again_at=again
+    )

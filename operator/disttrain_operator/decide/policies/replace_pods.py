@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
@@ -26,7 +26,7 @@ from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 from disttrain_operator.plan.identity import pod_name
 
 
-def note_replacements(situation: Situation) -> Move | None:
+def note_replacements(situation: Situation) -> Transition | None:
     """Write down and count which pods are to be made again. What is done about them follows from the status."""
     ledger = situation.status
     if not in_attempt(ledger):
@@ -46,10 +46,10 @@ def note_replacements(situation: Situation) -> Move | None:
         message = message or verdict.message
     state = State.RUNNING if ran(ledger) else State.STARTING
     event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
-    return Move(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
+    return Transition(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
 
 
-def replace_pods(situation: Situation) -> Move | None:
+def replace_pods(situation: Situation) -> Transition | None:
     """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
     job, gang, now = situation.job, situation.gang, situation.now
     removal = remove(gang.replaced, situation.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
@@ -69,7 +69,7 @@ def replace_pods(situation: Situation) -> Move | None:
     reason, sentence = why or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
     actions = (*removal.actions, *create(gang, due))
     later = [at for at in (*times, removal.look_again_at, *(at for at, _ in deadlines)) if at is not None and now < at]
-    return Move(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
+    return Transition(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
 
 
 def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
@@ -85,7 +85,7 @@ def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:
     return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
 
 
-def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Move:
+def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Transition:
     seconds = situation.run_policy.starting_deadline_seconds
     message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
     if why is not None:

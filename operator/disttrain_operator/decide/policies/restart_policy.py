@@ -2,7 +2,7 @@
 
 from disttrain_api.names import Reason
 from disttrain_operator.decide.cause import Cause
-from disttrain_operator.decide.decision import Move
+from disttrain_operator.decide.decision import Transition
 from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.hang import hang_of
 from disttrain_operator.decide.ledger import (
@@ -16,7 +16,7 @@ from disttrain_operator.decide.unstarted import gave_up, kept_back, verdict_of_s
 from disttrain_operator.decide.verdict import verdict_of
 
 
-def restart_policy(situation: Situation) -> Move | None:
+def restart_policy(situation: Situation) -> Transition | None:
     """Restart or fail the job when a member of its gang failed or vanished and that concerns all, or all hang."""
     status, failures, policy = situation.status, situation.failures, situation.run_policy
     if not in_attempt(status):
@@ -35,7 +35,7 @@ def restart_policy(situation: Situation) -> Move | None:
         return None if hang is None else restart_or_fail(situation, hang)
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
-        return Move(state_of(status), Reason.POD_FAILED, message, status, look_again_at=failures.settled_at)
+        return Transition(state_of(status), Reason.POD_FAILED, message, status, look_again_at=failures.settled_at)
     verdict = verdict_of(*found, policy)
     return restart_or_fail(situation, repeated(status, verdict) or verdict)
 

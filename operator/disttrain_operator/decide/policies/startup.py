@@ -9,7 +9,7 @@ from disttrain_operator.decide.addresses import why_without_address
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
 from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.conditions import condition
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.ledger import (
@@ -24,7 +24,7 @@ from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.waiting import USUAL_REASONS, unexplained, why_not_running, why_waiting
 
 
-def begin(situation: Situation) -> Move | None:
+def begin(situation: Situation) -> Transition | None:
     """Begin an attempt where none is under way: the first one, one after a suspension, or after a pause."""
     job, observed, status, now = situation.job, situation.observed, situation.status, situation.now
     if in_attempt(status):
@@ -34,8 +34,8 @@ def begin(situation: Situation) -> Move | None:
     if deadline is not None and now >= deadline and (why := _why_before(status)) is not None:
         return _too_late(situation, why)
     if begins_at is not None and _end(status) <= now < begins_at:
-        move = wait_for_attempt(job, observed, status, begins_at, now)
-        return replace(move, look_again_at=earliest(move.look_again_at, deadline))
+        transition = wait_for_attempt(job, observed, status, begins_at, now)
+        return replace(transition, look_again_at=earliest(transition.look_again_at, deadline))
     suspended = condition(status, ConditionType.SUSPENDED)
     resumes = suspended is not None and suspended.reason in (Reason.SUSPENDED, Reason.SUSPENDING)
     word = Reason.RESUMED if resumes else Reason.CREATING_PODS
@@ -44,7 +44,7 @@ def begin(situation: Situation) -> Move | None:
     return start_attempt(job, observed, status, now, event)
 
 
-def starting_deadline(situation: Situation) -> Move | None:
+def starting_deadline(situation: Situation) -> Transition | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
     gang = _admitted(situation)
     deadline = starting_deadline_at(situation.job, gang.ledger)
@@ -59,7 +59,7 @@ def starting_deadline(situation: Situation) -> Move | None:
     )
 
 
-def startup(situation: Situation) -> Move | None:
+def startup(situation: Situation) -> Transition | None:
     """Bring all pods of the current attempt to run; say why where they do not."""
     if ran(situation.status):
         return None
@@ -68,29 +68,29 @@ def startup(situation: Situation) -> Move | None:
         message = f"all {len(gang.members)} pods run"
         event = Event(Reason.ALL_PODS_RUNNING, message)
         ledger = mark_running(gang.ledger, situation.now)
-        return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
+        return Transition(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
     return bring_up(gang, situation.now, starting_deadline_at(situation.job, gang.ledger))
 
 
-def running(situation: Situation) -> Move | None:
+def running(situation: Situation) -> Transition | None:
     """Nothing to do: the gang runs. What it needs may have been taken away meanwhile, and refused since; and a further
     container may have failed, which fails nothing."""
     if situation.observed.problems and (lacks := why_waiting(situation.gang)) is not None:
         event = Event(*lacks, warning=True)
-        return Move(State.RUNNING, *lacks, situation.status, events=(event,))
+        return Transition(State.RUNNING, *lacks, situation.status, events=(event,))
     message = f"all {len(situation.gang.members)} pods run"
     failed = [pod for pod in situation.gang.pods if pod.failed_beside]
     if not failed:
-        return Move(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
+        return Transition(State.RUNNING, Reason.ALL_PODS_RUNNING, message, situation.status)
     # Uids are random: however many fail one after the other, the one that is named seldom changes.
     first = min(failed, key=lambda pod: pod.uid)
     others = " (and others)" if len(failed) > 1 else ""
     message = f"{message}; beside the program of pod {first.name}{others} {first.failed_beside}"
     event = Event(Reason.CONTAINER_FAILED, message, warning=True)
-    return Move(State.RUNNING, Reason.CONTAINER_FAILED, message, situation.status, events=(event,))
+    return Transition(State.RUNNING, Reason.CONTAINER_FAILED, message, situation.status, events=(event,))
 
 
-def _too_late(situation: Situation, why: tuple[str, str]) -> Move:
+def _too_late(situation: Situation, why: tuple[str, str]) -> Transition:
     seconds = situation.run_policy.starting_deadline_seconds
     message = f"not all pods ran within startingDeadlineSeconds ({seconds}): {why[1]}"
     reason = Reason.STARTING_DEADLINE_EXCEEDED if why[0] in USUAL_REASONS else why[0]

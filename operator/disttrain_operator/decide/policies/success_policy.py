@@ -3,14 +3,14 @@
 from disttrain_api.names import Reason, Role
 from disttrain_api.run_policy import SuccessOperator
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.decision import Move, State
+from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import replicas
 from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.situation import Situation
 
 
-def success_policy(situation: Situation) -> Move | None:
+def success_policy(situation: Situation) -> Transition | None:
     """End the job when enough pods of the current attempt have succeeded. The others, servers mostly, end with them."""
     if not in_attempt(situation.status):
         return None
@@ -36,6 +36,6 @@ def _deciding(operator: SuccessOperator, role: Role, count: int) -> list[tuple[R
     return [(role, index) for index in range(1 if operator is SuccessOperator.FIRST else count)]
 
 
-def _complete(situation: Situation, role: Role, message: str) -> Move:
+def _complete(situation: Situation, role: Role, message: str) -> Transition:
     reason = Reason.WORKERS_SUCCEEDED if role is Role.WORKER else Reason.SERVERS_SUCCEEDED
     return finish(situation.status, situation.now, State.COMPLETE, Verdict(reason=reason, message=message))

@@ -3,13 +3,13 @@
 from disttrain_api.moved import CARRIED, MOVED
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.decision import Event, Move, State
+from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang_actions import remove
 from disttrain_operator.decide.ledger import end_attempt
 from disttrain_operator.decide.situation import Situation
 
 
-def suspend(situation: Situation) -> Move | None:
+def suspend(situation: Situation) -> Transition | None:
     """Stop all pods while spec.suspend is true, or in a job of an earlier version what was called so before."""
     if not situation.spec.suspend:
         return None
@@ -24,9 +24,11 @@ def suspend(situation: Situation) -> Move | None:
     if any(pod.pod_alive for pod in existing):
         sentence = f"{field} is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
-        return Move(
+        return Transition(
             State.SUSPENDING, Reason.SUSPENDING, sentence, ledger, removal.actions, (event,), removal.look_again_at
         )
     sentence = f"{field} is true; {advice}"
     event = Event(Reason.SUSPENDED, sentence)
-    return Move(State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, removal.actions, (event,), removal.look_again_at)
+    return Transition(
+        State.SUSPENDED, Reason.SUSPENDED, sentence, ledger, removal.actions, (event,), removal.look_again_at
+    )
