@@ -15,7 +15,7 @@ from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.metrics.results import StepResult, not_finite
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.pipedream.flow import Flow
-from disttrain_trainer.parallel.pipedream.ledger import Told
+from disttrain_trainer.parallel.pipedream.ledger import GlobalStep
 from disttrain_trainer.step import load_step, update_parameters
 from disttrain_trainer.strategies.base import Surroundings
 
@@ -49,7 +49,7 @@ class PipeDream:
     def figures(self, results: Sequence[StepResult]) -> dict[str, float]:
         return dict(self._heard)
 
-    def _result(self, told: Told, run: "_Run") -> StepResult:
+    def _result(self, told: GlobalStep, run: "_Run") -> StepResult:
         return StepResult(
             step=run.begin + told.step + 1,
             loss=torch.tensor(told.loss, dtype=torch.float64),

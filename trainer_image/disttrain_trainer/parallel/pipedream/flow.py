@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.parallel.data_parallel import average_gradients
-from disttrain_trainer.parallel.pipedream.ledger import Batch, Ledger, Listener, Said
+from disttrain_trainer.parallel.pipedream.ledger import Batch, Ledger, Listener, RankStep
 from disttrain_trainer.parallel.pipedream.messages import Inbox, Outbox
 from disttrain_trainer.parallel.pipedream.metrics import Meter
-from disttrain_trainer.parallel.pipedream.news import News
+from disttrain_trainer.parallel.pipedream.pending_sums import PendingSums
 from disttrain_trainer.parallel.pipedream.stage_schedule import Plan
 from disttrain_trainer.parallel.pipedream.versions import Versions
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
@@ -77,7 +77,7 @@ class Flow(PipelinePart):
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._versions = Versions(self.module)
         self._meter = Meter(self.world.device, self.plan.stage)
-        news, figures = (News(dist.new_group(backend="gloo", timeout=self.timeout)) for _ in range(2))
+        news, figures = (PendingSums(dist.new_group(backend="gloo", timeout=self.timeout)) for _ in range(2))
         self._ledger = Ledger(self.world, self.plan.lag, news, figures, self._meter.take, self.versions_of_stages)
         self._connect()
 
@@ -178,13 +178,13 @@ class Flow(PipelinePart):
         step.loss += loss.detach()
         return loss * self.world.mesh.replicate
 
-    def _said(self, step: _Step | None, norm: Tensor) -> Said:
+    def _said(self, step: _Step | None, norm: Tensor) -> RankStep:
         square = norm.double().square() / self.world.mesh.replicate
         if step is None or not self.world.counts_replica:
             nothing = torch.zeros_like(square)
-            return Said(nothing, square, 0.0, 0.0, nothing)
+            return RankStep(nothing, square, 0.0, 0.0, nothing)
         samples = sum(microbatch.samples for microbatch in step.microbatches)
-        return Said(step.loss, square, step.own, samples, step.loss * (step.total / (step.own or 1.0)))
+        return RankStep(step.loss, square, step.own, samples, step.loss * (step.total / (step.own or 1.0)))
 
     def _step_of(self, microbatch: int) -> int:
         return microbatch // self.plan.per_update

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from disttrain_trainer.parallel.pipedream.metrics import RankFigures, metrics_of, row_among, rows_of
-from disttrain_trainer.parallel.pipedream.news import News
+from disttrain_trainer.parallel.pipedream.pending_sums import PendingSums
 from disttrain_trainer.runtime.mesh import World
 
 
 @dataclass(frozen=True)
-class Said:
+class RankStep:
     """A rank's part of a step; tensors stay on the device until a line of the log is due."""
 
     loss: Tensor
@@ -33,7 +33,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Told:
+class GlobalStep:
     """A step as all ranks together know it; steps count from 0 since the pipeline was filled."""
 
     step: int
@@ -46,7 +46,7 @@ class Told:
 class Batch(NamedTuple):
     """Steps that have become known together."""
 
-    steps: list[Told]
+    steps: list[GlobalStep]
     figures: Mapping[str, float]
     """Entries of metrics.jsonl where the last of the steps is `logged`."""
 
@@ -68,7 +68,7 @@ class Ledger:
     """Ledger of the steps between two drains. Every rank calls `say` for the same steps, each at its own time."""
 
     def __init__(
-        self, world: World, lag: int, news: News, figures: News, measured: Callable[[], dict[str, float]],
+        self, world: World, lag: int, news: PendingSums, figures: PendingSums, measured: Callable[[], dict[str, float]],
         versions: Mapping[int, int],
     ) -> None:  # fmt: skip
         """measured: RankFigures but for the loss, since they were last asked. versions: of each stage, in theory."""
@@ -82,7 +82,7 @@ class Ledger:
         self.stopping = False
         """Whether some rank wanted all to end."""
         self._heard = 0
-        self._unsaid: list[Said] = []
+        self._unsaid: list[RankStep] = []
         self._untold: deque[tuple[float, float]] = deque()
         self._known: list[Batch] = []
         self._sound = True
@@ -100,7 +100,7 @@ class Ledger:
             self._hear(self._heard + 1)
         return self._heard >= step - self._lag and step < self.limit
 
-    def say(self, step: int, part: Said) -> None:
+    def say(self, step: int, part: RankStep) -> None:
         """This rank has updated its stage."""
         self._unsaid.append(part)
         self._news.say([self._listener.must_end(), part.weight, part.samples])
@@ -154,7 +154,7 @@ class Ledger:
         losses, squares, rows = numbers[:count], numbers[count : 2 * count], rows_of(numbers[2 * count :])
         first = self._heard - count
         steps = [
-            Told(first + at, weight, samples, losses[at], squares[at] ** 0.5)
+            GlobalStep(first + at, weight, samples, losses[at], squares[at] ** 0.5)
             for at, (weight, samples) in enumerate(self._untold)
         ]
         self._untold.clear()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class News:
+class PendingSums:
     """Sums over all ranks. Each says as many numbers as the others, in the same order, when it comes to it."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
