@@ -222,10 +222,10 @@ def test_jobs_have_a_category_of_their_own_and_are_not_deleted_with_all(jobs: Jo
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("dtj.spec.workers.gpusPerPod", "GPUs of each pod; the only way to ask for them."),
+        ("dtj.spec.workers.gpusPerPod", "GPUs of each pod; only this field requests them."),
         ("dtj.spec.training.globalBatchSize", "Samples of all ranks in one optimizer step."),
         ("dtj.spec.suspend", "True stops the pods after a checkpoint"),
-        ("dtj.status.conditions", "wait for `Finished`"),
+        ("dtj.status.conditions", "Wait for `Finished`"),
     ],
 )
 def test_kubectl_explains_our_fields(jobs: Jobs, path: str, words: str) -> None:

@@ -1,6 +1,8 @@
 """Jobs whose pods a quota refuses: what they ask for, and when they get in."""
 
+import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -8,10 +10,14 @@ from aiohttp import web
 from disttrain_operator.kube.client import Client
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
-from disttrain_operator.refused import FEW, WOKEN_AT_ONCE
+from disttrain_operator.refused import FEW, WOKEN_AT_ONCE, Refused
 from disttrain_operator.snapshot import Key
+from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 from tests.unit.operator.test_reconcile import CHILDREN, JOBS, Shell, a_shell, refuse
+
+WORKERS = 16
+BACKLOG = 200
 
 
 async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, client: Client) -> None:
@@ -158,6 +164,50 @@ async def test_a_job_that_changes_while_it_is_asked_about_is_decided_upon_as_it_
     await shell.reconcile()
     assert shell.job()["status"]["phase"] == "Suspended"
     assert api.asked("POST", "/pods") == []
+
+
+async def test_a_job_elsewhere_is_served_while_the_backlog_of_a_full_namespace_is_worked_off(
+    api: FakeApi, client: Client
+) -> None:
+    """It waits for one of their turns. Red where the queue has one group for all namespaces."""
+    refused = Refused()
+    queue = Noted(group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, WORKERS))
+    shell = await a_shell(api, client, workers=2, queue=queue, refused=refused)
+    api.refusals.append(refuse("/namespaces/default/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
+    for number in range(BACKLOG):
+        raw = await api.put(f"{JOBS}/crowd-{number}", spec=shell.job()["spec"])
+        shell.world.jobs.observe(raw)
+        queue.add(Key("default", f"crowd-{number}", raw["metadata"]["uid"]))
+    workers = [asyncio.create_task(shell.reconciler.work()) for _ in range(WORKERS)]
+    try:
+        await eventually(lambda: refused.count > 2 * FEW)
+        elsewhere = JOBS.replace("default", "quiet")
+        raw = await api.put(f"{elsewhere}/digits", spec=shell.job()["spec"])
+        shell.world.jobs.observe(raw)
+        key = Key("quiet", "digits", raw["metadata"]["uid"])
+        handed_out = len(queue.handed_out)
+        queue.add(key)
+        await eventually(lambda: sum("/namespaces/quiet/pods/" in path for path in api.objects) == 2)
+        waited = queue.handed_out[handed_out : queue.handed_out.index(key)]
+        assert len(waited) <= 1, "more than one turn of the crowd's"
+        assert refused.count < BACKLOG / 2, "the backlog was worked off first"
+        await eventually(lambda: refused.count == BACKLOG)
+    finally:
+        for worker in workers:
+            worker.cancel()
+
+
+class Noted(WorkQueue[Key]):
+    """Remembers what it has handed out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.handed_out: list[Key] = []
+
+    async def get(self) -> Key:
+        key = await super().get()
+        self.handed_out.append(key)
+        return key
 
 
 async def work_off(shell: Shell) -> None:

@@ -1,5 +1,6 @@
 """A full namespace with thousands of jobs: what is asked is bounded, and everybody gets in."""
 
+import heapq
 from collections import Counter, deque
 
 import pytest
@@ -119,6 +120,31 @@ def test_a_job_lets_others_go_first_until_its_time_comes_or_it_is_woken_or_has_a
     refused.again(last, 1)
     now[0] += 4.9
     assert refused.seconds_left(last, 1) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("jobs", "a_second"), [(100, 10), (6000, 20)])
+def test_of_those_whose_times_have_passed_each_tries_once_and_ten_a_second_try(jobs: int, a_second: int) -> None:
+    """They waited for a worker meanwhile. Red where who comes too soon gets no time of its own."""
+    now = [0.0]
+    refused = Refused(clock=lambda: now[0])
+    for number in range(jobs):
+        refused.again(a_key(number), 1)
+    began = now[0] = 2 * MAX_SECONDS
+    due = [(began, number) for number in range(jobs)]
+    tried: list[int] = []
+    looks = 0
+    while due:
+        now[0], number = heapq.heappop(due)
+        looks += 1
+        left = refused.seconds_left(a_key(number), 1)
+        if left:
+            heapq.heappush(due, (now[0] + left + 1e-9, number))
+        else:
+            tried.append(number)
+            assert len(tried) <= (now[0] - began) * a_second + 1.01
+    assert sorted(tried) == list(range(jobs))
+    assert now[0] - began <= MAX_SECONDS
+    assert looks <= 2 * jobs, "who waits is not looked at meanwhile"
 
 
 def test_what_is_served_or_gone_is_not_kept() -> None:
