@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 import zmq
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disttrain_api.batch import Batch
@@ -49,6 +49,13 @@ class TestTheManagerDies:
         st.sampled_from(list(Synchronization)),
         st.integers(0, 3),
     )
+    # A step told to the leader, completed once more by a manager that did not know it and told again.
+    @example(675136, 4, 2, 9, Synchronization.BOUNDED_STALENESS, 3)
+    # A step that only a sleeping worker and the manager that died knew to be complete, and was never told.
+    @example(423654, 2, 2, 7, Synchronization.ASYNC, 1)
+    # A manager that has heard nobody who knows whether the work had begun, and was told of a task.
+    @example(446740, 2, 3, 7, Synchronization.BOUNDED_STALENESS, 0)
+    @example(972708, 2, 2, 4, Synchronization.BOUNDED_STALENESS, 2)
     def test_every_task_is_taken_in_once_but_for_counted_losses(
         self, seed, workers, servers, steps, synchronization, staleness
     ):

@@ -1,17 +1,16 @@
-"""How a manager that was started anew finds out what its former life knew: from what each worker remembers, and from
-the last snapshot. Pure.
+"""Recovery of a restarted manager: from what each worker remembers, and from the last snapshot. Pure.
 
-A task that nobody remembers to be complete is lent again; servers that have it take it in no second time.
+A task that nobody remembers as complete is assigned again; servers that have accepted it do not accept it twice.
 """
 
 from __future__ import annotations
 
 from disttrain_trainer.parameter_server.protocol.progress import TaskProgress
-from disttrain_trainer.parameter_server.protocol.tasks import Task
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, Task
 
 
 class Recovery:
-    """What a manager that was started anew has gathered so far. It lends nothing before it is `over`."""
+    """What a restarted manager has gathered so far. It assigns no task before it is `over`."""
 
     def __init__(self, workers: int, silence: float, known: TaskProgress | None) -> None:
         """`silence`: seconds after which a worker that has not reported counts as dead. `known`: from the snapshot."""
@@ -32,7 +31,10 @@ class Recovery:
         self._since = now if self._since is None else self._since
 
     def over(self, now: float) -> bool:
-        """Whether all have been heard, or all that live: the others have had their time since the first one."""
-        if self._since is None:
+        """Return whether all have been heard, or all that live: the others have had their time since the first one.
+
+        Until somebody knows what was done, the leader is waited for: it alone knows whether the work has begun.
+        """
+        if self._since is None or (self.known is None and LEADER not in self.heard):
             return False
         return len(self.heard) == self._workers or now - self._since > self._silence

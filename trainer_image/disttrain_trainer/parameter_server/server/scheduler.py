@@ -80,8 +80,13 @@ class TaskScheduler:
         """Workers whose silence was excused since they were seen last."""
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
-        self.results: list[CompleteStep] = []
+        self._untold: dict[int, dict[int, Result]] = {}
+        """Of complete steps that the leader has not been told of: what is known of each part."""
+
+    @property
+    def results(self) -> list[CompleteStep]:
         """Complete steps that the leader has not been told of."""
+        return [_sum(step, [parts[part] for part in sorted(parts)]) for step, parts in sorted(self._untold.items())]
 
     @property
     def started(self) -> bool:
@@ -102,10 +107,6 @@ class TaskScheduler:
         self._seen = dict.fromkeys(workers, now)
         self._clocks |= known.clocks
         self._complete = (known.floor - known.begun) * self.workers
-        for step in range(known.told, known.floor):
-            found = [result for task, result in sorted(known.done.items()) if task.step == step]
-            if found:
-                self.results.append(_sum(step, found))
         for task, result in sorted(known.done.items()):
             self.learn(task, result)
         if self.stopping:
@@ -113,9 +114,8 @@ class TaskScheduler:
 
     def known(self) -> TaskProgress:
         """Return what a restarted manager must know."""
-        done = {
-            Task(number, part): result for number, step in self._open.items() for part, result in step.results.items()
-        }
+        steps = {**self._untold, **{number: step.results for number, step in self._open.items()}}
+        done = {Task(number, part): result for number, parts in steps.items() for part, result in parts.items()}
         return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
 
     def known_to(self, worker: int) -> TaskProgress:
@@ -124,9 +124,15 @@ class TaskScheduler:
         return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
 
     def learn(self, task: Task, result: Result) -> bool:
-        """Mark the task as complete, whichever worker has done it. Return False if that was known."""
-        if not self._is_one(task):
+        """Mark the task as complete, whichever worker has done it.
+
+        Return False if that was known, or if the work has not begun.
+        """
+        if not self.started or not self._is_one(task):
             return False
+        if self._told <= task.step < self.floor:
+            # That the step is complete a former manager knew, and perhaps nobody yet what came of this part.
+            self._untold.setdefault(task.step, {}).setdefault(task.part, result)
         while task.step >= self._next:
             self._open_step()
         step = self._open.get(task.step)
@@ -154,6 +160,7 @@ class TaskScheduler:
 
     def hear(self, known: TaskProgress) -> None:
         """A worker knows this, which may be new where the manager has begun without it."""
+        self.noted(known.told)
         for task, result in sorted(known.done.items()):
             self.learn(task, result)
         for worker, clock in known.clocks.items():
@@ -164,7 +171,7 @@ class TaskScheduler:
     def noted(self, step: int) -> None:
         """The leader has the results of the steps below."""
         self._told = max(self._told, step)
-        self.results = [result for result in self.results if result.step >= step]
+        self._untold = {number: parts for number, parts in self._untold.items() if number >= self._told}
 
     def join(self, worker: int, now: float) -> None:
         """A worker begins, perhaps again: the tasks of its former life become free."""
@@ -314,7 +321,8 @@ class TaskScheduler:
         assert self._sampler is not None
         while self.floor in self._open and len(self._open[self.floor].done) == self.workers:
             step = self._open.pop(self.floor)
-            self.results.append(_sum(self.floor, [step.results[part] for part in sorted(step.done)]))
+            if self.floor >= self._told:
+                self._untold[self.floor] = step.results
             self.floor += 1
             self.cursor = self._sampler.advance(self.cursor)
 
