@@ -13,11 +13,12 @@ floor: what the cluster itself costs under that load. The ratio to it is what th
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "operator")]
 
 from benchmarks import harness
-from benchmarks.operator_world import StuckError, World, manifest, world
+from benchmarks.operator_world import ObjectCounter, StuckError, World, manifest, world
 from disttrain_api.names import Reason
 from disttrain_operator.kube.errors import NotFound
-from disttrain_operator.kube.lists import list_pages
 from disttrain_operator.snapshot import core_collection, job_collection
 
 CROWD = "crowd"
@@ -53,8 +53,9 @@ FULL = Size(refused=10_000, repeats=15, quiet_seconds=60)
 QUICK = Size(refused=200, repeats=3, quiet_seconds=10)
 
 
-def measure(quick: bool) -> Iterator[harness.Row]:
+def measure(quick: bool, jobs: int | None = None) -> Iterator[harness.Row]:
     size = QUICK if quick else FULL
+    size = size if jobs is None else replace(size, refused=jobs)
     with world() as there:
         operator = there.operator
         there.measured("first", PODS, 1)
@@ -77,6 +78,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         began, spent = time.perf_counter(), there.cluster_cpu_seconds()
         busy = there.result(flood(there, "refused", size))
         yield harness.Row("jobs that are refused made, per second", busy.per_second, "1/s")
+        yield harness.Row("load of the machine by then", os.getloadavg()[0], "")
         yield harness.row("bare pods while those are made", "s", busy.bare, floor.bare)
         yield harness.row("job while those are made, to the floor", "s", busy.jobs, floor.jobs)
         yield harness.row("job while those are made, to alone", "s", busy.jobs, alone)
@@ -157,19 +159,14 @@ async def empty(there: World) -> None:
 
 
 async def all_refused(there: World, number: int) -> None:
-    """Returns when so many jobs say that they are refused."""
-    deadline = time.perf_counter() + PATIENCE_SECONDS
-    while (refused := await _refused(there)) < number:
-        if time.perf_counter() > deadline:
-            raise StuckError(f"{refused} of {number} jobs are refused: {there.operator.state()}")
-        await asyncio.sleep(2)
-
-
-async def _refused(there: World) -> int:
-    found = 0
-    async for page in list_pages(there.client, job_collection(CROWD), {}):
-        found += sum(_is_refused(job) for job in page.objects)
-    return found
+    """Returns when so many jobs have said that they are refused. By a watch: to list thousands of them again and again
+    would keep the API server busier than they do."""
+    counter = ObjectCounter(there.client, job_collection(CROWD), _is_refused)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await counter.until(number)
+    except TimeoutError:
+        raise StuckError(f"{counter.seen} of {number} jobs are refused: {there.operator.state()}") from None
 
 
 def _is_refused(job: dict[str, Any]) -> bool:
@@ -189,4 +186,4 @@ def waiting(there: World, size: Size) -> Iterator[harness.Row]:
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, measure, ("kopf", "aiohttp", "orjson"))
+    harness.main(__doc__, measure, ("kopf", "aiohttp", "orjson"), {"jobs": "how many jobs are refused"})

@@ -13,10 +13,11 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -60,12 +61,23 @@ def machine(packages: Iterable[str] = ()) -> dict[str, Any]:
     }
 
 
-def main(description: str | None, measure: Callable[[bool], Iterable[Row]], packages: Iterable[str] = ()) -> None:
-    """Console script of a benchmark. `measure(quick)` yields its rows; each is printed as soon as it is there."""
+def main(
+    description: str | None,
+    measure: Callable[..., Iterable[Row]],
+    packages: Iterable[str] = (),
+    numbers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Console script of a benchmark. `measure(quick)` yields its rows; each is printed as soon as it is there.
+
+    `numbers`: further flags, each with its help; `measure` gets them by name where they are given.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, within a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    for name, says in numbers.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=says)
     arguments = parser.parse_args()
+    given = {name: number for name in numbers if (number := getattr(arguments, name)) is not None}
     # What the benchmark started is then stopped in order; a SIGKILL is left to the kernel (tools/cluster/processes.py).
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     described = machine(packages)
@@ -73,7 +85,7 @@ def main(description: str | None, measure: Callable[[bool], Iterable[Row]], pack
     print(", ".join(f"{key} {value}" for key, value in described["packages"].items()))
     print(f"{'':44} {'value':>10} {'reference':>10} {'ratio':>6}  unit ({'repeats'})")
     rows = []
-    for line in measure(arguments.quick):
+    for line in measure(arguments.quick, **given):
         print(_printed(line), flush=True)
         rows.append(asdict(line) | {"ratio": line.ratio})
         # As they come: a run that is cut off leaves what it had.

@@ -194,7 +194,7 @@ class World:
         self, count: int, counts: Callable[[dict[str, Any]], bool], seconds: float = 300
     ) -> AsyncIterator[asyncio.Task[float]]:
         """Within the block: the moment when a watcher has been told of `count` pods that count."""
-        watcher = PodCounter(self.client, counts)
+        watcher = ObjectCounter(self.client, core_collection("pods", NAMESPACE), counts)
         watching = asyncio.create_task(watcher.until(count))
         try:
             async with asyncio.timeout(seconds):
@@ -211,8 +211,8 @@ class World:
             raise StuckError(f"{problem}: {self.operator.state()}")
 
 
-def exists(pod: dict[str, Any]) -> bool:
-    """Any pod."""
+def exists(raw: dict[str, Any]) -> bool:
+    """Any object."""
     return True
 
 
@@ -221,11 +221,11 @@ def running(pod: dict[str, Any]) -> bool:
     return bool((pod.get("status") or {}).get("phase") == "Running")
 
 
-class PodCounter:
-    """Counts the namespace's pods that `counts` is true of: each once, also when it is gone again."""
+class ObjectCounter:
+    """Counts the objects of a collection that `counts` is true of: each once, also when it is gone again."""
 
-    def __init__(self, client: Client, counts: Callable[[dict[str, Any]], bool] = exists) -> None:
-        self._client, self._path, self._counts = client, core_collection("pods", NAMESPACE), counts
+    def __init__(self, client: Client, path: str, counts: Callable[[dict[str, Any]], bool] = exists) -> None:
+        self._client, self._path, self._counts = client, path, counts
         self._uids: set[str] = set()
         self.watches = asyncio.Event()
 
@@ -251,8 +251,8 @@ class PodCounter:
                 if self.seen >= count:
                     return time.perf_counter()
 
-    def _note(self, pods: Iterable[dict[str, Any]]) -> None:
-        self._uids.update(pod["metadata"]["uid"] for pod in pods if self._counts(pod))
+    def _note(self, objects: Iterable[dict[str, Any]]) -> None:
+        self._uids.update(raw["metadata"]["uid"] for raw in objects if self._counts(raw))
 
 
 class OperatorUnderTest:
