@@ -176,6 +176,10 @@ def test_what_there_is_no_room_for_is_kept_as_a_name_and_said_with_what_to_do() 
 
 
 def test_two_that_take_all_they_may_leave_a_third_its_own() -> None:
+    """Red where a namespace may have more than a third."""
+    budget = Budget(60_000)
+    filled(budget, "alone", 50)
+    assert 15_000 < budget.of("alone") <= 20_000
     budget = Budget(60_000)
     assert budget.most_of_one == 60_000 // SHARES
     caches = [filled(budget, namespace, 50) for namespace in "abc"]
