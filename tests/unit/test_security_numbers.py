@@ -6,7 +6,7 @@ from disttrain_api.manifest import MAX_BYTES
 from disttrain_api.yaml_bounds import MAX_DEPTH, MAX_VALUES
 from disttrain_operator import connection_limits, pod_events
 from disttrain_operator.kube import budget
-from tests.cluster.paths import REPOSITORY
+from tools.cluster.paths import REPOSITORY
 
 KIB = 1024
 SENTENCES = {
