@@ -12,7 +12,7 @@ KIB = 1024
 SENTENCES = {
     "Events of pods": f"at most {pod_events.MAX_EVENTS} Events and {pod_events.MAX_BYTES // KIB} KiB for a pod",
     "rate": f"at most {pod_events.MOST} such requests in {'five' if pod_events.ROUND_SECONDS == 5 else '?'} seconds",
-    "share": f"of a namespace by a {'third' if budget.SHARES == 3 else '?'} of that",
+    "share": f"that of a namespace by a {'third' if budget.SHARES == 3 else '?'} of it",
     "manifests": f"{MAX_BYTES // KIB**2} MiB, {MAX_VALUES:,} values and {MAX_DEPTH} levels at most",
 }
 
