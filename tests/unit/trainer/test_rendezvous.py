@@ -64,13 +64,13 @@ class TestHandshake:
             (proof, flipped(self.HELLO, in_hello), self.NONCE),
             (proof, self.HELLO, flipped(self.NONCE, in_nonce)),
         ):
-            with pytest.raises(Refused):
+            with pytest.raises(Refused, match="does not know the token of this attempt"):
                 check_proof(*other, KEY)
 
     def test_the_answer_is_no_proof(self) -> None:
         """Else a stranger could send back what the gateway has answered to another connection of its own."""
         answer = answer_to(self.HELLO, self.NONCE, KEY)
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match="does not know the token of this attempt"):
             check_proof(answer[NONCE_BYTES:], self.HELLO, self.NONCE, KEY)
 
     @pytest.mark.parametrize(("rank", "size"), [(1, 3), (2, 2), (2**32 - 1, 2)])
