@@ -1,11 +1,12 @@
 """The numbers that docs/security.md promises are those of the code: other tests hold bounds, and call them by name."""
 
 import pytest
+import yaml
 
 from disttrain_api.manifest import MAX_BYTES
 from disttrain_api.yaml_bounds import MAX_DEPTH, MAX_VALUES
 from disttrain_operator import connection_limits, pod_events
-from disttrain_operator.kube import budget
+from disttrain_operator.kube import budget, large_events, lists, sizes
 from tools.cluster.paths import REPOSITORY
 
 KIB = 1024
@@ -28,3 +29,12 @@ def test_the_port_of_health_has_bounds() -> None:
     limits = connection_limits.Limits()
     assert limits.connections * limits.bytes <= 8 * KIB**2
     assert limits.seconds <= 60
+
+
+def test_what_the_operator_may_hold_at_once_fits_the_charts_limit_beside_itself() -> None:
+    """What is kept, what waits, what is parsed and one page's text. Red where one of the bounds grows alone."""
+    most = budget.KEPT_BYTES + large_events.MAX_WAITING_BYTES + sizes.MAX_PARSED_BYTES + 4 * lists.MAX_PAGE_BYTES
+    values = yaml.safe_load((REPOSITORY / "helm/disttrain/values.yaml").read_text())
+    limit = values["resources"]["limits"]["memory"]
+    assert limit.endswith("Mi")
+    assert most <= (int(limit.removesuffix("Mi")) - 128) * KIB**2
