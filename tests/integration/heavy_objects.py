@@ -303,8 +303,8 @@ def in_container(fields: Fields) -> Fields:
     return lambda size: {"container": fields(size)}
 
 
-FEW_IN_A_JOB = ("containers", "init-containers", "volumes", "container-env")
-"""A job's definition allows 16 to 256 of them."""
+FEW_IN_A_JOB = ("containers", "init-containers", "volumes", "container-env", "container-termination-message-path")
+"""A job's definition allows 16 to 256 of them, and so many characters of the path."""
 SPECS: Mapping[str, Fields] = {**POD, **{f"container-{name}": in_container(row) for name, row in CONTAINER.items()}}
 
 
