@@ -94,8 +94,8 @@ class Refused:
         now = self._clock()
         if waiting.until <= now:
             apart = min(SECONDS_BETWEEN_TRIES, MAX_SECONDS / len(line.jobs))
-            # Half: who comes a little late must not cost the next one its time.
-            if now - line.last_try >= apart / 2:
+            # Half: who comes a little late must not cost the next one its time. A lone job waits for nobody.
+            if len(line.jobs) == 1 or now - line.last_try >= apart / 2:
                 waiting.trying, line.last_try = True, now
             else:
                 waiting.until = line.last_time = max(line.last_time, now) + apart

@@ -122,6 +122,14 @@ def test_a_job_lets_others_go_first_until_its_time_comes_or_it_is_woken_or_has_a
     assert refused.seconds_left(last, 1) == pytest.approx(0)
 
 
+def test_a_job_that_waits_alone_waits_for_nobody() -> None:
+    """Red where it is paced by its own last try."""
+    refused = Refused(clock=lambda: 100.0)
+    for _ in range(3):
+        refused.again(a_key(0), 1)
+        assert refused.seconds_left(a_key(0), 1) == 0
+
+
 @pytest.mark.parametrize(("jobs", "a_second"), [(100, 10), (6000, 20)])
 def test_of_those_whose_times_have_passed_each_tries_once_and_ten_a_second_try(jobs: int, a_second: int) -> None:
     """They waited for a worker meanwhile. Red where who comes too soon gets no time of its own."""
