@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.names import ExitCode, Role
+from disttrain_api.names import ExitCode
 from disttrain_api.report import RankFailure
 from disttrain_api.status import Verdict
 from tests.builders import a_claim_template, a_report
@@ -30,70 +30,6 @@ def verdict(world: World, attempt: int = 1) -> Verdict:
 def restart(world: World) -> World:
     """The old pods go, the new ones run."""
     return world.settle().confirm_deletions().settle().run_all()
-
-
-def test_a_drain_waits_for_the_checkpoint_and_does_not_count() -> None:
-    world = a_running_world(storage=a_claim_template()).drain(1).settle()
-    assert world.condition("Running")[:2] == ("True", "PodLeaving")
-    assert "digits-3f9a1-worker-1-a1 is being deleted (Drained)" in world.condition("Running")[2]
-    stopped = RankFailure(rank=1, exit_code=143, reason="Stopped", message="stopped after a checkpoint")
-    world.end(1, ExitCode.STOPPED, report=a_report(40, checkpoint=40, failure=stopped))
-    world.end(0, ExitCode.STOPPED, report=a_report(40, checkpoint=40)).settle()
-    found = verdict(world)
-    assert (found.class_, found.reason, found.action) == ("Disruption", "Drained", "RestartWithoutCounting")
-    assert found.pod == "digits-3f9a1-worker-1-a1"
-    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("reason", "word"),
-    [("PreemptionByScheduler", "Preempted"), ("TerminationByKubelet", "Evicted"), ("DeletionByPodGC", "NodeLost")],
-)
-def test_what_the_cluster_does_is_named_and_not_counted(reason: str, word: str) -> None:
-    world = a_running_world(runPolicy={"maxRestarts": 0}).drain(1, reason).end(1, 137).end(0, 1)
-    restart(world)
-    assert verdict(world).reason == word
-    assert world.job.status.attempt == 2
-    assert world.condition("Running")[0] == "True"
-
-
-def test_a_person_who_deletes_a_pod_is_the_cause_and_counts() -> None:
-    world = a_running_world().drain(1, None).settle()
-    world.end(1, ExitCode.STOPPED, report=a_report(4)).end(0, ExitCode.STOPPED, report=a_report(4)).settle()
-    found = verdict(world)
-    assert (found.class_, found.reason, found.pod) == ("PodLost", "PodLost", "digits-3f9a1-worker-1-a1")
-    assert world.job.status.restarts_since_checkpoint == 1
-
-
-@pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", None])
-def test_the_last_words_of_a_removed_pod_still_say_that_it_was_told_to_end(reason: str | None) -> None:
-    """The kubelet removes an ended pod with a grace of 0, which moves its deletion behind its end."""
-    world = a_running_world().drain(1, reason)
-    stopped = RankFailure(rank=0, exit_code=143, reason="Stopped", message="stopped")
-    for index in (0, 1):
-        world.end(index, ExitCode.STOPPED, report=a_report(4, failure=stopped))
-    last = world.pod(1)
-    last["metadata"] |= {"deletionTimestamp": "2026-01-01T12:00:01Z", "deletionGracePeriodSeconds": 0}
-    world.remove(last["metadata"]["name"])
-    world.pass_time(1).settle()
-    assert verdict(world).pod == "digits-3f9a1-worker-1-a1"
-
-
-def test_a_pod_that_failed_before_it_was_drained_failed_by_itself() -> None:
-    world = a_running_world().end(1, 3).pass_time(1)
-    pod = world.pod(1)
-    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T12:01:01Z", "deletionGracePeriodSeconds": 60}
-    pod["status"]["conditions"] = [
-        {
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "EvictionByEvictionAPI",
-            "message": "",
-            "lastTransitionTime": "2026-01-01T12:00:01Z",
-        }
-    ]
-    world.pass_time(3).settle()
-    assert verdict(world).class_ == "Program"
 
 
 def test_a_pod_on_a_dead_node_is_given_up_at_once_and_removed_by_force() -> None:
@@ -126,23 +62,6 @@ def test_a_peer_that_all_have_lost_is_waited_for_and_its_dead_node_named() -> No
 def test_a_peer_that_is_never_heard_of_does_not_hold_the_job_for_ever() -> None:
     world = a_running_world().end(0, ExitCode.PEER_LOST, report=a_report(5)).settle().pass_time(91).settle()
     assert (world.job.status.attempt, verdict(world).class_) == (2, "PeerLost")
-
-
-@pytest.mark.parametrize("backoff", [0, 10])
-def test_a_node_whose_death_is_noticed_after_the_restart_was_the_cause_after_all(backoff: int) -> None:
-    """A program of one's own says of a lost peer no more than exit code 1."""
-    world = (
-        own_world(restartBackoffSeconds=backoff).end(0, 1).end(2, 1, at="2026-01-01T12:00:01Z").pass_time(4).settle()
-    )
-    assert (verdict(world).class_, world.job.status.restarts_since_checkpoint) == ("Program", 1)
-    world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    world.settle()
-    found = verdict(world)
-    assert (found.class_, found.pod) == ("NodeLost", "digits-3f9a1-worker-1-a1")
-    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 0)
-    assert "was lost with its node" in world.condition("Restarting")[2]
-    world.pass_time(66).settle().run_all()
-    assert world.condition("Running")[0] == "True"
 
 
 def test_a_pod_that_fails_its_own_probe_is_not_cut_off() -> None:
@@ -304,34 +223,6 @@ def test_an_ignored_failure_leaves_the_others_alone() -> None:
     assert world.condition("Complete") == ("True", "WorkersSucceeded", "all 2 workers succeeded")
 
 
-def test_a_job_whose_every_failure_is_ignored_has_not_succeeded() -> None:
-    world = own_world({"action": "Ignore"})
-    for index in range(3):
-        world.end(index, 1)
-    world.settle()
-    assert world.condition("Failed")[:2] == ("True", "AllIgnored")
-
-
-@pytest.mark.parametrize(("operator", "ends"), [("Any", [1]), ("First", [0]), ("All", [0, 1, 2])])
-def test_a_success_policy_ends_the_job_and_its_other_pods(operator: str, ends: list[int]) -> None:
-    world = own_world(successPolicy={"operator": operator})
-    for index in ends:
-        assert world.condition("Complete")[0] == "False"
-        world.end(index, 0).settle()
-    assert world.condition("Complete")[0] == "True"
-    assert all("deletionTimestamp" in world.pod(index)["metadata"] for index in {0, 1, 2} - set(ends))
-
-
-def test_servers_may_decide_the_success() -> None:
-    world = a_running_world(
-        **OWN,
-        parameterServers={"replicas": 1, "template": COMMAND},
-        runPolicy={"successPolicy": {"role": "ps"}},
-    )
-    world.end(0, 0, Role.PS).settle()
-    assert world.condition("Complete")[:2] == ("True", "ServersSucceeded")
-
-
 @pytest.mark.parametrize(("policy", "log"), [({"failureLogInStatus": True}, "one\ntwo\nValueError: three"), ({}, None)])
 def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
     policy: dict[str, Any], log: str | None
@@ -356,15 +247,3 @@ def test_the_verdict_on_a_denied_permission_names_the_switch_for_root(
 ) -> None:
     found = verdict(own_world(**policy).end(1, 1, message=f"{last_line}\n").pass_time(3).settle())
     assert ("`runPolicy.podSecurity: Template`" in found.message) == hinted
-
-
-def test_a_verdict_that_is_put_right_clears_the_node_that_it_had_blamed() -> None:
-    world = own_world(restartBackoffSeconds=0).end(0, 1).end(2, 1, at="2026-01-01T12:00:01Z").pass_time(4)
-    restart(world).end(0, 1, at="2026-01-01T12:00:04Z").end(2, 1, at="2026-01-01T12:00:05Z").pass_time(4).settle()
-    assert world.job.status.attempts[-1].avoided_nodes == ["node1"]
-    silent = world.pod(1)
-    silent["spec"]["nodeName"] = "node2"
-    silent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    world.settle()
-    assert (verdict(world, 2).class_, verdict(world, 2).node) == ("NodeLost", "node2")
-    assert world.job.status.attempts[-1].avoided_nodes == []

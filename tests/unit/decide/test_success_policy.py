@@ -1,4 +1,4 @@
-"""A member that has succeeded has done so for good, whatever becomes of its pod and of the operator's memory."""
+"""When a job is complete; and a member's success is final, whatever becomes of its pod and of the operator's memory."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import pytest
 from disttrain_api.names import Role
 from disttrain_operator.decide.decision import CreatePod
 from disttrain_operator.decide.gang import members_as_text, members_of_text
+from tests.builders import a_claim_template, a_report
 from tests.unit.decide.test_failures import COMMAND, OWN, own_world, verdict
 from tests.unit.decide.world import World, a_running_world, a_world
 
@@ -17,6 +18,76 @@ def forget(world: World, index: int, role: Role = Role.WORKER) -> World:
     """The pod is deleted, and nobody remembers it: the operator was restarted, or two minutes have passed."""
     world.remove(world.pod(index, role)["metadata"]["name"], remembered=False)
     return world
+
+
+def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_reported() -> None:
+    world = a_running_world(storage=a_claim_template())
+    world.end(0, 0, report=a_report(100, checkpoint=100, accuracy=0.98)).end(1, 0).settle()
+    status = world.job.status
+    assert world.condition("Finished") == ("True", "WorkersSucceeded", "all 2 workers succeeded")
+    assert status.phase == "Succeeded"
+    assert status.progress is not None
+    assert [(metric.name, metric.value) for metric in status.progress.metrics] == [("accuracy", 0.98)]
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == 100
+    assert status.completion_time
+
+
+def test_a_job_whose_last_evaluation_failed_is_complete_and_says_so() -> None:
+    world = a_running_world()
+    report = a_report(100)
+    assert report.progress is not None
+    failed = report.progress.model_copy(update={"evaluation_failure": "the evaluation after step 100 failed"})
+    world.end(0, 0, report=report.model_copy(update={"progress": failed})).end(1, 0).settle()
+    assert world.job.status.phase == "Succeeded"
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.evaluation_failure == "the evaluation after step 100 failed"
+
+
+def test_one_worker_that_ended_well_does_not_end_the_job() -> None:
+    world = a_running_world().end(0, 0).settle()
+    assert world.condition("Finished")[0] == "False"
+    assert world.condition("Running")[0] == "True"
+
+
+def test_parameter_servers_end_when_the_workers_do() -> None:
+    world = a_running_world(
+        training=None, workers={"template": COMMAND}, parameterServers={"replicas": 1, "template": COMMAND}
+    )
+    world.end(0, 0).end(1, 0).settle()
+    server = world.pod(0, Role.PS)
+    assert "deletionTimestamp" in server["metadata"]
+    world.confirm_deletions().settle()
+    assert world.condition("Complete")[0] == "True"
+    assert [(count.role, count.active) for count in world.job.status.replica_statuses] == [("worker", 0), ("ps", 0)]
+
+
+def test_a_job_whose_every_failure_is_ignored_has_not_succeeded() -> None:
+    world = own_world({"action": "Ignore"})
+    for index in range(3):
+        world.end(index, 1)
+    world.settle()
+    assert world.condition("Failed")[:2] == ("True", "AllIgnored")
+
+
+@pytest.mark.parametrize(("operator", "ends"), [("Any", [1]), ("First", [0]), ("All", [0, 1, 2])])
+def test_a_success_policy_ends_the_job_and_its_other_pods(operator: str, ends: list[int]) -> None:
+    world = own_world(successPolicy={"operator": operator})
+    for index in ends:
+        assert world.condition("Complete")[0] == "False"
+        world.end(index, 0).settle()
+    assert world.condition("Complete")[0] == "True"
+    assert all("deletionTimestamp" in world.pod(index)["metadata"] for index in {0, 1, 2} - set(ends))
+
+
+def test_servers_may_decide_the_success() -> None:
+    world = a_running_world(
+        **OWN,
+        parameterServers={"replicas": 1, "template": COMMAND},
+        runPolicy={"successPolicy": {"role": "ps"}},
+    )
+    world.end(0, 0, Role.PS).settle()
+    assert world.condition("Complete")[:2] == ("True", "ServersSucceeded")
 
 
 def test_a_success_stands_in_the_status_before_anything_is_done_about_it() -> None:
