@@ -59,7 +59,7 @@ class Reports:
 
     def _take(self, rank: int, version: tuple[int, int], report: RankReport) -> None:
         former = self._read.get(rank)
-        if former is not None and _is_news(former[1], report, stepped=rank in self._stepped):
+        if _is_news(None if former is None else former[1], report, stepped=rank in self._stepped):
             self._stepped[rank] = self._clock()
         self._read[rank] = (version, report)
 
@@ -73,8 +73,11 @@ class Reports:
         return next((report for rank in self._ranks if (report := self.of(rank)) is not None), None)
 
 
-def _is_news(former: RankReport, report: RankReport, *, stepped: bool) -> bool:
+def _is_news(former: RankReport | None, report: RankReport, *, stepped: bool) -> bool:
     """Whether a rank has done a step. After a long evaluation it has not stood still: its time begins anew."""
+    if former is None:
+        # It may have logged its first steps before anybody looked. Before them it has no loss, wherever it resumes.
+        return report.loss is not None
     return former.step != report.step or (stepped and former.phase != report.phase)
 
 

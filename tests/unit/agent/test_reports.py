@@ -32,3 +32,15 @@ def test_time_without_a_step_begins_anew_after_an_evaluation(tmp_path: Path) -> 
     assert says(900, 10, RankPhase.EVALUATING) == 804
     assert says(901, 10, RankPhase.TRAINING) == 0
     assert says(931, 10, RankPhase.TRAINING) == 30
+
+
+def test_a_step_that_was_logged_before_anybody_looked_counts(tmp_path: Path) -> None:
+    """A rank may hang right after it. One that resumes at a step has not done any yet."""
+    clock = Clock()
+    done, resumed = RankReport(rank=0, step=20, loss=0.7), RankReport(rank=1, step=20)
+    reports = Reports(tmp_path, [0, 1], clock)
+    for report in (done, resumed):
+        rewrite(report_path(tmp_path, report.rank), report.model_dump_json(by_alias=True))
+        reports.of(report.rank)
+    clock.now = 30.0
+    assert (reports.seconds_since_step(0), reports.seconds_since_step(1)) == (30.0, None)
