@@ -1,4 +1,4 @@
-"""A rank of trainer_overhead.py: a loop of ours and a bare one in turn, some steps each, in the same processes.
+"""A rank of trainer_overhead.py. It runs the trainer's loop or a session and a bare loop in turn, some steps each.
 
 Run by benchmarks/ranks.py; arguments: blocks, and which loop is ours (`trainer` or `session`). bare.json is the job of
 the bare loop. Rank 0 prints for each block the seconds of a step, ours and the bare loop's.

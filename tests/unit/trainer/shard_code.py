@@ -174,6 +174,13 @@ class LeavingOut(nn.Module):
         return self.out(x if self.leaves and self.passes > 6 else self.second(x))
 
 
+class Freezing:
+    """A callback that trains no second layer."""
+
+    def on_start(self, moment: Any) -> None:
+        moment.model.second.requires_grad_(False)
+
+
 def leaving_out(rank: int | None = None) -> nn.Module:
     return LeavingOut(rank).double()
 

@@ -17,6 +17,7 @@ SOME_UNUSED = {**STEPS, "model": of_shards("held", unused=True)}
 ALL_USED = {**STEPS, "model": of_shards("held", unused=False)}
 OTHER_ON_EACH_RANK = {**STEPS, "model": of_shards("choosing", how="another")}
 LATER = {**STEPS, "model": of_shards("leaving_out")}
+FROZEN = {**LATER, "steps": 5, "callbacks": [of_shards("Freezing")]}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all used": (ALL_USED, {}),
     "all used, searched": (ALL_USED, SEARCH),
@@ -24,6 +25,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another on each rank": (OTHER_ON_EACH_RANK, {}),
     "unused later": (LATER, {}),
     "unused later, searched": (LATER, SEARCH),
+    "frozen at the start": (FROZEN, {}),
 }
 LEFT_OUT = (
     "InvalidConfiguration: `training.model`: a step left `second.weight`, `second.bias` without a gradient, where all "
@@ -34,7 +36,12 @@ LEFT_OUT = (
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    cases = {"all used": ALL_USED, "some unused": SOME_UNUSED, "unused later, searched": LATER}
+    cases = {
+        "all used": ALL_USED,
+        "some unused": SOME_UNUSED,
+        "unused later, searched": LATER,
+        "frozen at the start": FROZEN,
+    }
     runs = {name: [{"training": training}] for name, training in cases.items()}
     return run_cases(tmp_path_factory.mktemp("alone"), 1, runs)
 
@@ -55,6 +62,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "some unused": True,
         "another on each rank": True,
         "unused later, searched": True,
+        "frozen at the start": True,
     }.items(),
 )
 def test_ddp_searches_where_a_parameter_may_be_unused(
@@ -64,7 +72,7 @@ def test_ddp_searches_where_a_parameter_may_be_unused(
     assert two[case]["searches"] is searches
 
 
-@pytest.mark.parametrize("case", ["all used", "some unused", "unused later, searched"])
+@pytest.mark.parametrize("case", ["all used", "some unused", "unused later, searched", "frozen at the start"])
 def test_either_way_trains_as_one_process_does(
     alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str
 ) -> None:

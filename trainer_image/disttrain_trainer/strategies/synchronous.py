@@ -55,11 +55,14 @@ class Synchronous(SumOverRanks):
         self.stopping = False
         self._config, self.state, self._around = around.config, around.state, around
         self._next: Batch | None = None
-        if self.state.step < self._config.training.steps:
-            always = self._config.job.parallelism.data_parallel.find_unused_parameters
-            settle_buckets(self.state, self.world, always_search=always)
+        self._settled = False
 
     def run(self, until: int) -> Iterator[StepResult]:
+        if not self._settled and self.state.step < until:
+            # Not earlier: a callback may freeze parameters when the attempt begins.
+            self._settled = True
+            always = self._config.job.parallelism.data_parallel.find_unused_parameters
+            settle_buckets(self.state, self.world, always_search=always)
         while self.state.step < until:
             batch, self._next = self._next or self._load(self.state.cursor), None
             weight, samples, stopping, *digests = batch.counts()
