@@ -5,7 +5,7 @@ from tests.e2e.manifests import server_job
 from tests.e2e.observe import checkpoint, pod, wait_until_anew
 
 STEPS = 1_500
-AGAIN = r"goes on from its snapshot after \d+ updates, in life 2"
+AGAIN = r"goes on from its snapshot after \d+ updates, as incarnation 2"
 # By what was made again.
 SAID = {("ps", "1"): (AGAIN,), ("ps", "0"): (AGAIN, "has heard 2 workers and goes on after step")}
 

@@ -83,7 +83,10 @@ class Worker:
     def question(self, kind, **fields):
         self.number += 1
         sender = (f"{self.rank}-{self.life}".encode(), b"%d" % self.number)
-        self.asked = (sender, Message(kind, {"worker": self.rank, "life": self.memory._fields["life"], **fields}))
+        self.asked = (
+            sender,
+            Message(kind, {"worker": self.rank, "instance": self.memory._fields["instance"], **fields}),
+        )
         self.asked_of = None
 
 
@@ -201,7 +204,7 @@ class Simulation:
         incarnation = self.incarnation if knows_newest or self.chance.random() < 0.7 else max(1, member.incarnation)
         manager = self.managers[incarnation]
         sender = (f"beat-{member.rank}".encode(), b"")
-        fields = {"worker": member.rank, "life": member.memory._fields["life"]}
+        fields = {"worker": member.rank, "instance": member.memory._fields["instance"]}
         [(_, answer)] = manager.handlers["alive"](sender, Message("alive", fields), self.now)
         if self.heard(member, incarnation) and answer.fields["report"] and member.memory.report() is not None:
             manager.handlers["report"](sender, member.memory.report(), self.now)

@@ -25,7 +25,7 @@ from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
-from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_incarnation
 from disttrain_trainer.parameter_server.server.stragglers import Stragglers
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
@@ -130,9 +130,9 @@ class TestWhatIsKnown:
 
 class TestLives:
     def test_numbers_are_given_once_and_by_attempt(self, tmp_path):
-        assert [claim_life(tmp_path, 0, 1)[1] for _ in range(3)] == [1, 2, 3]
-        assert claim_life(tmp_path, 1, 1)[1] == 1
-        assert claim_life(tmp_path, 0, 2)[1] == 1
+        assert [claim_incarnation(tmp_path, 0, 1)[1] for _ in range(3)] == [1, 2, 3]
+        assert claim_incarnation(tmp_path, 1, 1)[1] == 1
+        assert claim_incarnation(tmp_path, 0, 2)[1] == 1
         assert sorted(file.name for file in tmp_path.iterdir()) == [
             "server-0.attempt-000002.life-000001",
             "server-1.attempt-000001.life-000001",
@@ -140,12 +140,12 @@ class TestLives:
 
     def test_a_former_life_writes_no_snapshot(self, tmp_path):
         file, key = tmp_path / "server-0.snapshot", key_of("token", "uid", 1)
-        former, _ = claim_life(tmp_path, 0, 1)
+        former, _ = claim_incarnation(tmp_path, 0, 1)
         snapshots = Snapshots(file, key, former)
         snapshots.write(Message("snapshot", {"of": "former"}))
         snapshots._writer.join()
         assert snapshots.read().fields["of"] == "former"
-        later, _ = claim_life(tmp_path, 0, 1)
+        later, _ = claim_incarnation(tmp_path, 0, 1)
         other = Snapshots(file, key, later)
         other.write(Message("snapshot", {"of": "later"}))
         other._writer.join()
@@ -208,7 +208,7 @@ class Asked:
 
     def say(self, worker, kind, now=0.0, **fields):
         sender = (b"%d" % worker, b"%d" % next(self.numbers))
-        return self.manager.handlers[kind](sender, Message(kind, {"worker": worker, "life": "a", **fields}), now)
+        return self.manager.handlers[kind](sender, Message(kind, {"worker": worker, "instance": "a", **fields}), now)
 
     def done(self, worker, task, **fields):
         self.say(worker, "next", done=task, clock=1, loss=1.0, weight=1.0, samples=1.0, **fields)
@@ -292,10 +292,10 @@ class TestFencing:
             assert (answer.task, answer.cursor, client._heartbeat.incarnations) == (Task(0, 0), Cursor(3, 4), [1, 1])
             payload = GradientPayload(client.placement, {"only": parameter}, PlainCodec())
             client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, payload)
-            # The other worker has heard of the manager's second life, and tells the other server.
+            # The other worker has heard of the manager's second incarnation, and tells the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "incarnations": [2, 1]}), 0.0)
             former.thread.join(GENEROUS)
-            assert "a newer life" in str(former.error)
+            assert "a newer incarnation" in str(former.error)
             successor = Serving(configured(0, incarnation=2), addresses[0], snapshot)
             answer = client.next((answer.task, 1.0, 2.0, 3.0))
             assert (answer.task, answer.complete, client._heartbeat.incarnations) == (Task(0, 1), 1, [2, 1])
@@ -349,8 +349,8 @@ class TestFencing:
         server.receive((b"a", b"1"), Message("load", {"worker": 0, "states": [[]]}, [torch.ones(4)]), 0.0)
         fields = {"worker": 0, "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, "ranges": [0], "counts": [1]}
 
-        def pushed(connection, number, life):
-            message = Message("push", {**fields, "life": life}, [torch.ones(4)])
+        def pushed(connection, number, instance):
+            message = Message("push", {**fields, "instance": instance}, [torch.ones(4)])
             [(_, answer)] = server.receive((connection, number), message, 0.0)
             return answer.fields["fresh"]
 
@@ -359,8 +359,8 @@ class TestFencing:
 
     def test_a_load_that_comes_late_once_more_changes_nothing(self):
         server = Server(configured(0))
-        load = Message("load", {"worker": 0, "life": "a", "states": [[]]}, [torch.ones(4)])
-        fields = {"worker": 0, "life": "a", "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0}
+        load = Message("load", {"worker": 0, "instance": "a", "states": [[]]}, [torch.ones(4)])
+        fields = {"worker": 0, "instance": "a", "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0}
         push = Message("push", {**fields, "ranges": [0], "counts": [1]}, [torch.ones(4)])
         kinds = []
         for connection, number, message in ((b"a", b"1", load), (b"a", b"2", push), (b"b", b"1", load)):
@@ -376,7 +376,7 @@ class TestFencing:
         socket = connect(context, address, key_with(1, KEY))
         try:
             for number, meant in enumerate([0, 1]):
-                message = Message("alive", {"worker": 0, "life": "a", "incarnations": [1, 1]})
+                message = Message("alive", {"worker": 0, "instance": "a", "incarnations": [1, 1]})
                 socket.send_multipart([b"%d" % number, *encode(message, key_with(meant, KEY))])
             assert socket.poll(30_000)
             answer = socket.recv_multipart()
@@ -390,7 +390,7 @@ class TestFencing:
     def test_a_start_that_comes_twice_counts_once(self):
         manager = Manager(configured(0))
         asker = (b"worker", b"1")
-        manager.handlers["hello"](asker, Message("hello", {"worker": 0, "life": "a", "samples": 50}), 0.0)
+        manager.handlers["hello"](asker, Message("hello", {"worker": 0, "instance": "a", "samples": 50}), 0.0)
         begin = Message("start", {"worker": 0, "step": 0, "epoch": 0, "position": 0, "hold_at": 5})
         for _ in range(2):
             [(_, answer)] = manager.handlers["start"](asker, begin, 0.0)

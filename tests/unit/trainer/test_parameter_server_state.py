@@ -19,7 +19,7 @@ from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Pu
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.shard import Shard
-from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_incarnation
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.builders import TRAINING
@@ -124,9 +124,9 @@ class TestSnapshots:
         assert Snapshots(file, KEY).read() is None
 
     def test_one_whose_life_is_gone_writes_nothing(self, tmp_path):
-        life, _ = claim_life(tmp_path, 0, 1)
-        snapshots = Snapshots(tmp_path / "one", KEY, life)
-        life.unlink()
+        claim, _ = claim_incarnation(tmp_path, 0, 1)
+        snapshots = Snapshots(tmp_path / "one", KEY, claim)
+        claim.unlink()
         snapshots.write(loaded(a_server()).snapshot())
         snapshots._writer.join()
         assert snapshots.read() is None

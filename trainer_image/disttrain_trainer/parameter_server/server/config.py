@@ -23,6 +23,6 @@ class ServerConfig:
     snapshots: bool = False
     """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
     incarnation: int = 1
-    """Which life of this server of the attempt it is, from 1. Once a later one is known, nobody listens to it."""
+    """Counts the starts of this server in the attempt, from 1. Once a later one is known, peers ignore this one."""
     compression: Compression | None = None
     """Of what is pushed."""

@@ -29,7 +29,7 @@ from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
-from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_life
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_incarnation
 from disttrain_trainer.runtime.config import Config, read_config
 from disttrain_trainer.runtime.errors import InvalidConfiguration, TrainerError, describe, no_room
 
@@ -96,8 +96,8 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
         checkpoints = config.checkpoint_folder
         folder = checkpoints / "servers"
         try:
-            life, incarnation = claim_life(folder, index, config.attempt)
-            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, life, lambda: words.look(checkpoints))
+            claim, incarnation = claim_incarnation(folder, index, config.attempt)
+            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, claim, lambda: words.look(checkpoints))
         except OSError as error:
             print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
     described = ServerConfig(
@@ -114,7 +114,10 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
     former = snapshots.read() if snapshots is not None else None
     if former is not None:
         server.restore(former)
-        print(f"goes on from its snapshot after {former.number('version')} updates, in life {incarnation}", flush=True)
+        print(
+            f"goes on from its snapshot after {former.number('version')} updates, as incarnation {incarnation}",
+            flush=True,
+        )
     loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
     stop.before_exit = lambda message: words.end(_stopped(message))

@@ -4,8 +4,8 @@ Workers ask; an answer may arrive later than other messages.
 
     hello, start, next, leave, alive, report    worker -> manager
 
-The table of tasks is in its memory alone. Should it die, its next life asks the workers what they remember, and lends
-nothing before it has heard all that live (recovery.py).
+The table of tasks is in its memory alone. Should it die, its next incarnation asks the workers what they
+remember, and lends nothing before it has heard all that live (recovery.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Manager:
         """`say`: for the log."""
         self._config, self._say = config, say
         self._samples: int | None = None
-        self._lives: dict[int, str] = {}
+        self._instances: dict[int, str] = {}
         self._waiting: dict[int, Sender] = {}
         self._answered: dict[int, tuple[bytes, Message]] = {}
         """Number of the last question of each worker for work, and the answer: asked twice, it is given twice."""
@@ -47,7 +47,7 @@ class Manager:
         self._deferred: dict[int, tuple[Handler, Sender, Message]] = {}
         """What is answered once the recovery is over."""
         self._unheard: set[int] = set()
-        """Workers that have not said yet to this life what they remember."""
+        """Workers that have not yet reported to this incarnation what they remember."""
         self.stragglers = Stragglers()
         settings = config.settings
         staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
@@ -68,13 +68,13 @@ class Manager:
         return found
 
     def table(self) -> dict[str, Any] | None:
-        """Return what a next life should know and workers do not remember; None before the work has begun."""
+        """Return what the next incarnation must know and workers do not remember; None before the work has begun."""
         if not self._scheduler.started or self._samples is None:
             return None
         return {**self._scheduler.known().fields(), "samples": self._samples}
 
     def recover(self, table: Mapping[str, Any] | None) -> None:
-        """Be the next life of a manager that was at work. `table`: of its last snapshot. Raises Malformed."""
+        """Be the next incarnation of a manager that was at work. `table`: of its last snapshot. Raises Malformed."""
         known = None if table is None else progress_of(table)
         self._samples = None if table is None else Message("table", table).number("samples")
         self._recovery = Recovery(self._config.workers, self._config.silence, known)
@@ -118,7 +118,7 @@ class Manager:
             if self._recovery is None:
                 return handler(sender, message, now)
             if message.kind == "hello":
-                # A new life of the worker: it remembers nothing.
+                # A restarted worker remembers nothing.
                 self._recovery.hear(worker, None, None, now)
                 self._unheard.discard(worker)
             self._deferred[worker] = (handler, sender, message)
@@ -149,7 +149,7 @@ class Manager:
             reason = f"worker {worker} finds {samples} training samples, others find {self._samples}"
             return [(sender, Message("unlike", {"reason": reason}))]
         self._samples = samples
-        self._lives[worker] = str(message.fields.get("life"))
+        self._instances[worker] = str(message.fields.get("instance"))
         self._unheard.discard(worker)
         self._forget(worker)
         self._scheduler.join(worker, now)
@@ -205,8 +205,8 @@ class Manager:
 
     def _alive(self, sender: Sender, message: Message, now: float) -> Answers:
         worker = worker_of(message, self._config.workers)
-        # A heartbeat of a former life of this worker says nothing about the present one.
-        if self._lives.get(worker) == message.fields.get("life"):
+        # A heartbeat of a former instance of this worker says nothing about the present one.
+        if self._instances.get(worker) == message.fields.get("instance"):
             self._saw(worker, now)
         if message.fields.get("stopping") is True:
             self._scheduler.stop(worker)
@@ -221,7 +221,7 @@ class Manager:
             return []
         self._unheard.discard(worker)
         self._samples = samples if self._samples is None else self._samples
-        self._lives[worker] = str(message.fields.get("life"))
+        self._instances[worker] = str(message.fields.get("instance"))
         if self._recovery is not None:
             self._recovery.hear(worker, known, lent, now)
         elif self._scheduler.started:

@@ -174,12 +174,12 @@ class TaskScheduler:
         self._untold = {number: parts for number, parts in self._untold.items() if number >= self._told}
 
     def join(self, worker: int, now: float) -> None:
-        """A worker begins, perhaps again: the tasks of its former life become free."""
+        """A worker begins, perhaps again: the tasks of its former instance become free."""
         self.leave(worker)
         self.saw(worker, now)
         self._leaving.discard(worker)
         if worker == LEADER:
-            # Whatever it was held for died with its former life, or was done by it before it was stopped.
+            # Whatever it was held for died with its former instance, or was done before that was stopped.
             self._held, self.stopping = False, self._everyone_stops
 
     def saw(self, worker: int, now: float) -> None:

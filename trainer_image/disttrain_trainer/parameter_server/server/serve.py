@@ -42,7 +42,7 @@ class Loop:
         """Serve until the server must stop and the work is finished, as the last checkpoint needs its parameters, or no
         worker is left to finish it.
 
-        Raises PeerLost where a newer life of this server is known to be at work.
+        Raises PeerLost where a newer incarnation of this server is known to be at work.
         """
         told = False
         while not (told and (self._server.finished or self._server.deserted(time.monotonic()))):
@@ -50,7 +50,7 @@ class Loop:
                 self._receive()
             self._send(self._server.tick(time.monotonic()))
             if self._server.superseded:
-                raise PeerLost("a newer life of this parameter server is at work; this one ends")
+                raise PeerLost("a newer incarnation of this parameter server is at work; this one ends")
             snapshot = self._server.snapshot() if self._snapshots is not None else None
             if self._snapshots is not None and snapshot is not None:
                 # Waits for the one before: so less than two intervals are ever lost.

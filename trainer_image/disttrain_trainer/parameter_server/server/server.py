@@ -40,19 +40,19 @@ class Server:
     def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
         """`say`: for the log."""
         self._config, self.index, self.workers = config, config.index, config.workers
-        self._life = secrets.token_hex(8)
+        self._instance = secrets.token_hex(8)
         self._restored = False
         self._incarnations = {config.index: config.incarnation}
         self.finished = False
         self.superseded = False
-        """Whether a newer life of this server is at work: nobody listens to this one any more."""
+        """Whether a newer incarnation of this server is at work: peers ignore this one."""
         self._shard: Shard | None = None
         self._aggregator: Aggregator | None = None
         self._manager = Manager(config, say) if config.index == 0 else None
         self._reassembly = Reassembly()
         self._done: dict[tuple[int, str], tuple[tuple[object, bytes], Message]] = {}
-        """Of each worker and kind in _ONCE life and number of the last question, and the answer: asked twice, it is
-        given twice."""
+        """Of each worker and kind in _ONCE the instance and number of the last question, and the answer: asked twice,
+        it is given twice."""
         self._decoder = PushDecoder(config.index, config.compression, config.training.seed)
         self._counters = CountersByWorker()
         self._next_snapshot = 0
@@ -72,7 +72,7 @@ class Server:
         handler, worker = self._handlers.get(message.kind), worker_of(message, self._config.workers)
         if handler is None:
             raise Malformed(f"unknown message {message.kind!r:.40}")
-        asked, done = (message.fields.get("life"), sender[1]), self._done.get((worker, message.kind))
+        asked, done = (message.fields.get("instance"), sender[1]), self._done.get((worker, message.kind))
         if done is not None and done[0] == asked:
             return [(sender, done[1])]
         answers = handler(sender, message, now)
@@ -102,12 +102,13 @@ class Server:
     def card(self) -> dict[str, Any]:
         """Return the fields about the server that every answer has.
 
-        life: tells a server that was started anew from the one that is known; incarnation: which life of this attempt
-        it is; restored: whether it has what its former life held; incarnations: the newest that it knows of, of each.
+        instance: random, so a restarted server is told from the one that is known; incarnation: counts its starts in
+        this attempt; restored: whether it holds what its former incarnation held; incarnations: the newest known of
+        each server.
         """
         incarnations = [self._incarnations.get(index, 0) for index in range(max(self._incarnations) + 1)]
         return {
-            "life": self._life,
+            "instance": self._instance,
             "incarnation": self._config.incarnation,
             "restored": self._restored,
             "incarnations": incarnations,
@@ -130,7 +131,7 @@ class Server:
         return Message("snapshot", fields, message.tensors)
 
     def restore(self, snapshot: Message) -> None:
-        """Go on from what a former life of this server held."""
+        """Go on from what a former incarnation of this server held."""
         self._take_over(snapshot)
         assert self._shard is not None
         assert self._aggregator is not None

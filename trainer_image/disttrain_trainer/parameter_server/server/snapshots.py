@@ -24,10 +24,10 @@ class Snapshots:
     """The snapshots of one server: a file, written by a thread while the server goes on."""
 
     def __init__(
-        self, file: Path, key: bytes, life: Path | None = None, written: Callable[[], None] = lambda: None
+        self, file: Path, key: bytes, claim: Path | None = None, written: Callable[[], None] = lambda: None
     ) -> None:
-        """`life`: of `claim_life`; once there is a later one, nothing is written. `written`: called by the thread."""
-        self._file, self._key, self._life, self._written = file, key, life, written
+        """`claim`: of `claim_incarnation`: nothing is written after a later one. `written`: the thread calls it."""
+        self._file, self._key, self._claim, self._written = file, key, claim, written
         self._writer: threading.Thread | None = None
 
     def write(self, message: Message) -> None:
@@ -57,8 +57,8 @@ class Snapshots:
                     file.write(frame)
                 file.flush()
                 os.fsync(file.fileno())
-            # Whose file of life is gone may have been followed by another life.
-            if self._life is None or _lives(self._life)[-1:] == [self._life]:
+            # A claim that was removed may have been followed by another one.
+            if self._claim is None or _claims(self._claim)[-1:] == [self._claim]:
                 partial.replace(self._file)
                 self._written()
         except OSError as error:
@@ -66,30 +66,31 @@ class Snapshots:
             print(f"disttrain: {self._file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
-def claim_life(folder: Path, index: int, attempt: int) -> tuple[Path, int]:
-    """A file that says which life of this server of the attempt begins now, and its number, from 1.
+def claim_incarnation(folder: Path, index: int, attempt: int) -> tuple[Path, int]:
+    """Create the file that claims the next incarnation of this server in the attempt; return it and the number, from 1.
 
-    No two lives have the same number. Raises OSError where the folder cannot be written.
+    No two incarnations have the same number. Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    life = 1
+    incarnation = 1
     while True:
-        file = folder / f"server-{index}.attempt-{attempt:06d}.life-{life:06d}"
+        # `life` stays the name on the volume: counting goes on where an older image began.
+        file = folder / f"server-{index}.attempt-{attempt:06d}.life-{incarnation:06d}"
         try:
             file.touch(exist_ok=False)
         except FileExistsError:
-            life += 1
+            incarnation += 1
             continue
-        for old in _lives(file):
+        for old in _claims(file):
             # Those of this attempt are what the number is counted by.
             if old < folder / f"server-{index}.attempt-{attempt:06d}":
                 old.unlink(missing_ok=True)
-        return file, life
+        return file, incarnation
 
 
-def _lives(life: Path) -> list[Path]:
-    """All lives of the same server, the latest last."""
-    return sorted(life.parent.glob(f"{life.name.partition('.')[0]}.attempt-*.life-*"))
+def _claims(claim: Path) -> list[Path]:
+    """All claims of the same server, the latest last."""
+    return sorted(claim.parent.glob(f"{claim.name.partition('.')[0]}.attempt-*.life-*"))
 
 
 def _frames(file: IO[bytes]) -> Iterator[bytearray]:

@@ -70,7 +70,7 @@ class Servers:
         `patience`: seconds for the first answer. `replaceable`: servers may be started anew and go on from a snapshot.
         `widths`: numbers of a row of each parameter that is a table."""
         self._keys = [key_with(server, key) for server in range(len(addresses))]
-        self._worker, self._life = worker, secrets.token_hex(8)
+        self._worker, self._instance = worker, secrets.token_hex(8)
         self._stopping = stopping
         self._parameters = dict(parameters)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -81,9 +81,9 @@ class Servers:
         self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
         """Of each server: says when the connection to it was lost, and with it what was on its way."""
         self._addresses = addresses
-        self._memory = Memory(worker, self._life)
+        self._memory = Memory(worker, self._instance)
         self._heartbeat = Heartbeat(
-            self._context, addresses, self._keys, worker, self._life, self._memory, stopping, patience, replaceable
+            self._context, addresses, self._keys, worker, self._instance, self._memory, stopping, patience, replaceable
         )
         self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
         self._pulling: Pulling | None = None
@@ -276,15 +276,15 @@ class Servers:
         self._sockets[server].send_multipart([number, *encode(self._signed(message), self._keys[server])], copy=False)
 
     def _signed(self, message: Message) -> Message:
-        """With whom it is from, and which lives of the servers this worker has heard of."""
-        signature = {"worker": self._worker, "life": self._life, "incarnations": self._heartbeat.incarnations}
+        """With the sender, and the incarnations of the servers that this worker knows."""
+        signature = {"worker": self._worker, "instance": self._instance, "incarnations": self._heartbeat.incarnations}
         return Message(message.kind, {**message.fields, **signature}, message.tensors)
 
     def _receive(self, server: int) -> Message:
         try:
             answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
             while not self._heartbeat.heard(server, answer):
-                # Of a life that has been replaced; the next one will be asked.
+                # From an incarnation that has been replaced; the next one will be asked.
                 answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
         except Malformed as error:
             raise PeerLost(f"parameter server {server} does not speak as one of this job: {error}") from error

@@ -1,6 +1,6 @@
-"""A thread that tells every server each second that this worker lives, and hears whether they do, and in which life.
+"""A thread that sends every server a heartbeat each second, and receives whether servers live, and their incarnations.
 
-Whoever talks with a server knows its newest life, tells it to the others, and listens to no earlier one: a server that
+Whoever talks with a server knows its newest incarnation, passes it on, and listens to no earlier one: a server that
 hung, was replaced and wakes up is fenced off (epochs: Gray and Cheriton, SOSP 1989; Ongaro and Ousterhout's terms,
 USENIX ATC 2014; incarnations here, as epochs are the data's).
 """
@@ -27,21 +27,21 @@ class Heartbeat:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: Sequence[bytes], worker: int,
-        life: str, memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
+        instance: str, memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
         """`keys`: with each server. `memory`: reported to a restarted manager. `patience`: seconds within which a
         server must answer for the first time, and again while it is away. `replaceable`: servers may be restarted and
         resume."""
         self._addresses, self._keys, self._stopping, self._memory = addresses, keys, stopping, memory
-        self._fields = {"worker": worker, "life": life}
+        self._fields = {"worker": worker, "instance": instance}
         self._context = context
         self._lock = threading.Lock()
-        self._lives: dict[int, str] = {}
+        self._instances: dict[int, str] = {}
         self._replaceable = replaceable
         self.restarts = [0] * len(addresses)
         """How often each server was seen to have been started anew."""
         self.incarnations = [0] * len(addresses)
-        """The newest life of each server that anybody is known to have heard of; 0: none yet."""
+        """The newest known incarnation of each server; 0: none yet."""
         self.calls = [0] * len(addresses)
         """How often each server should have been connected to anew."""
         self._detectors = [FailureDetector(max(1, int(patience / _INTERVAL_SECONDS)), replaceable) for _ in addresses]
@@ -51,10 +51,10 @@ class Heartbeat:
         self._thread.start()
 
     def heard(self, index: int, answer: Message) -> bool:
-        """A server has answered; of both threads. False where a newer life of it is known. Raises Malformed."""
+        """A server has answered; of both threads. False where a newer incarnation of it is known. Raises Malformed."""
         found = answer.fields.get("server")
         card = Message("server", found if isinstance(found, dict) else {})
-        life = str(card.fields.get("life"))
+        instance = str(card.fields.get("instance"))
         incarnation, incarnations = card.number("incarnation"), card.numbers("incarnations")
         with self._lock:
             for server, newest in enumerate(incarnations[: len(self.incarnations)]):
@@ -62,8 +62,8 @@ class Heartbeat:
             if incarnation < self.incarnations[index]:
                 return False
             self._detectors[index].end()
-            if self._lives.setdefault(index, life) != life:
-                self._lives[index] = life
+            if self._instances.setdefault(index, instance) != instance:
+                self._instances[index] = instance
                 self.restarts[index] += 1
                 if not self._replaceable or card.fields.get("restored") is not True:
                     self.failure = f"{self._name(index)} was started anew and has lost what it held"

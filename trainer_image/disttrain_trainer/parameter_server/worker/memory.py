@@ -13,8 +13,8 @@ from disttrain_trainer.parameter_server.protocol.wire import Message, two_number
 class Memory:
     """Memory of one worker for a manager that loses its own. The heartbeat reads it while the worker works."""
 
-    def __init__(self, worker: int, life: str) -> None:
-        self._fields = {"worker": worker, "life": life}
+    def __init__(self, worker: int, instance: str) -> None:
+        self._fields = {"worker": worker, "instance": instance}
         self._worker = worker
         self._lock = threading.Lock()
         self._known: TaskProgress | None = None

@@ -21,7 +21,7 @@ class CounterMetrics:
     def __init__(self, servers: Servers | GroupServers, clock: Callable[[], float] = time.monotonic) -> None:
         self.servers, self._clock, self._at = servers, clock, clock()
         self._pulled_bytes = 0
-        self._lives: dict[int, str] = {}
+        self._instances: dict[int, str] = {}
         self._counters: dict[int, dict[int, WorkerCounters]] = {}
         self._staleness: dict[int, int] = {}
 
@@ -31,7 +31,7 @@ class CounterMetrics:
         now = self._clock()
         seconds, self._at = max(now - self._at, 1e-9), now
         for server, answer in enumerate(answers):
-            self._meet(server, answer["server"]["life"])
+            self._meet(server, answer["server"]["instance"])
         counters = [self._new_of(server, counters_of(answer["counters"])) for server, answer in enumerate(answers)]
         found = {
             **self._of_all(answers),
@@ -41,10 +41,10 @@ class CounterMetrics:
         }
         return {name: float(value) for name, value in found.items()}
 
-    def _meet(self, server: int, life: str) -> None:
+    def _meet(self, server: int, instance: str) -> None:
         """A server that was started anew counts from nothing."""
-        if self._lives.get(server) != life:
-            self._lives[server] = life
+        if self._instances.get(server) != instance:
+            self._instances[server] = instance
             self._counters.pop(server, None)
             self._staleness = {} if server == 0 else self._staleness
 
