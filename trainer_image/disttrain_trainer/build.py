@@ -176,7 +176,7 @@ def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:
     if servers or world.mesh.pipeline > 1:
         raise InvalidConfiguration(
             f"{stream.place} returned training samples that are iterated, which "
-            f"{'parameter servers lend' if servers else 'the stages of a pipeline read'} by their number: use "
+            f"{'parameter servers assign' if servers else 'the stages of a pipeline read'} by their number: use "
             "replicas, shards or tensor groups, or give the samples numbers (__len__ and __getitem__)"
         )
     if world.replicas > 1 and not stream.shards:

@@ -264,7 +264,7 @@ class Simulation:
 
     def ask(self, member, **fields):
         if member.rank == 0:
-            fields["noted"] = member.memory.leads(fields.get("hold_at"))
+            fields["acknowledged"] = member.memory.acknowledge(fields.get("hold_at"))
         member.question("next", **fields)
 
     def answered(self, member, answer):
@@ -304,9 +304,9 @@ class Simulation:
             step = progress_of(answer.fields["known"]).floor
             tasks = {Task(number, part) for number in range(step) for part in range(self.workers)}
             for holder in self.holders:
-                # A leader that dies together with the manager takes along to which step that one lent.
+                # A leader that dies together with the manager takes along to which step that one assigned.
                 beyond = [task for task in holder.applied if task.step >= step]
-                assert not beyond or member.life > 1, "lent beyond where the leader holds"
+                assert not beyond or member.life > 1, "assigned beyond where the leader holds"
                 assert holder.lives > 1 or set(holder.applied) >= tasks, "held before all was complete"
             if step == self.steps:
                 member.over = True

@@ -19,7 +19,7 @@ from disttrain_trainer.parameter_server.protocol.wire import (
     encode,
     key_of,
 )
-from disttrain_trainer.parameter_server.server.scheduler import Lease, TaskScheduler
+from disttrain_trainer.parameter_server.server.scheduler import Assignment, TaskScheduler
 
 KEY = key_of("token", "uid", 1)
 # A busy machine is no failure.
@@ -187,10 +187,10 @@ class TestTasks:
         tasks.stop(1)
         tasks.ask(1, 0.0)
         tasks.ask(0, 0.0)
-        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Verdict), (0, Lease)]
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Verdict), (0, Assignment)]
         tasks.join(1, 1.0)
         tasks.ask(1, 1.0)
-        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Lease)]
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Assignment)]
 
     def test_a_leader_that_is_told_to_stop_is_waited_for(self):
         tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
@@ -204,4 +204,4 @@ class TestTasks:
         tasks.ask(0, 1.0)
         assert tasks.answers() == [(0, Verdict.HOLD)]
         tasks.release(9)
-        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Lease)]
+        assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Assignment)]

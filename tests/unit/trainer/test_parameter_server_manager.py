@@ -223,7 +223,7 @@ class TestWhoIsSilent:
         for half_seconds in range(4):
             asked.say(0, "alive", half_seconds / 2)
             asked.manager.tick(half_seconds / 2)
-        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are lent to others"]
+        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are assigned to others"]
         asked.done(0, [0, 0])
         assert asked.answered(2.0) == {0: "hold"}
         asked.say(0, "next", hold_at=5)
@@ -246,7 +246,7 @@ class TestWhoIsSilent:
         for time_of in range(0, 10, 2):
             asked.manager.tick(time_of * 1.25)
             asked.say(0, "alive", time_of * 1.25)
-        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are lent to others"]
+        assert asked.sentences == ["worker 1 has been silent for 1 s: its tasks are assigned to others"]
 
 
 class Serving:

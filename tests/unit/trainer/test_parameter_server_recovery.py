@@ -20,17 +20,17 @@ def begun():
 def test_a_complete_step_that_the_leader_was_not_told_is_in_the_table_until_it_was():
     tasks = begun()
     for part in range(2):
-        tasks.learn(Task(0, part), RESULT)
+        tasks.mark_complete(Task(0, part), RESULT)
     assert set(tasks.known().done) == {Task(0, 0), Task(0, 1)}
-    tasks.noted(1)
+    tasks.acknowledge(1)
     assert not tasks.known().done
 
 
 def test_what_a_worker_knows_the_leader_was_told_is_told_no_more():
     tasks = begun()
-    tasks.hear(TaskProgress(0, 1, Cursor(0, 4), 3, 1))
+    tasks.merge(TaskProgress(0, 1, Cursor(0, 4), 3, 1))
     for part in range(2):
-        tasks.learn(Task(0, part), RESULT)
+        tasks.mark_complete(Task(0, part), RESULT)
     assert tasks.floor == 1
     assert tasks.results == []
 
@@ -44,10 +44,10 @@ def test_a_task_of_work_that_has_not_begun_here_is_lent_again():
 def test_without_anybody_who_knows_the_leader_is_waited_for():
     """It alone knows whether the work has begun: nobody else would say so later."""
     recovery = Recovery(3, 5.0, None)
-    recovery.hear(1, None, None, 0.0)
+    recovery.add_report(1, None, None, 0.0)
     assert not recovery.over(10 * 5.0)
-    recovery.hear(0, None, None, 10 * 5.0)
+    recovery.add_report(0, None, None, 10 * 5.0)
     assert recovery.over(10 * 5.0)
     knows = Recovery(3, 5.0, None)
-    knows.hear(1, TaskProgress(0, 0, Cursor(), 3, 0), None, 0.0)
+    knows.add_report(1, TaskProgress(0, 0, Cursor(), 3, 0), None, 0.0)
     assert knows.over(2 * 5.0)

@@ -186,5 +186,5 @@ def test_servers_refuse_data_that_are_iterated() -> None:
     world = SimpleNamespace(mesh=SimpleNamespace(pipeline=1))
     with pytest.raises(InvalidConfiguration) as raised:
         build_sampler(data, config, world)  # type: ignore[arg-type]
-    said = "mine:data returned training samples that are iterated, which parameter servers lend by their number: use"
+    said = "mine:data returned training samples that are iterated, which parameter servers assign by their number: use"
     assert said in str(raised.value)

@@ -26,38 +26,40 @@ class TaskProgress:
     cursor: Cursor
     """Where the data stands after those."""
     hold_at: int
-    """Nothing of this step is lent before the leader says so."""
-    told: int
+    """Nothing of this step is assigned before the leader says so."""
+    acknowledged: int
     """The leader has the results of the steps below it."""
     done: Mapping[Task, Result] = field(default_factory=dict)
-    """Complete tasks of steps from `told` on."""
+    """Complete tasks of steps from `acknowledged` on."""
     clocks: Mapping[int, int] = field(default_factory=dict)
     """Tasks that a worker has completed."""
 
     def join(self, other: TaskProgress) -> TaskProgress:
         """Return the joint knowledge of both."""
         ahead = max(self, other, key=lambda one: one.floor)
-        told = max(self.told, other.told)
+        acknowledged = max(self.acknowledged, other.acknowledged)
         done = {
             task: max(one[task] for one in (self.done, other.done) if task in one)
             for task in self.done.keys() | other.done.keys()
-            if task.step >= told
+            if task.step >= acknowledged
         }
         clocks = {
             worker: max(self.clocks.get(worker, 0), other.clocks.get(worker, 0))
             for worker in self.clocks.keys() | other.clocks.keys()
         }
-        return TaskProgress(self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), told, done, clocks)
+        return TaskProgress(
+            self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), acknowledged, done, clocks
+        )
 
     def fields(self) -> dict[str, Any]:
-        """For a message."""
+        """For a message. `told`, not `acknowledged`: the name in snapshots, which a newer image may have to read."""
         return {
             "begun": self.begun,
             "floor": self.floor,
             "epoch": self.cursor.epoch,
             "position": self.cursor.position,
             "hold_at": self.hold_at,
-            "told": self.told,
+            "told": self.acknowledged,
             "done": [[*task, *result] for task, result in sorted(self.done.items())],
             "clocks": [list(pair) for pair in sorted(self.clocks.items())],
         }
@@ -80,5 +82,5 @@ def progress_of(fields: object) -> TaskProgress:
         done[task] = (entry.real("loss"), entry.real("weight"), entry.real("samples"))
     pairs = [two_numbers(Message("report", {"clock": pair}).numbers("clock")) for pair in clocks]
     at = Cursor(message.number("epoch"), message.number("position"))
-    numbers = {name: message.number(name) for name in ("begun", "floor", "hold_at", "told")}
-    return TaskProgress(cursor=at, done=done, clocks=dict(pairs), **numbers)
+    begun, floor, hold_at, acknowledged = (message.number(name) for name in ("begun", "floor", "hold_at", "told"))
+    return TaskProgress(begun, floor, at, hold_at, acknowledged, done, dict(pairs))

@@ -5,7 +5,7 @@ Workers ask; an answer may arrive later than other messages.
     hello, start, next, leave, alive, report    worker -> manager
 
 The table of tasks is in its memory alone. Should it die, its next incarnation asks the workers what they
-remember, and lends nothing before it has heard all that live (recovery.py).
+remember, and assigns nothing before it has heard all that live (recovery.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteSt
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.recovery import Recovery
-from disttrain_trainer.parameter_server.server.scheduler import Lease, TaskScheduler
+from disttrain_trainer.parameter_server.server.scheduler import Assignment, TaskScheduler
 from disttrain_trainer.parameter_server.server.stragglers import Straggler, Stragglers
 
 DEFAULT_STALENESS = 4
@@ -41,12 +41,12 @@ class Manager:
         self._waiting: dict[int, Sender] = {}
         self._answered: dict[int, tuple[bytes, Message]] = {}
         """Number of the last question of each worker for work, and the answer: asked twice, it is given twice."""
-        self._lent_at: dict[int, float] = {}
+        self._assigned_at: dict[int, float] = {}
         self._ticked: float | None = None
         self._recovery: Recovery | None = None
         self._deferred: dict[int, tuple[Handler, Sender, Message]] = {}
         """What is answered once the recovery is over."""
-        self._unheard: set[int] = set()
+        self._unreported: set[int] = set()
         """Workers that have not yet reported to this incarnation what they remember."""
         self.stragglers = Stragglers()
         settings = config.settings
@@ -78,7 +78,7 @@ class Manager:
         known = None if table is None else progress_of(table)
         self._samples = None if table is None else Message("table", table).number("samples")
         self._recovery = Recovery(self._config.workers, self._config.silence, known)
-        self._unheard = set(range(self._config.workers))
+        self._unreported = set(range(self._config.workers))
 
     def tick(self, now: float) -> Answers:
         """Time has passed."""
@@ -87,7 +87,9 @@ class Manager:
         if absent > _ABSENT_SECONDS:
             self._scheduler.excuse(_ABSENT_SECONDS, now)
         for worker in self._scheduler.expire(now):
-            self._say(f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are lent to others")
+            self._say(
+                f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are assigned to others"
+            )
             # What it asks for is not forgotten: should it live, it waits for the answer and does not ask again.
             self._forget_answer(worker)
         if self._recovery is not None and self._recovery.over(now):
@@ -106,7 +108,7 @@ class Manager:
             if sender is not None:
                 message = self._answer_of(worker, answer)
                 self._answered[worker] = (sender[1], message)
-                self._lent_at[worker] = now
+                self._assigned_at[worker] = now
                 found.append((sender, message))
         return found
 
@@ -119,8 +121,8 @@ class Manager:
                 return handler(sender, message, now)
             if message.kind == "hello":
                 # A restarted worker remembers nothing.
-                self._recovery.hear(worker, None, None, now)
-                self._unheard.discard(worker)
+                self._recovery.add_report(worker, None, None, now)
+                self._unreported.discard(worker)
             self._deferred[worker] = (handler, sender, message)
             return []
 
@@ -130,10 +132,10 @@ class Manager:
         """Go on with what is known now; answer what was asked meanwhile."""
         self._recovery = None
         if recovery.known is not None and self._samples is not None:
-            self._scheduler.resume(self._sampler(), recovery.known, recovery.heard, now)
-            for worker, task in sorted(recovery.lent.items()):
-                self._scheduler.lend_again(worker, task)
-        self._say(f"has heard {len(recovery.heard)} workers and goes on after step {self._scheduler.floor}")
+            self._scheduler.resume(self._sampler(), recovery.known, recovery.reported, now)
+            for worker, task in sorted(recovery.assigned.items()):
+                self._scheduler.assign_again(worker, task)
+        self._say(f"has heard {len(recovery.reported)} workers and goes on after step {self._scheduler.floor}")
         deferred, self._deferred = self._deferred, {}
         found: Answers = []
         for handler, sender, message in deferred.values():
@@ -150,7 +152,7 @@ class Manager:
             return [(sender, Message("unlike", {"reason": reason}))]
         self._samples = samples
         self._instances[worker] = str(message.fields.get("instance"))
-        self._unheard.discard(worker)
+        self._unreported.discard(worker)
         self._forget(worker)
         self._scheduler.join(worker, now)
         at = self._scheduler.cursor
@@ -181,11 +183,11 @@ class Manager:
             task = Task(*two_numbers(message.numbers("done")))
             loss, weight, samples = (message.real(name) for name in ("loss", "weight", "samples"))
             self._scheduler.complete(worker, task, (loss, weight, samples), message.number("clock"))
-            if worker in self._lent_at:
-                self.stragglers.took(worker, now - self._lent_at.pop(worker))
+            if worker in self._assigned_at:
+                self.stragglers.took(worker, now - self._assigned_at.pop(worker))
                 self._name_stragglers()
-        if "noted" in message.fields:
-            self._scheduler.noted(message.number("noted"))
+        if "acknowledged" in message.fields:
+            self._scheduler.acknowledge(message.number("acknowledged"))
         if "hold_at" in message.fields:
             self._scheduler.release(message.number("hold_at"))
         if message.fields.get("stopping") is True:
@@ -199,7 +201,7 @@ class Manager:
         self._forget(worker)
         self._deferred.pop(worker, None)
         if self._recovery is not None:
-            self._recovery.hear(worker, None, None, now)
+            self._recovery.add_report(worker, None, None, now)
         self._scheduler.leave(worker)
         return []
 
@@ -210,30 +212,30 @@ class Manager:
             self._saw(worker, now)
         if message.fields.get("stopping") is True:
             self._scheduler.stop(worker)
-        return [(sender, Message("alive", {"report": worker in self._unheard}))]
+        return [(sender, Message("alive", {"report": worker in self._unreported}))]
 
     def _report(self, sender: Sender, message: Message, now: float) -> Answers:
         """Process a worker's report of what it remembers, for a restarted manager."""
         worker, samples = worker_of(message, self._config.workers), message.number("samples")
         known = None if message.fields.get("known") is None else progress_of(message.fields["known"])
-        lent = None if message.fields.get("lent") is None else Task(*two_numbers(message.numbers("lent")))
-        if worker not in self._unheard:
+        assigned = None if message.fields.get("assigned") is None else Task(*two_numbers(message.numbers("assigned")))
+        if worker not in self._unreported:
             return []
-        self._unheard.discard(worker)
+        self._unreported.discard(worker)
         self._samples = samples if self._samples is None else self._samples
         self._instances[worker] = str(message.fields.get("instance"))
         if self._recovery is not None:
-            self._recovery.hear(worker, known, lent, now)
+            self._recovery.add_report(worker, known, assigned, now)
         elif self._scheduler.started:
-            self._hear_late(worker, known, lent, now)
+            self._merge_late(worker, known, assigned, now)
         return []
 
-    def _hear_late(self, worker: int, known: TaskProgress | None, lent: Task | None, now: float) -> None:
+    def _merge_late(self, worker: int, known: TaskProgress | None, assigned: Task | None, now: float) -> None:
         if known is not None:
-            self._scheduler.hear(known)
+            self._scheduler.merge(known)
         self._saw(worker, now)
-        if lent is not None:
-            self._scheduler.lend_again(worker, lent)
+        if assigned is not None:
+            self._scheduler.assign_again(worker, assigned)
 
     def _saw(self, worker: int, now: float) -> None:
         """A sign of life, perhaps of one that was taken for dead while it waited."""
@@ -254,7 +256,7 @@ class Manager:
     def _forget_answer(self, worker: int) -> None:
         """Forget the last task of the worker: it is assigned to others."""
         self._answered.pop(worker, None)
-        self._lent_at.pop(worker, None)
+        self._assigned_at.pop(worker, None)
         self.stragglers.forget(worker)
 
     def _name_stragglers(self) -> None:
@@ -264,7 +266,7 @@ class Manager:
         for worker in over:
             self._say(f"worker {worker} is no straggler any more")
 
-    def _answer_of(self, worker: int, answer: Lease | Verdict) -> Message:
+    def _answer_of(self, worker: int, answer: Assignment | Verdict) -> Message:
         known = self._scheduler.known_to(worker)
         results = [_result_fields(one) for one in self._scheduler.results] if worker == LEADER else []
         common: dict[str, Any] = {"results": results, "stopping": self._scheduler.stopping, "known": known.fields()}

@@ -15,26 +15,26 @@ class Recovery:
     def __init__(self, workers: int, silence: float, known: TaskProgress | None) -> None:
         """`silence`: seconds after which a worker that has not reported counts as dead. `known`: from the snapshot."""
         self.known = known
-        self.lent: dict[int, Task] = {}
-        self.heard: set[int] = set()
+        self.assigned: dict[int, Task] = {}
+        self.reported: set[int] = set()
         self._workers, self._silence = workers, silence
         self._since: float | None = None
 
-    def hear(self, worker: int, known: TaskProgress | None, lent: Task | None, now: float) -> None:
+    def add_report(self, worker: int, known: TaskProgress | None, assigned: Task | None, now: float) -> None:
         """A worker has reported, or begins and knows nothing."""
-        self.heard.add(worker)
-        self.lent.pop(worker, None)
-        if lent is not None:
-            self.lent[worker] = lent
+        self.reported.add(worker)
+        self.assigned.pop(worker, None)
+        if assigned is not None:
+            self.assigned[worker] = assigned
         if known is not None:
             self.known = known if self.known is None else self.known.join(known)
         self._since = now if self._since is None else self._since
 
     def over(self, now: float) -> bool:
-        """Return whether all have been heard, or all that live: the others have had their time since the first one.
+        """Return whether all have reported, or all that live: the others have had their time since the first one.
 
         Until somebody knows what was done, the leader is waited for: it alone knows whether the work has begun.
         """
-        if self._since is None or (self.known is None and LEADER not in self.heard):
+        if self._since is None or (self.known is None and LEADER not in self.reported):
             return False
-        return len(self.heard) == self._workers or now - self._since > self._silence
+        return len(self.reported) == self._workers or now - self._since > self._silence

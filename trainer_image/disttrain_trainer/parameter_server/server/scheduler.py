@@ -1,11 +1,11 @@
 """Task assignment: a global batch is split into parts, and each worker gets one part at a time. Pure; times are
 arguments.
 
-    ask -> (lent a part | must wait | told to hold, to stop or that all is done) -> complete -> ask -> …
+    ask -> (assigned a part | must wait | told to hold, to stop or that all is done) -> complete -> ask -> …
 
-A part whose worker dies, falls silent or leaves is lent to another one, and counts once however often it is completed,
-so that every sample is used exactly once per epoch (leases: Gray and Cheriton, SOSP 1989). Who may be lent what is the
-synchronization's to say:
+A part whose worker dies, falls silent or leaves is assigned to another one, and counts once however often it is
+completed, so that every sample is used exactly once per epoch (leases: Gray and Cheriton, SOSP 1989). The
+synchronization decides which worker may be assigned which part:
 
     Sync              no part of a step before all parts of the step before are complete (bulk-synchronous)
     Async             the next part, whoever asks
@@ -13,7 +13,7 @@ synchronization's to say:
                       (stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale Synchronous
                       Parallel Parameter Server", NIPS 2013)
 
-The worker of rank 0 leads: before the step that it has named nothing is lent until it has done there what it does
+The worker of rank 0 leads: before the step that it has named nothing is assigned until it has done there what it does
 alone, for example a checkpoint. Nothing is under way then, so it sees the parameters of exactly that step.
 """
 
@@ -29,7 +29,7 @@ from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteSt
 
 
 @dataclass(frozen=True)
-class Lease:
+class Assignment:
     """An assigned task."""
 
     task: Task
@@ -44,11 +44,11 @@ class Lease:
 class _Step:
     cursor: Cursor
     waiting: list[int]
-    lent: dict[int, int] = field(default_factory=dict)
-    """Worker of each part that is lent."""
+    assigned: dict[int, int] = field(default_factory=dict)
+    """Worker of each part that is assigned."""
     done: set[int] = field(default_factory=set)
-    givers: set[int] = field(default_factory=set)
-    """Workers that have been lent a part of it."""
+    assignees: set[int] = field(default_factory=set)
+    """Workers that have been assigned a part of it."""
     results: dict[int, Result] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ class TaskScheduler:
         self._open: dict[int, _Step] = {}
         self._next, self._cursor = 0, Cursor()
         self._begun = 0
-        self._told = 0
+        self._acknowledged = 0
         self._hold_at = 0
         self._held = False
         self._complete = 0
@@ -80,13 +80,15 @@ class TaskScheduler:
         """Workers whose silence was excused since they were seen last."""
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
-        self._untold: dict[int, dict[int, Result]] = {}
-        """Of complete steps that the leader has not been told of: what is known of each part."""
+        self._unacknowledged: dict[int, dict[int, Result]] = {}
+        """Of complete steps that the leader has not acknowledged: what is known of each part."""
 
     @property
     def results(self) -> list[CompleteStep]:
-        """Complete steps that the leader has not been told of."""
-        return [_sum(step, [parts[part] for part in sorted(parts)]) for step, parts in sorted(self._untold.items())]
+        """Complete steps that the leader has not acknowledged."""
+        return [
+            _sum(step, [parts[part] for part in sorted(parts)]) for step, parts in sorted(self._unacknowledged.items())
+        ]
 
     @property
     def started(self) -> bool:
@@ -95,7 +97,7 @@ class TaskScheduler:
     def start(self, sampler: Sampler, step: int, cursor: Cursor, hold_at: int, now: float) -> None:
         """Begin with this step. Every worker counts as alive until it has been silent for long enough."""
         self._sampler = sampler
-        self._next = self.floor = self._begun = self._told = step
+        self._next = self.floor = self._begun = self._acknowledged = step
         self._cursor = self.cursor = cursor
         self._hold_at = hold_at
         self._seen = dict.fromkeys(range(self.workers), now) | self._seen
@@ -103,42 +105,44 @@ class TaskScheduler:
     def resume(self, sampler: Sampler, known: TaskProgress, workers: Iterable[int], now: float) -> None:
         """Resume from the knowledge of a former manager's workers. `workers`: those that are alive."""
         self.start(sampler, known.floor, known.cursor, known.hold_at, now)
-        self._begun, self._told = known.begun, known.told
+        self._begun, self._acknowledged = known.begun, known.acknowledged
         self._seen = dict.fromkeys(workers, now)
         self._clocks |= known.clocks
         self._complete = (known.floor - known.begun) * self.workers
         for task, result in sorted(known.done.items()):
-            self.learn(task, result)
+            self.mark_complete(task, result)
         if self.stopping:
             self._hold_at = min(self._hold_at, self._next)
 
     def known(self) -> TaskProgress:
         """Return what a restarted manager must know."""
-        steps = {**self._untold, **{number: step.results for number, step in self._open.items()}}
+        steps = {**self._unacknowledged, **{number: step.results for number, step in self._open.items()}}
         done = {Task(number, part): result for number, parts in steps.items() for part, result in parts.items()}
-        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, done, dict(self._clocks))
+        return TaskProgress(
+            self._begun, self.floor, self.cursor, self._hold_at, self._acknowledged, done, dict(self._clocks)
+        )
 
     def known_to(self, worker: int) -> TaskProgress:
         """Return the part of `known` for a worker, which remembers its own completed tasks."""
         clock = {worker: self._clocks[worker]}
-        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._told, clocks=clock)
+        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._acknowledged, clocks=clock)
 
-    def learn(self, task: Task, result: Result) -> bool:
+    def mark_complete(self, task: Task, result: Result) -> bool:
         """Mark the task as complete, whichever worker has done it.
 
         Return False if that was known, or if the work has not begun.
         """
         if not self.started or not self._is_one(task):
             return False
-        if self._told <= task.step < self.floor:
+        if self._acknowledged <= task.step < self.floor:
             # That the step is complete a former manager knew, and perhaps nobody yet what came of this part.
-            self._untold.setdefault(task.step, {}).setdefault(task.part, result)
+            self._unacknowledged.setdefault(task.step, {}).setdefault(task.part, result)
         while task.step >= self._next:
             self._open_step()
         step = self._open.get(task.step)
         if step is None or task.part in step.done:
             return False
-        step.lent.pop(task.part, None)
+        step.assigned.pop(task.part, None)
         step.waiting = [part for part in step.waiting if part != task.part]
         step.done.add(task.part)
         step.results[task.part] = result
@@ -146,7 +150,7 @@ class TaskScheduler:
         self._close_steps()
         return True
 
-    def lend_again(self, worker: int, task: Task) -> None:
+    def assign_again(self, worker: int, task: Task) -> None:
         """The worker has been at the task since before this manager began; or another is since then."""
         if not self._is_one(task):
             return
@@ -155,23 +159,25 @@ class TaskScheduler:
         step = self._open.get(task.step)
         if step is not None and task.part in step.waiting:
             step.waiting.remove(task.part)
-            step.lent[task.part] = worker
-            step.givers.add(worker)
+            step.assigned[task.part] = worker
+            step.assignees.add(worker)
 
-    def hear(self, known: TaskProgress) -> None:
-        """A worker knows this, which may be new where the manager has begun without it."""
-        self.noted(known.told)
+    def merge(self, known: TaskProgress) -> None:
+        """Add what a worker knows; it may be new to a manager that has begun without that worker."""
+        self.acknowledge(known.acknowledged)
         for task, result in sorted(known.done.items()):
-            self.learn(task, result)
+            self.mark_complete(task, result)
         for worker, clock in known.clocks.items():
             self._clocks[worker] = max(self._clocks.get(worker, 0), clock)
         if not self._held and not self.stopping:
             self._hold_at = max(self._hold_at, known.hold_at)
 
-    def noted(self, step: int) -> None:
+    def acknowledge(self, step: int) -> None:
         """The leader has the results of the steps below."""
-        self._told = max(self._told, step)
-        self._untold = {number: parts for number, parts in self._untold.items() if number >= self._told}
+        self._acknowledged = max(self._acknowledged, step)
+        self._unacknowledged = {
+            number: parts for number, parts in self._unacknowledged.items() if number >= self._acknowledged
+        }
 
     def join(self, worker: int, now: float) -> None:
         """A worker begins, perhaps again: the tasks of its former instance become free."""
@@ -195,12 +201,12 @@ class TaskScheduler:
         self._asking = [other for other in self._asking if other != worker]
         self._return(worker)
         for step in self._open.values():
-            step.givers.discard(worker)
+            step.assignees.discard(worker)
 
     def _return(self, worker: int) -> None:
         for step in self._open.values():
-            for part in [part for part, holder in step.lent.items() if holder == worker]:
-                del step.lent[part]
+            for part in [part for part, holder in step.assigned.items() if holder == worker]:
+                del step.assigned[part]
                 step.waiting = sorted([*step.waiting, part])
 
     def excuse(self, seconds: float, now: float) -> None:
@@ -232,7 +238,7 @@ class TaskScheduler:
 
         `clock`: parts that the worker has completed with it; None: one more. False where it had been completed before.
         """
-        fresh = self.learn(task, result)
+        fresh = self.mark_complete(task, result)
         self._clocks[worker] = max(self._clocks[worker], self._clocks[worker] + fresh if clock is None else clock)
         return fresh
 
@@ -260,11 +266,11 @@ class TaskScheduler:
         """Parts that each live worker has completed."""
         return {worker: self._clocks[worker] for worker in sorted(self._seen)}
 
-    def answers(self) -> list[tuple[int, Lease | Verdict]]:
+    def answers(self) -> list[tuple[int, Assignment | Verdict]]:
         """Return the answers that are possible now; each request is answered once."""
-        found: list[tuple[int, Lease | Verdict]] = []
+        found: list[tuple[int, Assignment | Verdict]] = []
         for worker in list(self._asking) if self.started else ():
-            answer = self._verdict(worker) or self._lend(worker)
+            answer = self._verdict(worker) or self._assign(worker)
             if answer is not None:
                 self._asking.remove(worker)
                 found.append((worker, answer))
@@ -279,7 +285,7 @@ class TaskScheduler:
         leaves = worker in self._leaving or (self._everyone_stops and self.floor >= self._hold_at)
         return Verdict.STOP if leaves and worker != LEADER else None
 
-    def _lend(self, worker: int) -> Lease | None:
+    def _assign(self, worker: int) -> Assignment | None:
         clocks = self.live_clocks
         ahead = clocks[worker] - min(clocks.values())
         if self._synchronization is Synchronization.BOUNDED_STALENESS and ahead > self._staleness:
@@ -289,16 +295,16 @@ class TaskScheduler:
             if step is not None and step.waiting and self._may_have(worker, step):
                 number = self._next - 1 if number is None else number
                 part = step.waiting.pop(0)
-                step.lent[part] = worker
-                step.givers.add(worker)
-                return Lease(Task(number, part), step.cursor, self._complete, ahead)
+                step.assigned[part] = worker
+                step.assignees.add(worker)
+                return Assignment(Task(number, part), step.cursor, self._complete, ahead)
         return None
 
     def _may_have(self, worker: int, step: _Step) -> bool:
         """In Sync a second part of a step is for those alone whose peers cannot take it."""
-        if self._synchronization is not Synchronization.SYNC or worker not in step.givers:
+        if self._synchronization is not Synchronization.SYNC or worker not in step.assignees:
             return True
-        return len(step.waiting) > len(self._seen.keys() - step.givers)
+        return len(step.waiting) > len(self._seen.keys() - step.assignees)
 
     def _begin_step(self) -> _Step | None:
         if self._next >= min(self._hold_at, self.steps):
@@ -321,8 +327,8 @@ class TaskScheduler:
         assert self._sampler is not None
         while self.floor in self._open and len(self._open[self.floor].done) == self.workers:
             step = self._open.pop(self.floor)
-            if self.floor >= self._told:
-                self._untold[self.floor] = step.results
+            if self.floor >= self._acknowledged:
+                self._unacknowledged[self.floor] = step.results
             self.floor += 1
             self.cursor = self._sampler.advance(self.cursor)
 

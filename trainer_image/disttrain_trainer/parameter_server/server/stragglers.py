@@ -1,4 +1,4 @@
-"""Which workers are slower than the others: by the seconds from lending a task to hearing that it is complete. Pure."""
+"""Which workers are slower than the others, by the seconds from a task's assignment to its completion. Pure."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Servers:
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
         """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
 
-        `hold_at`: the leader's next step before which nothing is to be lent.
+        `hold_at`: the leader's next step before which nothing is to be assigned.
         """
         fields: dict[str, Any] = {"stopping": self._stopping()}
         if done is not None:
@@ -133,7 +133,7 @@ class Servers:
         if hold_at is not None:
             fields["hold_at"] = hold_at
         if self._worker == LEADER:
-            fields["noted"] = self._memory.leads(hold_at)
+            fields["acknowledged"] = self._memory.acknowledge(hold_at)
         answer = self._ask(0, Message("next", fields))
         self._memory.answered(answer)
         return _answer(answer)
@@ -283,7 +283,7 @@ class Servers:
     def _receive(self, server: int) -> Message:
         try:
             answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
-            while not self._heartbeat.heard(server, answer):
+            while not self._heartbeat.accept(server, answer):
                 # From an incarnation that has been replaced; the next one will be asked.
                 answer = decode([frame.buffer for frame in self._frames(server)[1:]], self._keys[server])
         except Malformed as error:

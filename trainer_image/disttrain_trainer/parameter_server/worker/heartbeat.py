@@ -50,7 +50,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def heard(self, index: int, answer: Message) -> bool:
+    def accept(self, index: int, answer: Message) -> bool:
         """A server has answered; of both threads. False where a newer incarnation of it is known. Raises Malformed."""
         found = answer.fields.get("server")
         card = Message("server", found if isinstance(found, dict) else {})
@@ -112,7 +112,7 @@ class Heartbeat:
             while True:
                 answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._keys[index])
                 report = self._memory.report() if answer.fields.get("report") is True else None
-                if self.heard(index, answer) and report is not None:
+                if self.accept(index, answer) and report is not None:
                     message = Message(report.kind, {**report.fields, "incarnations": self.incarnations})
                     socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 

@@ -18,7 +18,7 @@ class Memory:
         self._worker = worker
         self._lock = threading.Lock()
         self._known: TaskProgress | None = None
-        self._lent: Task | None = None
+        self._assigned: Task | None = None
         self.samples: int | None = None
         """Training samples; None before the worker has said so."""
 
@@ -27,14 +27,14 @@ class Memory:
         with self._lock:
             assert self._known is not None
             clock = self._known.clocks.get(self._worker, 0) + 1
-            self._lent, self._known = None, self._joined(done={task: result}, clocks={self._worker: clock})
+            self._assigned, self._known = None, self._joined(done={task: result}, clocks={self._worker: clock})
             return clock
 
     def answered(self, message: Message) -> None:
         """The manager has answered a question for work. Raises Malformed."""
         found = progress_of(message.fields.get("known"))
         with self._lock:
-            self._lent = Task(*two_numbers(message.numbers("task"))) if message.kind == "task" else None
+            self._assigned = Task(*two_numbers(message.numbers("task"))) if message.kind == "task" else None
             self._known = found if self._known is None else self._known.join(found)
 
     def started(self, known: TaskProgress) -> None:
@@ -42,14 +42,14 @@ class Memory:
         with self._lock:
             self._known = known
 
-    def leads(self, hold_at: int | None) -> int:
+    def acknowledge(self, hold_at: int | None) -> int:
         """The leader asks for work again, and says so; the step below which it has all results."""
         with self._lock:
             if self._known is None:
                 return 0
-            told = self._known.floor
-            self._known = self._joined(told=told, **({} if hold_at is None else {"hold_at": hold_at}))
-            return told
+            acknowledged = self._known.floor
+            self._known = self._joined(acknowledged=acknowledged, **({} if hold_at is None else {"hold_at": hold_at}))
+            return acknowledged
 
     def report(self) -> Message | None:
         """Return the report for the manager; None before the worker has introduced itself."""
@@ -57,11 +57,11 @@ class Memory:
             if self.samples is None:
                 return None
             known = None if self._known is None else self._known.fields()
-            lent = None if self._lent is None else list(self._lent)
-            return Message("report", {**self._fields, "samples": self.samples, "known": known, "lent": lent})
+            assigned = None if self._assigned is None else list(self._assigned)
+            return Message("report", {**self._fields, "samples": self.samples, "known": known, "assigned": assigned})
 
     def _joined(self, **changes: Any) -> TaskProgress:
         known = self._known
         assert known is not None
-        same: dict[str, Any] = {"hold_at": known.hold_at, "told": known.told}
+        same: dict[str, Any] = {"hold_at": known.hold_at, "acknowledged": known.acknowledged}
         return known.join(TaskProgress(known.begun, known.floor, known.cursor, **(same | changes)))

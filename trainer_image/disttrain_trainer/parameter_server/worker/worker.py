@@ -129,7 +129,7 @@ class Worker:
     def answers(self, updated: Callable[[], None], hold_at: int | None = None) -> Iterator[tuple[Answer, Pulled]]:
         """Do task after task. Yields what the manager answers, with what is pulled for it, before the task is computed.
 
-        updated: called after each task. hold_at: the leader's next step before which nothing is to be lent.
+        updated: called after each task. hold_at: the leader's next step before which nothing is to be assigned.
         Ends where all is done, and where the leader is held: all parameters have been pulled then.
         Raises Stopped where this worker was told to stop.
         """
