@@ -19,10 +19,10 @@ from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Pu
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
 from disttrain_trainer.parameter_server.server.shard import Shard
-from disttrain_trainer.parameter_server.worker.memory import Memory
+from disttrain_trainer.parameter_server.worker.worker_progress import WorkerProgress
 from tests.builders import TRAINING
 
-SILENCE = 5.0
+HEARTBEAT_TIMEOUT = 5.0
 SAMPLES = 50
 INTERVAL = 4
 SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(self, rank, life):
         self.rank, self.life = rank, life
-        self.memory = Memory(rank, f"{rank}-{life}")
+        self.progress = WorkerProgress(rank, f"{rank}-{life}")
         self.number = 0
         self.asked = None
         self.asked_of = None
@@ -85,7 +85,7 @@ class Worker:
         sender = (f"{self.rank}-{self.life}".encode(), b"%d" % self.number)
         self.asked = (
             sender,
-            Message(kind, {"worker": self.rank, "instance": self.memory._fields["instance"], **fields}),
+            Message(kind, {"worker": self.rank, "instance": self.progress._fields["instance"], **fields}),
         )
         self.asked_of = None
 
@@ -99,7 +99,7 @@ class Simulation:
         bounded = synchronization is Synchronization.BOUNDED_STALENESS
         configured = ParameterServer(synchronization=synchronization, staleness=staleness if bounded else None)
         self.batch = Batch(micro=2, accumulation=1, world=2 * workers)
-        self.config = ServerConfig(0, workers, training, self.batch, configured, silence=SILENCE)
+        self.config = ServerConfig(0, workers, training, self.batch, configured, heartbeat_timeout=HEARTBEAT_TIMEOUT)
         sampler = Sampler(SAMPLES, training.seed, self.batch, workers)
         self.cursors = list(accumulate(range(1, steps), lambda at, _: sampler.advance(at), initial=Cursor()))
         """Where the data stands before each step."""
@@ -167,7 +167,7 @@ class Simulation:
 
     def kill_manager(self):
         """Dies, or hangs and is replaced: then it may go on answering those who have not heard of its successor."""
-        if not self.members[0].memory._known and not self.managers[self.incarnation].table():
+        if not self.members[0].progress._known and not self.managers[self.incarnation].table():
             return
         self.deaths += 1
         self.lost += self.holders[0].die()
@@ -192,7 +192,7 @@ class Simulation:
 
     def sleep(self):
         """Nobody dies: a worker stands still, or the machine with the manager and all workers."""
-        seconds = SILENCE * 3 * self.chance.random()
+        seconds = HEARTBEAT_TIMEOUT * 3 * self.chance.random()
         if self.chance.random() < 0.5:
             self.now += seconds
         else:
@@ -204,10 +204,10 @@ class Simulation:
         incarnation = self.incarnation if knows_newest or self.chance.random() < 0.7 else max(1, member.incarnation)
         manager = self.managers[incarnation]
         sender = (f"beat-{member.rank}".encode(), b"")
-        fields = {"worker": member.rank, "instance": member.memory._fields["instance"]}
+        fields = {"worker": member.rank, "instance": member.progress._fields["instance"]}
         [(_, answer)] = manager.handlers["alive"](sender, Message("alive", fields), self.now)
-        if self.heard(member, incarnation) and answer.fields["report"] and member.memory.report() is not None:
-            manager.handlers["report"](sender, member.memory.report(), self.now)
+        if self.heard(member, incarnation) and answer.fields["report"] and member.progress.report() is not None:
+            manager.handlers["report"](sender, member.progress.report(), self.now)
 
     def heard(self, member, incarnation):
         """False where the answer is that of a manager that was replaced."""
@@ -258,28 +258,28 @@ class Simulation:
             member.lease = None
             for holder in self.holders:
                 holder.take(task, floor)
-            clock = member.memory.completed(task, (1.0, 2.0, 3.0))
+            clock = member.progress.completed(task, (1.0, 2.0, 3.0))
             member.completed = (member.completed or 0) + 1
             self.ask(member, done=list(task), clock=clock, loss=1.0, weight=2.0, samples=3.0)
 
     def ask(self, member, **fields):
         if member.rank == 0:
-            fields["acknowledged"] = member.memory.acknowledge(fields.get("hold_at"))
+            fields["acknowledged"] = member.progress.acknowledge(fields.get("hold_at"))
         member.question("next", **fields)
 
     def answered(self, member, answer):
         if answer.kind == "welcome":
-            member.memory.samples = SAMPLES
+            member.progress.samples = SAMPLES
             if member.rank == 0 and not answer.fields["started"]:
                 member.question("start", step=0, epoch=0, position=0, hold_at=self.hold_at)
             else:
                 self.ask(member)
             return
         if answer.kind == "started":
-            member.memory.started(TaskProgress(0, 0, Cursor(), self.hold_at, 0))
+            member.progress.started(TaskProgress(0, 0, Cursor(), self.hold_at, 0))
             self.ask(member)
             return
-        member.memory.answered(answer)
+        member.progress.answered(answer)
         for step, loss, weight, _ in answer.fields["results"]:
             assert step not in self.reported or member.life > 1, "told twice"
             assert 0 < loss <= self.workers

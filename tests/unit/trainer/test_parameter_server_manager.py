@@ -186,7 +186,7 @@ def configured(index, incarnation=1):
     training = Training.model_validate({**TRAINING, "steps": 5})
     asynchronous = ParameterServer(synchronization=Synchronization.ASYNC, snapshot_interval=1)
     return ServerConfig(
-        index, 2, training, Batch(2, 1, 4), asynchronous, silence=1.0, snapshots=True, incarnation=incarnation
+        index, 2, training, Batch(2, 1, 4), asynchronous, heartbeat_timeout=1.0, snapshots=True, incarnation=incarnation
     )
 
 
@@ -309,7 +309,7 @@ class TestFencing:
         assert (successor.error, other.error) == (None, None)
 
     def test_what_was_lost_with_a_connection_is_asked_for_again_and_taken_in_once(self):
-        config = replace(configured(0), silence=600.0)
+        config = replace(configured(0), heartbeat_timeout=600.0)
         address = f"127.0.0.1:{free_port()}"
         serving = Serving(config, address)
         parameters = {"only": torch.nn.Parameter(torch.ones(4))}

@@ -42,8 +42,8 @@ class Scene:
         answers = []
         for server in range(len(self.servers)):
             fields = self.ask(server, 0, "figures").fields
-            card = self.servers[server].card()
-            answers.append(SimpleNamespace(fields={"live": 2, "server": card, **fields}))
+            identity = self.servers[server].identity()
+            answers.append(SimpleNamespace(fields={"live": 2, "server": identity, **fields}))
         return answers
 
 
@@ -132,7 +132,7 @@ def test_a_server_that_was_made_again_counts_from_nothing(scene, pushes):
 def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):
     scene.push(0, 1, 0)
     assert any(key.startswith("workers/") for key in scene.rates.figures())
-    monkeypatch.setattr(metrics, "WORKERS_TOLD_OF", 1)
+    monkeypatch.setattr(metrics, "MAX_REPORTED_WORKERS", 1)
     scene.push(0, 1, 1)
     found = scene.rates.figures()
     assert not any(key.startswith("workers/") for key in found)

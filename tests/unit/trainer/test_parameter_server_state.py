@@ -67,11 +67,11 @@ def same(one, other):
 class TestDesertion:
     def test_a_server_is_deserted_once_it_has_heard_nobody_for_a_while(self):
         server = a_server()
-        assert not server.deserted(100.0), "nobody can have been heard yet"
+        assert not server.has_no_workers(100.0), "nobody can have been heard yet"
         server.tick(100.0)
-        assert not server.deserted(110.0)
+        assert not server.has_no_workers(110.0)
         server.receive(ASKER, Message("alive", {"worker": 0}), 109.0)
-        assert [server.deserted(now) for now in (111.0, 119.0, 119.5)] == [False, False, True]
+        assert [server.has_no_workers(now) for now in (111.0, 119.0, 119.5)] == [False, False, True]
 
 
 class TestSnapshots:

@@ -6,7 +6,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Compression, ParameterServer
 from disttrain_api.training import Training
 
-SILENCE_SECONDS = 10.0
+HEARTBEAT_TIMEOUT_SECONDS = 10.0
 """A worker that says nothing for so long counts as dead. It speaks every second, also while it computes."""
 
 
@@ -19,7 +19,7 @@ class ServerConfig:
     training: Training
     batch: Batch
     settings: ParameterServer
-    silence: float = SILENCE_SECONDS
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     snapshots: bool = False
     """Whether this server can go on from a snapshot: not where steps are updated as a whole, by all servers alike."""
     incarnation: int = 1

@@ -49,10 +49,10 @@ class ConnectionLimit:
     """Watches a server's socket, which must not be bound yet, from a thread of its own until it is closed."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], server: zmq.Socket[bytes], say: Callable[[str], None]
+        self, context: zmq.Context[zmq.Socket[bytes]], server: zmq.Socket[bytes], log: Callable[[str], None]
     ) -> None:
-        """`say`: for the log."""
-        self._server, self._say = server, say
+        """`log`: writes a sentence to the log."""
+        self._server, self._log = server, log
         self._waiting: Waiting[_Caller] = Waiting()
         self._of: dict[int, _Caller] = {}
         self.refused = 0
@@ -125,7 +125,7 @@ class ConnectionLimit:
         if self.refused & (self.refused - 1) == 0:
             count = "" if self.refused == 1 else f" ({self.refused} so far)"
             why = "it held one of many connections that prove nothing"
-            self._say(f"parameter server: refused a connection from {caller.source}: {why}{count}")
+            self._log(f"parameter server: refused a connection from {caller.source}: {why}{count}")
 
     def _forget(self, caller: _Caller) -> None:
         self._waiting.remove(caller)

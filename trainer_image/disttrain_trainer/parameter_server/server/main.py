@@ -34,7 +34,7 @@ from disttrain_trainer.runtime.config import Config, read_config
 from disttrain_trainer.runtime.errors import InvalidConfiguration, TrainerError, describe, no_room
 
 
-class LastWords:
+class TerminationRecord:
     """The pod's termination message, also of a server that is killed: how far the job was, as the volume shows it."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class LastWords:
         self._lock = threading.Lock()
         self._ended = False
 
-    def look(self, folder: Path) -> None:
-        """Tell of the newest checkpoint, so that a server's death counts since then."""
+    def add_checkpoint(self, folder: Path) -> None:
+        """Write the newest checkpoint down, so that a server's death counts since then."""
         checkpoint = newest_seen(folder)
         with self._lock:
             if checkpoint is not None and not self._ended:
@@ -52,7 +52,7 @@ class LastWords:
                 self._message.write(self._progress)
 
     def end(self, failure: RankFailure) -> None:
-        """Tell why this server ends."""
+        """Write down why this server ends."""
         with self._lock:
             self._ended = True
             self._message.write(self._progress, failure)
@@ -60,33 +60,33 @@ class LastWords:
 
 def run(stop: StopRequest) -> int:
     """Everything from the environment to the exit code; no exception leaves."""
-    words = LastWords()
+    record = TerminationRecord()
     try:
         # Its rank is none of the workers': read_config has nothing of a rank to find.
         environment = {name: value for name, value in os.environ.items() if name != Env.RANK}
         config = read_config(environment)
         if config.threads_given:
             torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
-        serve(config, _index(config), stop, words)
+        serve(config, _index(config), stop, record)
     except Exception as error:
         if not isinstance(error, TrainerError) and not no_room(error):
             traceback.print_exception(error)
-        told = describe(error)
-        print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
-        words.end(
+        failure = describe(error)
+        print(f"disttrain: {failure.reason}: {failure.message}", file=sys.stderr, flush=True)
+        record.end(
             RankFailure(
                 rank=0,
-                exit_code=told.exit_code,
-                reason=told.reason,
-                message=told.message,
-                signature=told.signature,
+                exit_code=failure.exit_code,
+                reason=failure.reason,
+                message=failure.message,
+                signature=failure.signature,
             )
         )
-        return told.exit_code
+        return failure.exit_code
     return 0
 
 
-def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> None:
+def serve(config: Config, index: int, stop: StopRequest, record: TerminationRecord) -> None:
     """Run server `index` until it must stop and the work is finished, or no worker is left to finish it."""
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
@@ -97,7 +97,9 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
         folder = checkpoints / "servers"
         try:
             claim, incarnation = claim_incarnation(folder, index, config.attempt)
-            snapshots = Snapshots(folder / f"server-{index}.snapshot", key, claim, lambda: words.look(checkpoints))
+            snapshots = Snapshots(
+                folder / f"server-{index}.snapshot", key, claim, lambda: record.add_checkpoint(checkpoints)
+            )
         except OSError as error:
             print(f"disttrain: no snapshots: {folder} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
     described = ServerConfig(
@@ -120,7 +122,7 @@ def serve(config: Config, index: int, stop: StopRequest, words: LastWords) -> No
         )
     loop = Loop(server, key, config.servers[index], snapshots)
     print(f"parameter server {index} of {len(config.servers)} listens at {config.servers[index]}", flush=True)
-    stop.before_exit = lambda message: words.end(_stopped(message))
+    stop.before_exit = lambda message: record.end(_stopped(message))
     stop.loop_started(config.grace_seconds)
     loop.run(lambda: stop.requested)
     loop.close()

@@ -33,9 +33,9 @@ Handler = Callable[[Sender, Message, float], Answers]
 class Manager:
     """The manager of a job's attempt as a function of messages."""
 
-    def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
-        """`say`: for the log."""
-        self._config, self._say = config, say
+    def __init__(self, config: ServerConfig, log: Callable[[str], None] = lambda sentence: None) -> None:
+        """`log`: writes a sentence to the log."""
+        self._config, self._log = config, log
         self._samples: int | None = None
         self._instances: dict[int, str] = {}
         self._waiting: dict[int, Sender] = {}
@@ -52,7 +52,7 @@ class Manager:
         settings = config.settings
         staleness = DEFAULT_STALENESS if settings.staleness is None else settings.staleness
         self._scheduler = TaskScheduler(
-            config.workers, config.training.steps, settings.synchronization, staleness, config.silence
+            config.workers, config.training.steps, settings.synchronization, staleness, config.heartbeat_timeout
         )
         self.handlers: Mapping[str, Handler] = {
             "hello": self._or_later(self._hello), "start": self._or_later(self._start),
@@ -77,7 +77,7 @@ class Manager:
         """Be the next incarnation of a manager that was at work. `table`: of its last snapshot. Raises Malformed."""
         known = None if table is None else progress_of(table)
         self._samples = None if table is None else Message("table", table).number("samples")
-        self._recovery = Recovery(self._config.workers, self._config.silence, known)
+        self._recovery = Recovery(self._config.workers, self._config.heartbeat_timeout, known)
         self._unreported = set(range(self._config.workers))
 
     def tick(self, now: float) -> Answers:
@@ -85,10 +85,11 @@ class Manager:
         absent = 0.0 if self._ticked is None else now - self._ticked
         self._ticked = now
         if absent > _ABSENT_SECONDS:
-            self._scheduler.excuse(_ABSENT_SECONDS, now)
+            self._scheduler.extend_timeouts(_ABSENT_SECONDS, now)
         for worker in self._scheduler.expire(now):
-            self._say(
-                f"worker {worker} has been silent for {self._config.silence:g} s: its tasks are assigned to others"
+            self._log(
+                f"worker {worker} has been silent for {self._config.heartbeat_timeout:g} s:"
+                " its tasks are assigned to others"
             )
             # What it asks for is not forgotten: should it live, it waits for the answer and does not ask again.
             self._forget_answer(worker)
@@ -135,7 +136,7 @@ class Manager:
             self._scheduler.resume(self._sampler(), recovery.known, recovery.reported, now)
             for worker, task in sorted(recovery.assigned.items()):
                 self._scheduler.assign_again(worker, task)
-        self._say(f"has heard {len(recovery.reported)} workers and goes on after step {self._scheduler.floor}")
+        self._log(f"has heard {len(recovery.reported)} workers and goes on after step {self._scheduler.floor}")
         deferred, self._deferred = self._deferred, {}
         found: Answers = []
         for handler, sender, message in deferred.values():
@@ -262,9 +263,9 @@ class Manager:
     def _name_stragglers(self) -> None:
         begun, over = self.stragglers.judge()
         for one in begun:
-            self._say(_named(one))
+            self._log(_named(one))
         for worker in over:
-            self._say(f"worker {worker} is no straggler any more")
+            self._log(f"worker {worker} is no straggler any more")
 
     def _answer_of(self, worker: int, answer: Assignment | Verdict) -> Message:
         known = self._scheduler.known_to(worker)

@@ -12,12 +12,12 @@ from disttrain_trainer.parameter_server.protocol.tasks import LEADER, Task
 class Recovery:
     """What a restarted manager has gathered so far. It assigns no task before it is `over`."""
 
-    def __init__(self, workers: int, silence: float, known: TaskProgress | None) -> None:
-        """`silence`: seconds after which a worker that has not reported counts as dead. `known`: from the snapshot."""
+    def __init__(self, workers: int, heartbeat_timeout: float, known: TaskProgress | None) -> None:
+        """`heartbeat_timeout`: seconds until a silent worker counts as dead. `known`: of the snapshot."""
         self.known = known
         self.assigned: dict[int, Task] = {}
         self.reported: set[int] = set()
-        self._workers, self._silence = workers, silence
+        self._workers, self._heartbeat_timeout = workers, heartbeat_timeout
         self._since: float | None = None
 
     def add_report(self, worker: int, known: TaskProgress | None, assigned: Task | None, now: float) -> None:
@@ -37,4 +37,4 @@ class Recovery:
         """
         if self._since is None or (self.known is None and LEADER not in self.reported):
             return False
-        return len(self.reported) == self._workers or now - self._since > self._silence
+        return len(self.reported) == self._workers or now - self._since > self._heartbeat_timeout

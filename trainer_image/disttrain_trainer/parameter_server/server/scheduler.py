@@ -53,13 +53,13 @@ class _Step:
 
 
 class TaskScheduler:
-    """The tasks of a job. `silence`: seconds after which a worker that says nothing counts as dead."""
+    """The tasks of a job. `heartbeat_timeout`: seconds after which a silent worker counts as dead."""
 
     def __init__(
-        self, workers: int, steps: int, synchronization: Synchronization, staleness: int, silence: float
+        self, workers: int, steps: int, synchronization: Synchronization, staleness: int, heartbeat_timeout: float
     ) -> None:
         self.workers, self.steps = workers, steps
-        self._synchronization, self._staleness, self._silence = synchronization, staleness, silence
+        self._synchronization, self._staleness, self._heartbeat_timeout = synchronization, staleness, heartbeat_timeout
         self._sampler: Sampler | None = None
         self._open: dict[int, _Step] = {}
         self._next, self._cursor = 0, Cursor()
@@ -76,8 +76,8 @@ class TaskScheduler:
         self._leaving: set[int] = set()
         """Workers that were told to stop."""
         self._seen: dict[int, float] = {}
-        self._excused: set[int] = set()
-        """Workers whose silence was excused since they were seen last."""
+        self._extended: set[int] = set()
+        """Workers whose timeout was extended since they were seen last."""
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
         self._unacknowledged: dict[int, dict[int, Result]] = {}
@@ -193,7 +193,7 @@ class TaskScheduler:
         if worker not in self._seen:
             self._clocks[worker] = max(self._clocks[worker], min(self.live_clocks.values(), default=0))
         self._seen[worker] = now
-        self._excused.discard(worker)
+        self._extended.discard(worker)
 
     def leave(self, worker: int) -> None:
         """The worker is gone; its tasks become free."""
@@ -209,17 +209,17 @@ class TaskScheduler:
                 del step.assigned[part]
                 step.waiting = sorted([*step.waiting, part])
 
-    def excuse(self, seconds: float, now: float) -> None:
-        """No worker could be heard for a while: late ones get so many seconds, once until they are heard again."""
-        earliest = now - self._silence + seconds
+    def extend_timeouts(self, seconds: float, now: float) -> None:
+        """No message could arrive for a while: late workers get so many seconds, once until their next message."""
+        earliest = now - self._heartbeat_timeout + seconds
         for worker, seen in self._seen.items():
-            if seen < earliest and worker not in self._excused:
-                self._excused.add(worker)
+            if seen < earliest and worker not in self._extended:
+                self._extended.add(worker)
                 self._seen[worker] = earliest
 
     def expire(self, now: float) -> list[int]:
         """The workers that have been silent for too long; they count as gone from now on."""
-        silent = [worker for worker, seen in self._seen.items() if now - seen > self._silence]
+        silent = [worker for worker, seen in self._seen.items() if now - seen > self._heartbeat_timeout]
         for worker in silent if self.started else ():
             self.leave(worker)
         return silent if self.started else []

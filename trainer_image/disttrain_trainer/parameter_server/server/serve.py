@@ -29,7 +29,7 @@ class Loop:
         self._server, self._key = server, key_with(server.index, key)
         self._context = new_context(server.workers)
         self._socket = server_socket(self._context, self._key)
-        self._connections = ConnectionLimit(self._context, self._socket, _say)
+        self._connections = ConnectionLimit(self._context, self._socket, _log)
         self.dropped = 0
         host, _, port = address.rpartition(":")
         try:
@@ -44,8 +44,8 @@ class Loop:
 
         Raises PeerLost where a newer incarnation of this server is known to be at work.
         """
-        told = False
-        while not (told and (self._server.finished or self._server.deserted(time.monotonic()))):
+        stopped = False
+        while not (stopped and (self._server.finished or self._server.has_no_workers(time.monotonic()))):
             if self._socket.poll(_TICK_MILLISECONDS):
                 self._receive()
             self._send(self._server.tick(time.monotonic()))
@@ -55,8 +55,8 @@ class Loop:
             if self._snapshots is not None and snapshot is not None:
                 # Waits for the one before: so less than two intervals are ever lost.
                 self._snapshots.write(snapshot)
-            if stopping() and not told:
-                told = True
+            if stopping() and not stopped:
+                stopped = True
                 # A server that may be replaced goes on while it may: the workers say whether the job is to stop.
                 if self._snapshots is None:
                     self._send(self._server.stop(time.monotonic()))
@@ -84,13 +84,13 @@ class Loop:
 
     def _send(self, answers: Answers) -> None:
         for receiver, answer in answers:
-            message = Message(answer.kind, {**answer.fields, "server": self._server.card()}, answer.tensors)
+            message = Message(answer.kind, {**answer.fields, "server": self._server.identity()}, answer.tensors)
             # Not to wait for a worker that is gone; who lives asks for one thing at a time.
             with suppress(zmq.Again):
                 self._socket.send_multipart([*receiver, *encode(message, self._key)], zmq.NOBLOCK, copy=False)
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     # A log that cannot be written must not end the thread that limits connections.
     with suppress(OSError):
         print(f"disttrain: {sentence}", file=sys.stderr, flush=True)

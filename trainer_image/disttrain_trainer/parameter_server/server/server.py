@@ -30,15 +30,15 @@ from disttrain_trainer.parameter_server.server.shard import Shard
 DEFAULT_SNAPSHOT_INTERVAL = 100
 _ONCE = {"load": "loaded", "push": "pushed"}
 """What is done once however often it is asked for, and the answer when it is done."""
-_DESERTED_SECONDS = 10.0
+_NO_WORKERS_SECONDS = 10.0
 """A worker that lives says so each second."""
 
 
 class Server:
     """One server of a job, or of its attempt."""
 
-    def __init__(self, config: ServerConfig, say: Callable[[str], None] = lambda sentence: None) -> None:
-        """`say`: for the log."""
+    def __init__(self, config: ServerConfig, log: Callable[[str], None] = lambda sentence: None) -> None:
+        """`log`: writes a sentence to the log."""
         self._config, self.index, self.workers = config, config.index, config.workers
         self._instance = secrets.token_hex(8)
         self._restored = False
@@ -48,7 +48,7 @@ class Server:
         """Whether a newer incarnation of this server is at work: peers ignore this one."""
         self._shard: Shard | None = None
         self._aggregator: Aggregator | None = None
-        self._manager = Manager(config, say) if config.index == 0 else None
+        self._manager = Manager(config, log) if config.index == 0 else None
         self._reassembly = Reassembly()
         self._done: dict[tuple[int, str], tuple[tuple[object, bytes], Message]] = {}
         """Of each worker and kind in _ONCE the instance and number of the last question, and the answer: asked twice,
@@ -56,7 +56,7 @@ class Server:
         self._decoder = PushDecoder(config.index, config.compression, config.training.seed)
         self._counters = CountersByWorker()
         self._next_snapshot = 0
-        self._heard: float | None = None
+        self._last_message_at: float | None = None
         self._handlers: Mapping[str, Callable[[Sender, Message, float], Answers]] = {
             "load": self._load, "pull": self._pull, "rows": self._rows, "part": self._part, "push": self._push,
             "fetch": self._fetch, "alive": self._alive, "figures": self._figures, "finish": self._finish,
@@ -65,7 +65,7 @@ class Server:
 
     def receive(self, sender: Sender, message: Message, now: float) -> Answers:
         """Return the messages to send after this one. Raises Malformed, and then nothing has changed."""
-        self._heard = now
+        self._last_message_at = now
         self._learn_incarnations(message)
         if self.superseded:
             return []
@@ -84,7 +84,7 @@ class Server:
 
     def tick(self, now: float) -> Answers:
         """Return the messages to send because time has passed."""
-        self._heard = now if self._heard is None else self._heard
+        self._last_message_at = now if self._last_message_at is None else self._last_message_at
         if self._manager is None or self.superseded:
             return []
         return [*self._manager.tick(now), *self._later(now)]
@@ -95,11 +95,11 @@ class Server:
             self._manager.stop()
         return self._later(now)
 
-    def deserted(self, now: float) -> bool:
+    def has_no_workers(self, now: float) -> bool:
         """Return whether no worker has sent anything for so long that none can be left to need this server."""
-        return self._heard is not None and now - self._heard > _DESERTED_SECONDS
+        return self._last_message_at is not None and now - self._last_message_at > _NO_WORKERS_SECONDS
 
-    def card(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return the fields about the server that every answer has.
 
         instance: random, so a restarted server is told from the one that is known; incarnation: counts its starts in

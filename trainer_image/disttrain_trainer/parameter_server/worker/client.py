@@ -21,10 +21,10 @@ from disttrain_trainer.parameter_server.protocol.sockets import call_again, conn
 from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
 from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
-from disttrain_trainer.parameter_server.worker.memory import Memory
 from disttrain_trainer.parameter_server.worker.payload import Payload, numbers
 from disttrain_trainer.parameter_server.worker.pulling import Pulled, Pulling
 from disttrain_trainer.parameter_server.worker.pushing import Pushing
+from disttrain_trainer.parameter_server.worker.worker_progress import WorkerProgress
 from disttrain_trainer.runtime.errors import DataUnlike, PeerLost
 
 _LOOK_MILLISECONDS = 200
@@ -81,9 +81,17 @@ class Servers:
         self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
         """Of each server: says when the connection to it was lost, and with it what was on its way."""
         self._addresses = addresses
-        self._memory = Memory(worker, self._instance)
+        self._progress = WorkerProgress(worker, self._instance)
         self._heartbeat = Heartbeat(
-            self._context, addresses, self._keys, worker, self._instance, self._memory, stopping, patience, replaceable
+            self._context,
+            addresses,
+            self._keys,
+            worker,
+            self._instance,
+            self._progress,
+            stopping,
+            patience,
+            replaceable,
         )
         self._asked: list[tuple[bytes, Message]] = [(b"", Message(""))] * len(addresses)
         self._pulling: Pulling | None = None
@@ -99,7 +107,7 @@ class Servers:
     def hello(self, samples: int) -> Welcome:
         """Begin. Raises DataUnlike where others have found another number of samples."""
         self._greet()
-        self._memory.samples = samples
+        self._progress.samples = samples
         answer = self._ask(0, Message("hello", {"samples": samples}))
         return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
 
@@ -118,7 +126,7 @@ class Servers:
         """Let the work begin; the leader alone says so."""
         fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
         self._ask(0, Message("start", fields))
-        self._memory.started(TaskProgress(step, step, cursor, hold_at, step))
+        self._progress.started(TaskProgress(step, step, cursor, hold_at, step))
 
     def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
         """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
@@ -129,13 +137,13 @@ class Servers:
         if done is not None:
             task, loss, weight, samples = done
             fields |= {"done": list(task), "loss": loss, "weight": weight, "samples": samples}
-            fields["clock"] = self._memory.completed(task, (loss, weight, samples))
+            fields["clock"] = self._progress.completed(task, (loss, weight, samples))
         if hold_at is not None:
             fields["hold_at"] = hold_at
         if self._worker == LEADER:
-            fields["acknowledged"] = self._memory.acknowledge(hold_at)
+            fields["acknowledged"] = self._progress.acknowledge(hold_at)
         answer = self._ask(0, Message("next", fields))
-        self._memory.answered(answer)
+        self._progress.answered(answer)
         return _answer(answer)
 
     def begin_pull(self, complete: int = 0, *, whole: bool = False) -> Pulling:

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode
 from disttrain_trainer.parameter_server.worker.failure_detector import FailureDetector
-from disttrain_trainer.parameter_server.worker.memory import Memory
+from disttrain_trainer.parameter_server.worker.worker_progress import WorkerProgress
 
 _INTERVAL_SECONDS = 1.0
 
@@ -27,12 +27,12 @@ class Heartbeat:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: Sequence[bytes], worker: int,
-        instance: str, memory: Memory, stopping: Callable[[], bool], patience: float, replaceable: bool,
+        instance: str, progress: WorkerProgress, stopping: Callable[[], bool], patience: float, replaceable: bool,
     ) -> None:  # fmt: skip
-        """`keys`: with each server. `memory`: reported to a restarted manager. `patience`: seconds within which a
+        """`keys`: with each server. `progress`: reported to a restarted manager. `patience`: seconds within which a
         server must answer for the first time, and again while it is away. `replaceable`: servers may be restarted and
         resume."""
-        self._addresses, self._keys, self._stopping, self._memory = addresses, keys, stopping, memory
+        self._addresses, self._keys, self._stopping, self._progress = addresses, keys, stopping, progress
         self._fields = {"worker": worker, "instance": instance}
         self._context = context
         self._lock = threading.Lock()
@@ -53,9 +53,9 @@ class Heartbeat:
     def accept(self, index: int, answer: Message) -> bool:
         """A server has answered; of both threads. False where a newer incarnation of it is known. Raises Malformed."""
         found = answer.fields.get("server")
-        card = Message("server", found if isinstance(found, dict) else {})
-        instance = str(card.fields.get("instance"))
-        incarnation, incarnations = card.number("incarnation"), card.numbers("incarnations")
+        identity = Message("server", found if isinstance(found, dict) else {})
+        instance = str(identity.fields.get("instance"))
+        incarnation, incarnations = identity.number("incarnation"), identity.numbers("incarnations")
         with self._lock:
             for server, newest in enumerate(incarnations[: len(self.incarnations)]):
                 self.incarnations[server] = max(self.incarnations[server], newest)
@@ -65,7 +65,7 @@ class Heartbeat:
             if self._instances.setdefault(index, instance) != instance:
                 self._instances[index] = instance
                 self.restarts[index] += 1
-                if not self._replaceable or card.fields.get("restored") is not True:
+                if not self._replaceable or identity.fields.get("restored") is not True:
                     self.failure = f"{self._name(index)} was started anew and has lost what it held"
             return True
 
@@ -111,7 +111,7 @@ class Heartbeat:
         with suppress(zmq.Again, Malformed):
             while True:
                 answer = decode(socket.recv_multipart(zmq.NOBLOCK)[1:], self._keys[index])
-                report = self._memory.report() if answer.fields.get("report") is True else None
+                report = self._progress.report() if answer.fields.get("report") is True else None
                 if self.accept(index, answer) and report is not None:
                     message = Message(report.kind, {**report.fields, "incarnations": self.incarnations})
                     socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)

@@ -11,7 +11,7 @@ from disttrain_trainer.parameter_server.protocol.counters import WorkerCounters,
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.group import GroupServers
 
-WORKERS_TOLD_OF = 64
+MAX_REPORTED_WORKERS = 64
 """With more of them a line would be mostly theirs; the slowest is named in any case."""
 
 
@@ -31,7 +31,7 @@ class CounterMetrics:
         now = self._clock()
         seconds, self._at = max(now - self._at, 1e-9), now
         for server, answer in enumerate(answers):
-            self._meet(server, answer["server"]["instance"])
+            self._reset_if_restarted(server, answer["server"]["instance"])
         counters = [self._new_of(server, counters_of(answer["counters"])) for server, answer in enumerate(answers)]
         found = {
             **self._of_all(answers),
@@ -41,7 +41,7 @@ class CounterMetrics:
         }
         return {name: float(value) for name, value in found.items()}
 
-    def _meet(self, server: int, instance: str) -> None:
+    def _reset_if_restarted(self, server: int, instance: str) -> None:
         """A server that was started anew counts from nothing."""
         if self._instances.get(server) != instance:
             self._instances[server] = instance
@@ -75,7 +75,7 @@ class CounterMetrics:
         found: dict[str, float] = {}
         for server, (answer, of_workers) in enumerate(zip(answers, counters, strict=True)):
             found[f"servers/{server}/version"] = answer["version"]
-            found |= _told_of(f"servers/{server}", total_of(of_workers.values()), seconds)
+            found |= _rates_of(f"servers/{server}", total_of(of_workers.values()), seconds)
         for name in ("pushes_per_second", "pulls_per_second"):
             found[f"servers/{name}"] = max(found[f"servers/{server}/{name}"] for server in range(len(answers)))
         return found
@@ -84,14 +84,14 @@ class CounterMetrics:
         """Return the figures of each worker, if there are not too many. A push and a pull go to all servers: counts are
         of server 0."""
         workers = sorted({worker for one in counters for worker in one})
-        if len(workers) > WORKERS_TOLD_OF:
+        if len(workers) > MAX_REPORTED_WORKERS:
             return {}
         found: dict[str, float] = {}
         for worker in workers:
             first = counters[0].get(worker, WorkerCounters())
             total = total_of(one.get(worker, WorkerCounters()) for one in counters)
             new = replace(first, pushed_bytes=total.pushed_bytes, pulled_bytes=total.pulled_bytes)
-            found |= _told_of(f"workers/{worker}", new, seconds)
+            found |= _rates_of(f"workers/{worker}", new, seconds)
         return found
 
     def _of_staleness(self, histogram: Mapping[str, int]) -> dict[str, float]:
@@ -109,7 +109,7 @@ class CounterMetrics:
         }
 
 
-def _told_of(prefix: str, new: WorkerCounters, seconds: float) -> dict[str, float]:
+def _rates_of(prefix: str, new: WorkerCounters, seconds: float) -> dict[str, float]:
     """Keys of what a server or worker has done within these seconds."""
     found: dict[str, float] = {
         f"{prefix}/pushes_per_second": new.pushes / seconds,

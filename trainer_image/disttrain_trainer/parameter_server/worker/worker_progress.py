@@ -10,8 +10,8 @@ from disttrain_trainer.parameter_server.protocol.tasks import Result, Task
 from disttrain_trainer.parameter_server.protocol.wire import Message, two_numbers
 
 
-class Memory:
-    """Memory of one worker for a manager that loses its own. The heartbeat reads it while the worker works."""
+class WorkerProgress:
+    """Progress as one worker knows it, for a manager that loses its own. The heartbeat's thread reads it."""
 
     def __init__(self, worker: int, instance: str) -> None:
         self._fields = {"worker": worker, "instance": instance}
