@@ -15,7 +15,7 @@ from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.metrics.results import StepResult, not_finite
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.pipedream.flow import Flow
-from disttrain_trainer.parallel.pipedream.ledger import GlobalStep
+from disttrain_trainer.parallel.pipedream.step_agreement import GlobalStep
 from disttrain_trainer.step import load_step, update_parameters
 from disttrain_trainer.strategies.base import Surroundings
 
@@ -29,12 +29,12 @@ class PipeDream:
         assert isinstance(around.state.pipeline, Flow)
         self.stopping = False
         self._around, self._state, self._flow = around, around.state, around.state.pipeline
-        self._heard: Mapping[str, float] = {}
+        self._figures: Mapping[str, float] = {}
 
     def run(self, until: int) -> Iterator[StepResult]:
         run = _Run(self._around)
         for batch in self._flow.run(until - self._state.step, run):
-            self._heard = batch.figures
+            self._figures = batch.figures
             for one in batch.steps:
                 yield self._result(one, run)
         self.stopping = self._flow.stopping
@@ -47,17 +47,17 @@ class PipeDream:
         return [(float(one.loss), float(one.gradient_norm)) for one in results]
 
     def figures(self, results: Sequence[StepResult]) -> dict[str, float]:
-        return dict(self._heard)
+        return dict(self._figures)
 
-    def _result(self, told: GlobalStep, run: "_Run") -> StepResult:
+    def _result(self, global_step: GlobalStep, run: "_Run") -> StepResult:
         return StepResult(
-            step=run.begin + told.step + 1,
-            loss=torch.tensor(told.loss, dtype=torch.float64),
-            weight=told.weight,
-            own_weight=told.weight,
-            gradient_norm=torch.tensor(told.gradient_norm, dtype=torch.float64),
-            samples=told.samples,
-            rate=run.rate(told.step),
+            step=run.begin + global_step.step + 1,
+            loss=torch.tensor(global_step.loss, dtype=torch.float64),
+            weight=global_step.weight,
+            own_weight=global_step.weight,
+            gradient_norm=torch.tensor(global_step.gradient_norm, dtype=torch.float64),
+            samples=global_step.samples,
+            rate=run.rate(global_step.step),
             loading_seconds=run.loading_seconds,
         )
 
@@ -90,7 +90,7 @@ class _Run:
         number = self.begin + step + 1
         return number == self._training.steps or number % self._training.logging.interval == 0
 
-    def sound(self, loss: float, norm: float) -> bool:
+    def is_finite(self, loss: float, norm: float) -> bool:
         return not_finite(loss, norm, check_gradients=not self._state.precision.scales) is None
 
     def rate(self, step: int) -> float:

@@ -2,7 +2,7 @@
 
 The order of computations and the versions of the weights are stage_schedule.py's. Each rank follows its own plan and
 waits for nobody but its neighbours, and for the replicas of its stage where gradients are averaged; so ranks are in
-different steps, and what concerns all of them comes later (ledger.py).
+different steps, and what concerns all of them comes later (step_agreement.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.parallel.data_parallel import average_gradients
-from disttrain_trainer.parallel.pipedream.ledger import Batch, Ledger, Listener, RankStep
 from disttrain_trainer.parallel.pipedream.messages import Inbox, Outbox
 from disttrain_trainer.parallel.pipedream.metrics import Meter
 from disttrain_trainer.parallel.pipedream.pending_sums import PendingSums
 from disttrain_trainer.parallel.pipedream.stage_schedule import Plan
+from disttrain_trainer.parallel.pipedream.step_agreement import Batch, Listener, RankStep, StepAgreement
 from disttrain_trainer.parallel.pipedream.versions import Versions
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.simulate import Kind
@@ -77,23 +77,25 @@ class Flow(PipelinePart):
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._versions = Versions(self.module)
         self._meter = Meter(self.world.device, self.plan.stage)
-        news, figures = (PendingSums(dist.new_group(backend="gloo", timeout=self.timeout)) for _ in range(2))
-        self._ledger = Ledger(self.world, self.plan.lag, news, figures, self._meter.take, self.versions_of_stages)
+        sums, figures = (PendingSums(dist.new_group(backend="gloo", timeout=self.timeout)) for _ in range(2))
+        self._agreement = StepAgreement(
+            self.world, self.plan.lag, sums, figures, self._meter.take, self.versions_of_stages
+        )
         self._connect()
 
     @property
     def stopping(self) -> bool:
         """Whether some rank wanted all to end in the last run; alike on every rank."""
-        return self._ledger.stopping
+        return self._agreement.stopping
 
     def run(self, steps: int, work: Work) -> Iterator[Batch]:
         """Fill the pipeline, take up to so many steps, and drain it. Yields steps as they become known to all ranks;
-        those from one on that is not sound when the pipeline is drained."""
+        those from one on that is not finite when the pipeline is drained."""
         self._work, self._forwarded, done = work, 0, 0
-        self._ledger.open(steps, work)
+        self._agreement.open(steps, work)
         self._versions.restart()
         with self._meter.flowing():
-            for action in self.plan.actions(lambda number: self._ledger.admits(self._step_of(number))):
+            for action in self.plan.actions(lambda number: self._agreement.admits(self._step_of(number))):
                 if action.kind is Kind.FORWARD:
                     self._forward(action.microbatch)
                     continue
@@ -101,11 +103,11 @@ class Flow(PipelinePart):
                 if self.plan.ends_update(action.microbatch):
                     self._update(done)
                     done += 1
-                    yield from self._ledger.take()
+                    yield from self._agreement.take()
             for outbox in (self._outputs, self._gradients_back):
                 if outbox is not None:
                     outbox.settle()
-        rest = self._ledger.close(done)
+        rest = self._agreement.close(done)
         self._versions.restart()
         yield from rest
 
@@ -149,10 +151,10 @@ class Flow(PipelinePart):
             self._work.update(number)
             self._versions.updated()
         self._meter.holds(self._versions)
-        self._ledger.say(number, self._said(self._steps.pop(number, None), norm))
+        self._agreement.send(number, self._rank_step(self._steps.pop(number, None), norm))
 
     def _load(self, number: int) -> _Step:
-        """The microbatches of a step; replicas of the last stage tell each other what their samples weigh."""
+        """The microbatches of a step; replicas of the last stage exchange the weights of their samples."""
         microbatches = self._work.load(number)
         own = sum(microbatch.weight for microbatch in microbatches)
         total = torch.tensor(own, dtype=torch.float64)
@@ -165,7 +167,7 @@ class Flow(PipelinePart):
         if self._inputs is None:
             return self._steps[step].microbatches[at].inputs
         inputs = self._inputs.receive().requires_grad_()
-        if self._ledger.admits_already(self._step_of(number + 1)):
+        if self._agreement.admits_already(self._step_of(number + 1)):
             self._inputs.expect()
         return inputs
 
@@ -178,7 +180,7 @@ class Flow(PipelinePart):
         step.loss += loss.detach()
         return loss * self.world.mesh.replicate
 
-    def _said(self, step: _Step | None, norm: Tensor) -> RankStep:
+    def _rank_step(self, step: _Step | None, norm: Tensor) -> RankStep:
         square = norm.double().square() / self.world.mesh.replicate
         if step is None or not self.world.counts_replica:
             nothing = torch.zeros_like(square)

@@ -43,7 +43,7 @@ class Outbox:
         if self._form is None:
             if not form[1].is_floating_point:
                 raise InvalidConfiguration(
-                    f"`parallelism.pipeline`: a stage gave {_told(form)}: what goes from stage to stage must have "
+                    f"`parallelism.pipeline`: a stage gave {_text(form)}: what goes from stage to stage must have "
                     "gradients; let the layers exchange floating-point numbers"
                 )
             self._form = form
@@ -51,7 +51,7 @@ class Outbox:
                 json_collectives.send(form, Form, self._peer, self._group)
         elif form != self._form:
             raise InvalidConfiguration(
-                f"`parallelism.pipeline`: a stage gave {_told(form)} after {_told(self._form)}: all microbatches must "
+                f"`parallelism.pipeline`: a stage gave {_text(form)} after {_text(self._form)}: all microbatches must "
                 "have one shape; pad the samples, or use no pipeline"
             )
 
@@ -95,6 +95,6 @@ class Inbox:
         return form
 
 
-def _told(form: Form) -> str:
+def _text(form: Form) -> str:
     shape, dtype = form
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
