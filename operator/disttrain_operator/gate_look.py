@@ -13,9 +13,9 @@ from functools import cached_property
 
 from disttrain_api.names import Reason
 from disttrain_api.scheduling import Topology
+from disttrain_operator.decide.attempt_history import why_never_started
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.gang import expected, noted_successes
-from disttrain_operator.decide.ledger import why_never_started
 from disttrain_operator.decide.observed import Admission, ReadableJob, in_words
 from disttrain_operator.gate.admit import BEHIND, Outcome, WaitingGang, order
 from disttrain_operator.gate.fit import NodeFacts, unfit

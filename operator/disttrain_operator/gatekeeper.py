@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from disttrain_api.scheduling import GangScheduler
+from disttrain_operator.decide.attempt_history import in_attempt, ran
 from disttrain_operator.decide.finished import is_finished
-from disttrain_operator.decide.ledger import in_attempt, ran
 from disttrain_operator.decide.observed import Admission, Job, ReadableJob, in_words
 from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
 from disttrain_operator.kept_cluster import trim_cluster_pod, trim_node

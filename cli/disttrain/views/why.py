@@ -30,7 +30,7 @@ from disttrain_api.moved import carried_over
 from disttrain_api.names import MANAGED_BY_US, Reason
 from disttrain_api.status import ConditionType, Verdict
 from disttrain_api.times import parse_time
-from disttrain_operator.decide.ledger import start_must_end_at, why_never_started
+from disttrain_operator.decide.attempt_history import start_must_end_at, why_never_started
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 

@@ -6,45 +6,45 @@ from disttrain_api.names import Reason
 from disttrain_api.rules.misnamed import advice
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.addresses import told_at
+from disttrain_operator.decide.attempt_history import begin_attempt, ended_by, restarting, start_must_end_at
 from disttrain_operator.decide.clock import earliest, timestamp
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
-from disttrain_operator.decide.ledger import begin_attempt, ended_by, restarting, start_must_end_at
 from disttrain_operator.decide.observed import Observed, ReadableJob
 from disttrain_operator.decide.waiting import NO_WARNING, USUAL_REASONS, unexplained_at, why_not_running
 
 
 def start_attempt(
-    job: ReadableJob, observed: Observed, ledger: JobStatus, now: datetime, event: Event | None
+    job: ReadableJob, observed: Observed, status: JobStatus, now: datetime, event: Event | None
 ) -> Transition:
     """The next attempt begins now; pods of older ones are on their way out."""
-    ledger = begin_attempt(ledger, job.spec.run_policy, now)
+    status = begin_attempt(status, job.spec.run_policy, now)
     said = () if event is None else (event,)
-    events = (*said, *_suspicions(ledger), *_misnamed(job, event, ledger))
-    return bring_up(Gang(job.spec, ledger, observed), now, starting_deadline_at(job, ledger), events)
+    events = (*said, *_suspicions(status), *_misnamed(job, event, status))
+    return bring_up(Gang(job.spec, status, observed), now, starting_deadline_at(job, status), events)
 
 
 def wait_for_attempt(
     job: ReadableJob,
     observed: Observed,
-    ledger: JobStatus,
+    status: JobStatus,
     begins_at: datetime,
     now: datetime,
     event: Event | None = None,
 ) -> Transition:
     """The next attempt begins later; the pods of the last one go now."""
     policy = job.spec.run_policy
-    why = f"attempt {ledger.attempt} has failed"
+    why = f"attempt {status.attempt} has failed"
     pods = [pod for pod in observed.pods if not pod.gone]
     removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS)
-    verdict = ended_by(ledger)
-    message = f"attempt {ledger.attempt + 1} begins at {timestamp(begins_at)}" + (
+    verdict = ended_by(status)
+    message = f"attempt {status.attempt + 1} begins at {timestamp(begins_at)}" + (
         f": {verdict.message}" if verdict is not None else ""
     )
     again = earliest(begins_at, removal.look_again_at)
     events = () if event is None else (event,)
-    return Transition(State.RESTARTING, Reason.BACKING_OFF, message, ledger, removal.actions, events, again)
+    return Transition(State.RESTARTING, Reason.BACKING_OFF, message, status, removal.actions, events, again)
 
 
 def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple[Event, ...] = ()) -> Transition:
@@ -55,28 +55,28 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple
     reason, message = why_not_running(gang, now)
     if not events and reason not in USUAL_REASONS:
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
-    state = State.RESTARTING if restarting(gang.ledger) else State.STARTING
+    state = State.RESTARTING if restarting(gang.status) else State.STARTING
     said = [at for at in (told_at(gang), unexplained_at(gang)) if at is not None and at > now]
     again = earliest(None if gang.queued else deadline, *said, old.look_again_at, replaced.look_again_at)
-    return Transition(state, reason, message, gang.ledger, actions, events, again)
+    return Transition(state, reason, message, gang.status, actions, events, again)
 
 
-def _suspicions(ledger: JobStatus) -> tuple[Event, ...]:
-    nodes = ledger.attempts[-1].avoided_nodes
+def _suspicions(status: JobStatus) -> tuple[Event, ...]:
+    nodes = status.attempts[-1].avoided_nodes
     if not nodes:
         return ()
-    sentence = f"attempt {ledger.attempt} avoids {', '.join(nodes)}: several attempts failed first there"
+    sentence = f"attempt {status.attempt} avoids {', '.join(nodes)}: several attempts failed first there"
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
 
 
-def _misnamed(job: ReadableJob, event: Event | None, ledger: JobStatus) -> tuple[Event, ...]:
+def _misnamed(job: ReadableJob, event: Event | None, status: JobStatus) -> tuple[Event, ...]:
     """Containers that were probably meant to train and have another name: once for a spec, not at each restart."""
-    if ledger.attempt > 1 and (event is None or event.reason != Reason.RESUMED):
+    if status.attempt > 1 and (event is None or event.reason != Reason.RESUMED):
         return ()
     return tuple(Event(Reason.CONTAINER_MISNAMED, sentence, warning=True) for sentence in advice(job.spec))
 
 
-def starting_deadline_at(job: ReadableJob, ledger: JobStatus) -> datetime | None:
+def starting_deadline_at(job: ReadableJob, status: JobStatus) -> datetime | None:
     """When all pods of the current attempt must run, unless a queue holds them back; None: whenever they do."""
     seconds = job.spec.run_policy.starting_deadline_seconds
-    return None if seconds is None else start_must_end_at(ledger, seconds)
+    return None if seconds is None else start_must_end_at(status, seconds)

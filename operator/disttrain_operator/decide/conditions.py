@@ -9,10 +9,10 @@ from disttrain_api.errors import LayoutError
 from disttrain_api.names import Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
+from disttrain_operator.decide.attempt_history import ended_by
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.ledger import ended_by
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.decide.waiting import USUAL_REASONS
 from disttrain_operator.plan.environment import job_mesh
@@ -36,7 +36,7 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
 
 
 def derive(job: Job, gang: Gang | None, transition: Transition, now: datetime) -> JobStatus:
-    """The whole status that the transition leads to. `gang`: of its ledger; None where the spec cannot be read."""
+    """The whole status that the transition leads to. `gang`: of its status; None where the spec cannot be read."""
     changes: dict[str, object] = {
         "conditions": [*_conditions(job, transition, now), *_of_others(job.status)],
         "phase": _phase(transition),
@@ -46,7 +46,7 @@ def derive(job: Job, gang: Gang | None, transition: Transition, now: datetime) -
         changes |= {"world_size": gang.spec.world_size, "mesh": _mesh(gang.spec)}
         if not _said(job.status, transition):
             changes |= _counts(job.status, gang)
-    return transition.ledger.model_copy(update=changes)
+    return transition.status.model_copy(update=changes)
 
 
 def _phase(transition: Transition) -> Phase:
@@ -106,7 +106,7 @@ def _of_others(status: JobStatus) -> list[Condition]:
 def _restarting(transition: Transition) -> tuple[str, str]:
     if transition.state is not State.RESTARTING:
         return Reason.NOT_RESTARTING, "the job is not restarting"
-    verdict = ended_by(transition.ledger)
+    verdict = ended_by(transition.status)
     return (Reason.GANG_RESTARTED, verdict.message) if verdict else (transition.reason, transition.message)
 
 

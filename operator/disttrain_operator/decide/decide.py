@@ -10,13 +10,13 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus
+from disttrain_operator.decide.attempt_history import mark_succeeded
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Transition
 from disttrain_operator.decide.finished import after_the_end, is_finished
 from disttrain_operator.decide.gang import Gang, members_as_text
 from disttrain_operator.decide.goodput import account
-from disttrain_operator.decide.ledger import mark_succeeded
 from disttrain_operator.decide.observed import Job, Observed, ReadableJob
 from disttrain_operator.decide.policies.active_deadline import active_deadline, active_deadline_at
 from disttrain_operator.decide.policies.admission import admission
@@ -68,7 +68,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     if isinstance(job, ReadableJob):
         situation = Situation(job, observed, now)
         transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
-        gang = situation.gang_of(transition.ledger)
+        gang = situation.gang_of(transition.status)
         transition = with_support(job, gang, transition, now)
     elif job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
@@ -96,6 +96,6 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
 def _events(job: Job, transition: Transition) -> tuple[Event, ...]:
     """The transition's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
-    now = cut(transition.reason, MAX_REASON_LENGTH), transition.ledger.attempt
+    now = cut(transition.reason, MAX_REASON_LENGTH), transition.status.attempt
     said = running is not None and (running.reason, job.status.attempt) == now
     return () if said else transition.events

@@ -95,14 +95,14 @@ class Event:
 class Transition:
     """Answer of a policy: the new state of the job, the reason, and the actions.
 
-    `ledger` is the status with the numbers that only policies change (attempt, restarts, attempts, times); everything
+    `status` is the job's status with the numbers that only policies change (attempt, restarts, attempts, times); everything
     else in it is derived afterwards. Events are posted only when the state or its reason changes.
     """
 
     state: State
     reason: str
     message: str
-    ledger: JobStatus
+    status: JobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None

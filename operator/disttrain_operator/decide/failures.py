@@ -7,12 +7,12 @@ from functools import cached_property
 
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import Replacement
+from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import Ruling, instead_of, ruling_on
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
-from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.plan.identity import pod_name
 
@@ -88,7 +88,7 @@ class Failures:
         end = cause.pod.exit.finished_at if cause.pod.exit else None
         if not cause.symptom or end is None:
             return cause
-        for entry in reversed(self.gang.ledger.attempts[-1].replacements):
+        for entry in reversed(self.gang.status.attempts[-1].replacements):
             if entry.pod != cause.pod.name and self._missed(entry, end):
                 return replace(cause, follows=entry)
         return cause
@@ -113,7 +113,7 @@ class Failures:
     def _lost(self) -> Iterator[PodFacts]:
         """Members that ran and of which nothing is left, or only that they were being ended; and those that did not run
         and cannot be made again."""
-        lost = self.gang.missing if ran(self.gang.ledger) else self.gang.lost_before_running
+        lost = self.gang.missing if ran(self.gang.status) else self.gang.lost_before_running
         failed = {(pod.role, pod.index) for pod in self.gang.failed}
         last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone or pod.kept_by_finalizer}
         awaited = self._awaited()
@@ -127,7 +127,7 @@ class Failures:
     def _awaited(self) -> set[Identity]:
         """Members that are about to be made again alone."""
         name = self.job.name, self.job.uid
-        replaced = {entry.pod for entry in self.gang.ledger.attempts[-1].replacements}
+        replaced = {entry.pod for entry in self.gang.status.attempts[-1].replacements}
         known = {(pod.role, pod.index) for pod in self.gang.seen}
         return {
             (role, index)

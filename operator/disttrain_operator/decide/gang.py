@@ -69,23 +69,23 @@ def expected(spec: JobSpec) -> Iterator[Identity]:
         yield from ((role, index) for index in range(replicas(spec, role)))
 
 
-def noted_successes(spec: JobSpec, ledger: JobStatus) -> frozenset[Identity]:
-    """Members of the newest attempt that have succeeded, as the ledger says."""
-    text = ledger.attempts[-1].succeeded if ledger.attempts else None
+def noted_successes(spec: JobSpec, status: JobStatus) -> frozenset[Identity]:
+    """Members of the newest attempt that have succeeded, as the status says."""
+    text = status.attempts[-1].succeeded if status.attempts else None
     return members_of_text(text, {role: replicas(spec, role) for role in Role})
 
 
 @dataclass(frozen=True)
 class Gang:
-    """The pods of a ledger's newest attempt, and of older ones."""
+    """The pods of a status's newest attempt, and of older ones."""
 
     spec: JobSpec
-    ledger: JobStatus
+    status: JobStatus
     observed: Observed
 
     @property
     def attempt(self) -> int:
-        return self.ledger.attempt
+        return self.status.attempt
 
     @cached_property
     def members(self) -> tuple[Identity, ...]:
@@ -94,7 +94,7 @@ class Gang:
 
     @cached_property
     def _replaced_uids(self) -> frozenset[str]:
-        attempts = self.ledger.attempts
+        attempts = self.status.attempts
         return frozenset(entry.uid for entry in attempts[-1].replacements) if attempts else frozenset()
 
     @cached_property
@@ -129,7 +129,7 @@ class Gang:
     def lost_before_running(self) -> tuple[Identity, ...]:
         """Members that cannot be made again under their names although the gang has not run: a finalizer holds them, or
         a queue has admitted their group, to which no pod may be added."""
-        if self.ledger.attempts[-1].admitted_time is not None:
+        if self.status.attempts[-1].admitted_time is not None:
             return self.missing
         kept = {(pod.role, pod.index) for pod in self.seen if pod.kept_by_finalizer}
         return tuple(identity for identity in self.missing if identity in kept)
@@ -138,7 +138,7 @@ class Gang:
     def queued(self) -> bool:
         """Return whether a queue holds it back, as opposed to a refused child or a queue that is not served."""
         in_queue = self.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
-        admitted = self.ledger.attempts[-1].admitted_time is not None or self.let_go
+        admitted = self.status.attempts[-1].admitted_time is not None or self.let_go
         unserved = any(pod.waiting is not None and pod.waiting.reason == Reason.QUEUE_NOT_SERVED for pod in self.pods)
         return in_queue and not admitted and not unserved and not self.observed.problems
 
@@ -157,9 +157,9 @@ class Gang:
 
     @cached_property
     def succeeded(self) -> frozenset[Identity]:
-        """Members that ended with exit code 0. What the ledger says of them holds, whatever became of their pods."""
+        """Members that ended with exit code 0. What the status says of them holds, whatever became of their pods."""
         seen = {(pod.role, pod.index) for pod in self.seen if pod.program_succeeded}
-        return noted_successes(self.spec, self.ledger) | seen
+        return noted_successes(self.spec, self.status) | seen
 
     @cached_property
     def failed(self) -> tuple[PodFacts, ...]:

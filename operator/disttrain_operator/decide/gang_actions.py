@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.scheduling import GangScheduler
+from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.gang import Gang, Identity
-from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import PodFacts
 
 # Survivors of a failure are stuck in a collective and have nothing to save.
@@ -77,9 +77,9 @@ def create(gang: Gang, members: Iterable[Identity]) -> tuple[Action, ...]:
     """Creations of these members, whose names are free, and of what they need."""
     taken = {(pod.role, pod.index) for pod in gang.replaced}
     why = f"attempt {gang.attempt} needs it"
-    avoid = tuple(gang.ledger.attempts[-1].avoided_nodes)
+    avoid = tuple(gang.status.attempts[-1].avoided_nodes)
     # A pod that is made again alone joins a gang that has its room: the cluster's scheduler sees to it.
-    gated = gang.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE and not ran(gang.ledger)
+    gated = gang.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE and not ran(gang.status)
     pods = tuple(
         CreatePod(role, index, gang.attempt, why, avoid, gated) for role, index in members if (role, index) not in taken
     )

@@ -11,9 +11,9 @@ from disttrain_api.names import Reason
 from disttrain_api.report import RankPhase
 from disttrain_api.status import Goodput, GoodputState, JobStatus, Progress
 from disttrain_api.times import parse_time
+from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import State, Transition
-from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import Job
 
 _NO_ROOM = frozenset(

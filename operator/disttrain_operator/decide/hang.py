@@ -8,10 +8,10 @@ from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
 from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
+from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling, ruling_on
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.observed import PodFacts, Stall
 
 MIN_SECONDS = 60
@@ -72,7 +72,7 @@ def hang_of(gang: Gang) -> Verdict | None:
     """Return the verdict on a gang that hangs; None if it makes progress, is incomplete, or no agent has reported a
     hang."""
     live = gang.observed.live
-    if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.ledger):
+    if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.status):
         return None
     incomplete = gang.missing or gang.succeeded or not all(_undisturbed(pod) for pod in gang.pods)
     if incomplete or not exceeds(live.stall, gang.spec):

@@ -10,8 +10,8 @@ from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
+from disttrain_operator.decide.attempt_history import know_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.ledger import know_checkpoint, renew_budget
 from disttrain_operator.decide.observed import Observed, PodFacts
 
 

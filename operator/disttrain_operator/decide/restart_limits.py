@@ -9,7 +9,7 @@ from disttrain_api.names import Reason
 from disttrain_api.report import FailureSignature
 from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import Attempt, FailureClass, JobStatus, Signature, Verdict
-from disttrain_operator.decide.ledger import last_known_step
+from disttrain_operator.decide.attempt_history import last_known_step
 
 
 def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict) -> Verdict | None:

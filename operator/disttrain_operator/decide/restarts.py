@@ -6,11 +6,7 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
-from disttrain_operator.decide.clock import timestamp
-from disttrain_operator.decide.decision import Event, State, Transition
-from disttrain_operator.decide.finish import finish
-from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, remove
-from disttrain_operator.decide.ledger import (
+from disttrain_operator.decide.attempt_history import (
     await_end,
     count_restart,
     end_attempt,
@@ -19,6 +15,10 @@ from disttrain_operator.decide.ledger import (
     ran,
     restarting,
 )
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.decision import Event, State, Transition
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, remove
 from disttrain_operator.decide.restart_limits import used_up
 from disttrain_operator.decide.situation import Situation
 
@@ -37,14 +37,14 @@ def restart_or_fail(situation: Situation, verdict: Verdict) -> Transition:
         if may_be_renewed:
             return _hear_last_reports(situation, verdict)
         return finish(status, now, State.FAILED, exhausted)
-    ledger = count_restart(end_attempt(_with_admission(situation), now, verdict), counted=counted)
-    begins_at = next_attempt_at(ledger, policy)
+    status = count_restart(end_attempt(_with_admission(situation), now, verdict), counted=counted)
+    begins_at = next_attempt_at(status, policy)
     begins = "begins" if begins_at is None else f"begins at {timestamp(begins_at)}"
-    sentence = continued(verdict.message, f"attempt {ledger.attempt + 1} {begins}")
+    sentence = continued(verdict.message, f"attempt {status.attempt + 1} {begins}")
     event = Event(Reason.GANG_RESTARTED, sentence, warning=True)
     if begins_at is not None:
-        return wait_for_attempt(situation.job, situation.observed, ledger, begins_at, now, event)
-    return start_attempt(situation.job, situation.observed, ledger, now, event)
+        return wait_for_attempt(situation.job, situation.observed, status, begins_at, now, event)
+    return start_attempt(situation.job, situation.observed, status, now, event)
 
 
 def _hear_last_reports(situation: Situation, verdict: Verdict) -> Transition:
@@ -56,9 +56,9 @@ def _hear_last_reports(situation: Situation, verdict: Verdict) -> Transition:
         verdict.message, "no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
     )
     event = Event(Reason.POD_FAILED, message, warning=True)
-    ledger = await_end(situation.status, verdict)
+    status = await_end(situation.status, verdict)
     return Transition(
-        state_of(situation.status), Reason.POD_FAILED, message, ledger, removal.actions, (event,), removal.look_again_at
+        state_of(situation.status), Reason.POD_FAILED, message, status, removal.actions, (event,), removal.look_again_at
     )
 
 

@@ -40,9 +40,9 @@ class Situation:
         """The pods of the newest attempt, and of older ones."""
         return Gang(self.spec, self.status, self.observed)
 
-    def gang_of(self, ledger: JobStatus) -> Gang:
-        """The gang as a transition's ledger has it."""
-        return self.gang if ledger is self.status else Gang(self.spec, ledger, self.observed)
+    def gang_of(self, status: JobStatus) -> Gang:
+        """The gang as a transition's status has it."""
+        return self.gang if status is self.status else Gang(self.spec, status, self.observed)
 
     @cached_property
     def failures(self) -> Failures:

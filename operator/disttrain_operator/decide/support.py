@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.attempt_history import in_attempt
 from disttrain_operator.decide.clock import after, earliest
 from disttrain_operator.decide.decision import CreateSupport, Transition
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.observed import ReadableJob
 from disttrain_operator.plan.identity import child_name
 
@@ -25,8 +25,8 @@ _SCHEDULED_BY_GROUP = (GangScheduler.VOLCANO, GangScheduler.COSCHEDULING)
 
 
 def with_support(job: ReadableJob, gang: Gang, transition: Transition, now: datetime) -> Transition:
-    """The transition, and with it what its attempt needs and may lack. `gang`: of the transition's ledger."""
-    if not in_attempt(transition.ledger):
+    """The transition, and with it what its attempt needs and may lack. `gang`: of the transition's status."""
+    if not in_attempt(transition.status):
         return transition
     observed = gang.observed
     since = min(_waiting_since(gang), default=None)
@@ -47,7 +47,7 @@ def with_support(job: ReadableJob, gang: Gang, transition: Transition, now: date
 
 def _waiting_since(gang: Gang) -> Iterator[datetime]:
     """Yield since when each pod waits that the operator's objects may keep from starting."""
-    attempt = gang.ledger.attempts[-1]
+    attempt = gang.status.attempts[-1]
     begun = gang.released_at or after(attempt.admitted_time or attempt.start_time, 0)
     for pod in gang.unstarted:
         if pod.node is not None:

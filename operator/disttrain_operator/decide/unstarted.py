@@ -7,10 +7,10 @@ unusual keeps the others, they are about to start, and what failed is judged whe
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import FailureClass, Verdict
+from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.ledger import ran
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 
@@ -20,7 +20,7 @@ _UNSAID = frozenset({Reason.RANK_FAILED, Reason.POD_FAILED})
 
 def gave_up(gang: Gang, cause: Cause) -> bool:
     """Whether the pod may have ended since other members have not started."""
-    if ran(gang.ledger) or gang.all_started or cause.follows is not None:
+    if ran(gang.status) or gang.all_started or cause.follows is not None:
         return False
     if cause.class_ is FailureClass.PROGRAM:
         failure = cause.pod.report.failure if cause.pod.report is not None else None

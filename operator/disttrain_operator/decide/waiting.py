@@ -72,7 +72,7 @@ def unexplained_at(gang: Gang) -> datetime | None:
     """Return when a gang without a known reason should say where to look for one; None if a reason is known."""
     if any(pod.gated for pod in gang.pods) or unexplained(gang) is None or why_waiting(gang) is not None:
         return None
-    attempt = gang.ledger.attempts[-1]
+    attempt = gang.status.attempts[-1]
     return after(attempt.admitted_time or attempt.start_time, _SILENT_SECONDS)
 
 

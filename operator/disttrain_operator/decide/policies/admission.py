@@ -12,11 +12,11 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at
+from disttrain_operator.decide.attempt_history import end_attempt, in_attempt, mark_admitted, ran
 from disttrain_operator.decide.clock import after, earliest, timestamp
 from disttrain_operator.decide.decision import DeletePod, Event, ReleasePod, State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS
-from disttrain_operator.decide.ledger import end_attempt, in_attempt, mark_admitted, ran
 from disttrain_operator.decide.observed import Admission, PodFacts
 from disttrain_operator.decide.restarts import restart_or_fail
 from disttrain_operator.decide.situation import Situation
@@ -79,9 +79,9 @@ class _Waiting:
         if not (self._gated and self._released and self._answer.why):
             return None
         verdict = Verdict(reason=Reason.ROOM_LOST, message=f"the gang lost its room: {self._answer.why}")
-        ledger = end_attempt(self._job.status, self._now, verdict)
+        status = end_attempt(self._job.status, self._now, verdict)
         event = Event(Reason.ROOM_LOST, f"{verdict.message}; all of its pods wait again", warning=True)
-        return start_attempt(self._job, self._gang.observed, ledger, self._now, event)
+        return start_attempt(self._job, self._gang.observed, status, self._now, event)
 
     def overtaken(self) -> Transition | None:
         """Pods that were let go and whose room others have taken are made again behind the gate.

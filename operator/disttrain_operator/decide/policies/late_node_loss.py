@@ -7,10 +7,10 @@ The verdict is put right, and a restart that was counted for it is given back.
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import FailureClass
+from disttrain_operator.decide.attempt_history import last_ended, ran, revise_verdict
 from disttrain_operator.decide.cause import node_is_lost
 from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.failure_policy import ruling_on
-from disttrain_operator.decide.ledger import last_ended, ran, revise_verdict
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.verdict import verdict_of
 
@@ -36,6 +36,6 @@ def late_node_loss(situation: Situation) -> Transition | None:
         return None  # the job has restarted, and goes on
     given_back = ended.verdict.action == FailureAction.RESTART_GANG and ruling.action != ended.verdict.action
     verdict = verdict_of(cause, ruling, policy)
-    ledger = revise_verdict(status, ended.number, verdict, policy, situation.now, given_back=given_back)
-    message = f"waiting for pods older than attempt {ledger.attempt} to end"
-    return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, ledger, look_again_at=situation.now)
+    revised = revise_verdict(status, ended.number, verdict, policy, situation.now, given_back=given_back)
+    message = f"waiting for pods older than attempt {revised.attempt} to end"
+    return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, revised, look_again_at=situation.now)

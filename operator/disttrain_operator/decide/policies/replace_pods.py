@@ -4,12 +4,7 @@ from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
-from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.decision import Event, State, Transition
-from disttrain_operator.decide.failure_policy import is_counted
-from disttrain_operator.decide.finish import finish
-from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
-from disttrain_operator.decide.ledger import (
+from disttrain_operator.decide.attempt_history import (
     backoff_seconds,
     count_restart,
     fruitless_replacements,
@@ -17,6 +12,11 @@ from disttrain_operator.decide.ledger import (
     ran,
     replace_pod,
 )
+from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.decision import Event, State, Transition
+from disttrain_operator.decide.failure_policy import is_counted
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
 from disttrain_operator.decide.observed import ReadableJob
 from disttrain_operator.decide.restart_limits import used_up
 from disttrain_operator.decide.situation import Situation
@@ -28,8 +28,8 @@ from disttrain_operator.plan.identity import pod_name
 
 def note_replacements(situation: Situation) -> Transition | None:
     """Write down and count which pods are to be made again. What is done about them follows from the status."""
-    ledger = situation.status
-    if not in_attempt(ledger):
+    status = situation.status
+    if not in_attempt(status):
         return None
     failed = [entry for entry in situation.failures.of_single_pods if not gave_up(situation.gang, entry[0])]
     if not failed:
@@ -39,14 +39,14 @@ def note_replacements(situation: Situation) -> Transition | None:
     for cause, ruling in failed:
         verdict = verdict_of(cause, ruling, policy)
         counted = is_counted(cause)
-        if counted and (exhausted := used_up(ledger, policy, verdict)):
+        if counted and (exhausted := used_up(status, policy, verdict)):
             return finish(situation.status, now, State.FAILED, exhausted)
-        ledger = count_restart(ledger, counted=counted)
-        ledger = replace_pod(ledger, cause.pod.name, cause.pod.uid, cause.reason, now)
+        status = count_restart(status, counted=counted)
+        status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now)
         message = message or verdict.message
-    state = State.RUNNING if ran(ledger) else State.STARTING
+    state = State.RUNNING if ran(status) else State.STARTING
     event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
-    return Transition(state, Reason.REPLACING_PODS, message, ledger, events=(event,), look_again_at=now)
+    return Transition(state, Reason.REPLACING_PODS, message, status, events=(event,), look_again_at=now)
 
 
 def replace_pods(situation: Situation) -> Transition | None:

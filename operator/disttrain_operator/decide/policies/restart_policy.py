@@ -1,14 +1,14 @@
 """A member failed or vanished, or all hang: the gang is made again from the last checkpoint, or the job fails."""
 
 from disttrain_api.names import Reason
+from disttrain_operator.decide.attempt_history import (
+    awaited_end,
+    in_attempt,
+)
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.decision import Transition
 from disttrain_operator.decide.failure_policy import Ruling
 from disttrain_operator.decide.hang import hang_of
-from disttrain_operator.decide.ledger import (
-    awaited_end,
-    in_attempt,
-)
 from disttrain_operator.decide.restart_limits import repeated
 from disttrain_operator.decide.restarts import restart_or_fail, state_of
 from disttrain_operator.decide.situation import Situation

@@ -7,12 +7,7 @@ from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus, Verdict
 from disttrain_operator.decide.addresses import why_without_address
 from disttrain_operator.decide.attempt import bring_up, start_attempt, starting_deadline_at, wait_for_attempt
-from disttrain_operator.decide.clock import after, earliest
-from disttrain_operator.decide.conditions import condition
-from disttrain_operator.decide.decision import Event, State, Transition
-from disttrain_operator.decide.finish import finish
-from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.ledger import (
+from disttrain_operator.decide.attempt_history import (
     in_attempt,
     mark_admitted,
     mark_running,
@@ -20,6 +15,11 @@ from disttrain_operator.decide.ledger import (
     ran,
     why_never_started,
 )
+from disttrain_operator.decide.clock import after, earliest
+from disttrain_operator.decide.conditions import condition
+from disttrain_operator.decide.decision import Event, State, Transition
+from disttrain_operator.decide.finish import finish
+from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.waiting import USUAL_REASONS, unexplained, why_not_running, why_waiting
 
@@ -47,7 +47,7 @@ def begin(situation: Situation) -> Transition | None:
 def starting_deadline(situation: Situation) -> Transition | None:
     """Fail a job whose pods do not all run in time, with the reason why they do not."""
     gang = _admitted(situation)
-    deadline = starting_deadline_at(situation.job, gang.ledger)
+    deadline = starting_deadline_at(situation.job, gang.status)
     if deadline is None or ran(situation.status) or gang.all_run or gang.queued or situation.now < deadline:
         return None
     now = why_waiting(gang) or why_without_address(gang)
@@ -67,9 +67,9 @@ def startup(situation: Situation) -> Transition | None:
     if gang.all_run:
         message = f"all {len(gang.members)} pods run"
         event = Event(Reason.ALL_PODS_RUNNING, message)
-        ledger = mark_running(gang.ledger, situation.now)
-        return Transition(State.RUNNING, Reason.ALL_PODS_RUNNING, message, ledger, events=(event,))
-    return bring_up(gang, situation.now, starting_deadline_at(situation.job, gang.ledger))
+        status = mark_running(gang.status, situation.now)
+        return Transition(State.RUNNING, Reason.ALL_PODS_RUNNING, message, status, events=(event,))
+    return bring_up(gang, situation.now, starting_deadline_at(situation.job, gang.status))
 
 
 def running(situation: Situation) -> Transition | None:
@@ -112,14 +112,14 @@ def _deadline_in_pause(situation: Situation) -> datetime | None:
 
 
 def _admitted(situation: Situation) -> Gang:
-    """The gang with its admission in the ledger, if a queue or the gate has let it go and that is not noted yet."""
+    """The gang with its admission in the status, if a queue or the gate has let it go and that is not noted yet."""
     gang = situation.gang
-    if gang.ledger.attempts[-1].admitted_time is not None:
+    if gang.status.attempts[-1].admitted_time is not None:
         return gang
     released_at = gang.released_at if gang.all_started else None
     if released_at is None and not gang.let_go:
         return gang
-    return replace(gang, ledger=mark_admitted(gang.ledger, released_at or situation.now))
+    return replace(gang, status=mark_admitted(gang.status, released_at or situation.now))
 
 
 def _end(status: JobStatus) -> datetime:

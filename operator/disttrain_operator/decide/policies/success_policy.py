@@ -3,10 +3,10 @@
 from disttrain_api.names import Reason, Role
 from disttrain_api.run_policy import SuccessOperator
 from disttrain_api.status import Verdict
+from disttrain_operator.decide.attempt_history import in_attempt
 from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang import replicas
-from disttrain_operator.decide.ledger import in_attempt
 from disttrain_operator.decide.situation import Situation
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a status that only policies change: attempts, restarts, times."""
+"""A job's attempts in its status: begin, end and count them, and read what they say of restarts."""
 
 from datetime import datetime, timedelta
 
