@@ -95,8 +95,8 @@ class Event:
 class Transition:
     """Answer of a policy: the new state of the job, the reason, and the actions.
 
-    `status` is the job's status with the numbers that only policies change (attempt, restarts, attempts, times); everything
-    else in it is derived afterwards. Events are posted only when the state or its reason changes.
+    `status` holds the numbers that only policies change (attempt, restarts, attempts, times); everything else in it is
+    derived afterwards. Events are posted only when the state or its reason changes.
     """
 
     state: State

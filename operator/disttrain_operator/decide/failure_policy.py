@@ -19,7 +19,7 @@ _UNCOUNTED = frozenset({FailureClass.DISRUPTION, FailureClass.NODE_LOST})
 
 
 @dataclass(frozen=True)
-class Ruling:
+class MatchedAction:
     """An action, and the rule that asked for it: its name or its place; None: the default."""
 
     action: FailureAction
@@ -35,24 +35,24 @@ def is_counted(cause: Cause) -> bool:
     return cause.class_ not in _UNCOUNTED and cause.follows is None
 
 
-def ruling_on(policy: RunPolicy, cause: Cause) -> Ruling:
-    """Return the ruling on this cause."""
+def match_failure_policy(policy: RunPolicy, cause: Cause) -> MatchedAction:
+    """Return the action of the first rule that matches this cause, else the default."""
     rules = policy.failure_policy.rules if policy.failure_policy is not None else []
     for number, rule in enumerate(rules, start=1):
         if _matches(rule, cause):
-            return Ruling(rule.action, rule.name or f"rule {number}")
+            return MatchedAction(rule.action, rule.name or f"rule {number}")
     if cause.permanent or policy.restart_policy is RestartPolicy.NEVER:
-        return Ruling(FailureAction.FAIL_JOB)
+        return MatchedAction(FailureAction.FAIL_JOB)
     if not is_counted(cause):
-        return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
-    return Ruling(FailureAction.RESTART_GANG)
+        return MatchedAction(FailureAction.RESTART_WITHOUT_COUNTING)
+    return MatchedAction(FailureAction.RESTART_GANG)
 
 
-def instead_of(symptom: Ruling, cause: Cause) -> Ruling:
-    """Return the ruling for the gang on a symptom whose cause would by itself concern one pod."""
+def instead_of(symptom: MatchedAction, cause: Cause) -> MatchedAction:
+    """Return the gang's action for a symptom whose cause would by itself concern one pod."""
     if symptom.action is not FailureAction.RESTART_GANG or symptom.rule is not None or is_counted(cause):
         return symptom
-    return Ruling(FailureAction.RESTART_WITHOUT_COUNTING)
+    return MatchedAction(FailureAction.RESTART_WITHOUT_COUNTING)
 
 
 def _matches(rule: FailureRule, cause: Cause) -> bool:

@@ -10,7 +10,7 @@ from disttrain_api.status import Replacement
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.failure_policy import Ruling, instead_of, ruling_on
+from disttrain_operator.decide.failure_policy import MatchedAction, instead_of, match_failure_policy
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
@@ -37,24 +37,24 @@ class Failures:
     now: datetime
 
     @cached_property
-    def all(self) -> tuple[tuple[Cause, Ruling], ...]:
+    def all(self) -> tuple[tuple[Cause, MatchedAction], ...]:
         """Every failed member."""
         causes = [self._explained(cause_of(pod)) for pod in (*self.gang.failed, *self._overdue(), *self._lost())]
         if causes and all(cause.symptom for cause in causes):
             causes += [node_is_lost(pod) for pod in self.gang.pods if pod.cut_off]
-        return tuple((cause, ruling_on(self.gang.spec.run_policy, cause)) for cause in causes)
+        return tuple((cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes)
 
     @cached_property
     def ignored(self) -> frozenset[Identity]:
         """Members that failed and whose failure is ignored."""
         return frozenset(
-            (cause.pod.role, cause.pod.index) for cause, ruling in self.all if ruling.action is FailureAction.IGNORE
+            (cause.pod.role, cause.pod.index) for cause, matched in self.all if matched.action is FailureAction.IGNORE
         )
 
     @cached_property
-    def of_the_gang(self) -> tuple[Cause, Ruling] | None:
+    def of_the_gang(self) -> tuple[Cause, MatchedAction] | None:
         """The first cause among the failures that concern all."""
-        found = [(cause, ruling) for cause, ruling in self.all if ruling.action not in _OF_ONE_POD]
+        found = [(cause, matched) for cause, matched in self.all if matched.action not in _OF_ONE_POD]
         first = min(found, key=lambda entry: entry[0].rank, default=None)
         if first is None or not first[0].symptom:
             return first
@@ -64,14 +64,14 @@ class Failures:
         return first if cause is None else (cause, instead_of(first[1], cause))
 
     @cached_property
-    def of_single_pods(self) -> tuple[tuple[Cause, Ruling], ...]:
+    def of_single_pods(self) -> tuple[tuple[Cause, MatchedAction], ...]:
         """Failures after which one pod is made again."""
-        return tuple((cause, ruling) for cause, ruling in self.all if ruling.action is FailureAction.RESTART_POD)
+        return tuple((cause, matched) for cause, matched in self.all if matched.action is FailureAction.RESTART_POD)
 
     @property
     def settled_at(self) -> datetime | None:
         """When the first cause may be named; None: now."""
-        counted = [cause for cause, ruling in self.all if ruling.action is not FailureAction.IGNORE]
+        counted = [cause for cause, matched in self.all if matched.action is not FailureAction.IGNORE]
         if any(cause.certain for cause in counted) or not any(pod.program_alive for pod in self.gang.pods):
             return None
         ends = [cause.pod.exit.finished_at for cause in counted if cause.pod.exit is not None]

@@ -10,7 +10,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
-from disttrain_operator.decide.failure_policy import Ruling, ruling_on
+from disttrain_operator.decide.failure_policy import MatchedAction, match_failure_policy
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.observed import PodFacts, Stall
 
@@ -88,18 +88,18 @@ def _undisturbed(pod: PodFacts) -> bool:
 
 def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:
     cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
-    ruling = ruling_on(policy, cause)
-    if ruling.action not in _RESTARTS_ALL:
+    matched = match_failure_policy(policy, cause)
+    if matched.action not in _RESTARTS_ALL:
         # What hangs is the gang: no pod is to blame alone, and none has ended.
-        ruling = Ruling(FailureAction.RESTART_GANG)
+        matched = MatchedAction(FailureAction.RESTART_GANG)
     where = f" on node {pod.node}" if pod.node else ""
     return Verdict(
         reason=cause.reason,
         message=f"rank {stall.rank} (pod {pod.name}{where}) has trained for {stall.seconds:.0f} s without a step after"
         f" step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}); it is in {stall.stack}",
         class_=cause.class_,
-        action=ruling.action,
-        rule=ruling.rule,
+        action=matched.action,
+        rule=matched.rule,
         role=pod.role,
         rank=stall.rank,
         pod=pod.name,

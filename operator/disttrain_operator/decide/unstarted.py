@@ -9,7 +9,7 @@ from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
-from disttrain_operator.decide.failure_policy import Ruling
+from disttrain_operator.decide.failure_policy import MatchedAction
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
@@ -39,13 +39,13 @@ def kept_back(gang: Gang) -> tuple[str, str] | None:
     return None
 
 
-def verdict_of_start(why: tuple[str, str], cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
+def verdict_of_start(why: tuple[str, str], cause: Cause, matched: MatchedAction, policy: RunPolicy) -> Verdict:
     """The verdict over an attempt of which members were kept back so, and in which this one gave up."""
     reason, sentence = why
-    fails = ruling.action is FailureAction.FAIL_JOB
+    fails = matched.action is FailureAction.FAIL_JOB
     return Verdict(
         reason=reason,
-        message=f"{sentence}; meanwhile {verdict_of(cause, ruling, policy).message}",
+        message=f"{sentence}; meanwhile {verdict_of(cause, matched, policy).message}",
         class_=FailureClass.NOT_STARTED,
         action=FailureAction.FAIL_JOB if fails else FailureAction.RESTART_WITHOUT_COUNTING,
     )

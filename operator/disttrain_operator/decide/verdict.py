@@ -11,7 +11,7 @@ from disttrain_api.report import RankFailure
 from disttrain_api.run_policy import PodSecurity, RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
 from disttrain_operator.decide.cause import Cause
-from disttrain_operator.decide.failure_policy import Ruling
+from disttrain_operator.decide.failure_policy import MatchedAction
 from disttrain_operator.decide.observed import Exit, PodFacts
 
 MAX_DETAIL = 500
@@ -39,20 +39,20 @@ _DISRUPTED = {
 _OF_THE_CLUSTER = frozenset({FailureClass.DISRUPTION, FailureClass.NODE_LOST, FailureClass.OUT_OF_STORAGE})
 
 
-def verdict_of(cause: Cause, ruling: Ruling, policy: RunPolicy) -> Verdict:
+def verdict_of(cause: Cause, matched: MatchedAction, policy: RunPolicy) -> Verdict:
     """The verdict over an attempt that this cause ended."""
     pod, exit_ = cause.pod, cause.pod.exit
     failure = pod.report.failure if pod.report else None
     first = failure or pod.child
     rank = first.rank if first else None
     if cause.follows is not None:
-        return _of_replaced(cause, cause.follows, ruling, rank, policy)
+        return _of_replaced(cause, cause.follows, matched, rank, policy)
     return Verdict(
         reason=cause.reason,
         message=_sentence(cause, rank, policy) + _about_root(cause, policy),
         class_=cause.class_,
-        action=ruling.action,
-        rule=ruling.rule,
+        action=matched.action,
+        rule=matched.rule,
         role=pod.role,
         rank=rank,
         pod=pod.name,
@@ -69,15 +69,17 @@ def _signature(failure: RankFailure | None) -> Signature | None:
     return None if found is None else Signature(**found.model_dump())
 
 
-def _of_replaced(cause: Cause, replaced: Replacement, ruling: Ruling, rank: int | None, policy: RunPolicy) -> Verdict:
+def _of_replaced(
+    cause: Cause, replaced: Replacement, matched: MatchedAction, rank: int | None, policy: RunPolicy
+) -> Verdict:
     """The verdict where a pod ended because it lost one that was made again: that one is named."""
     before = f"pod {replaced.pod} failed ({replaced.reason}) and was made again alone, after which"
     return Verdict(
         reason=replaced.reason,
         message=f"{before} {_sentence(cause, rank, policy)}",
         class_=cause.class_,
-        action=ruling.action,
-        rule=ruling.rule,
+        action=matched.action,
+        rule=matched.rule,
         pod=replaced.pod,
     )
 

@@ -10,7 +10,7 @@ from disttrain_api.status import FailureClass
 from disttrain_operator.decide.attempt_history import last_ended, ran, revise_verdict
 from disttrain_operator.decide.cause import node_is_lost
 from disttrain_operator.decide.decision import State, Transition
-from disttrain_operator.decide.failure_policy import ruling_on
+from disttrain_operator.decide.failure_policy import match_failure_policy
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.verdict import verdict_of
 
@@ -31,11 +31,11 @@ def late_node_loss(situation: Situation) -> Transition | None:
     if not silent:
         return None
     cause = node_is_lost(silent[0])
-    ruling = ruling_on(policy, cause)
-    if ruling.action not in _RESTARTS:
+    matched = match_failure_policy(policy, cause)
+    if matched.action not in _RESTARTS:
         return None  # the job has restarted, and goes on
-    given_back = ended.verdict.action == FailureAction.RESTART_GANG and ruling.action != ended.verdict.action
-    verdict = verdict_of(cause, ruling, policy)
+    given_back = ended.verdict.action == FailureAction.RESTART_GANG and matched.action != ended.verdict.action
+    verdict = verdict_of(cause, matched, policy)
     revised = revise_verdict(status, ended.number, verdict, policy, situation.now, given_back=given_back)
     message = f"waiting for pods older than attempt {revised.attempt} to end"
     return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, revised, look_again_at=situation.now)

@@ -36,8 +36,8 @@ def note_replacements(situation: Situation) -> Transition | None:
         return None
     policy, now = situation.run_policy, situation.now
     message = ""
-    for cause, ruling in failed:
-        verdict = verdict_of(cause, ruling, policy)
+    for cause, matched in failed:
+        verdict = verdict_of(cause, matched, policy)
         counted = is_counted(cause)
         if counted and (exhausted := used_up(status, policy, verdict)):
             return finish(situation.status, now, State.FAILED, exhausted)

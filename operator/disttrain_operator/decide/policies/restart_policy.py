@@ -7,7 +7,7 @@ from disttrain_operator.decide.attempt_history import (
 )
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.decision import Transition
-from disttrain_operator.decide.failure_policy import Ruling
+from disttrain_operator.decide.failure_policy import MatchedAction
 from disttrain_operator.decide.hang import hang_of
 from disttrain_operator.decide.restart_limits import repeated
 from disttrain_operator.decide.restarts import restart_or_fail, state_of
@@ -40,7 +40,7 @@ def restart_policy(situation: Situation) -> Transition | None:
     return restart_or_fail(situation, repeated(status, verdict) or verdict)
 
 
-def _gave_up(situation: Situation) -> tuple[Cause, Ruling] | None:
+def _gave_up(situation: Situation) -> tuple[Cause, MatchedAction] | None:
     """The first cause, where that pod gave up waiting for members that have not started. A rule of one's own decides
     about a gang as it does of any other."""
     failures = situation.failures
