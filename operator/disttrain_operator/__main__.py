@@ -38,7 +38,7 @@ from disttrain_operator.logs import set_up_logging
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.plan.site import OperatorPods, Site
 from disttrain_operator.pod_events import PodEvents
-from disttrain_operator.preflight import missing_rights, say_missing, wait_for_jobs
+from disttrain_operator.preflight import log_missing, missing_rights, wait_for_jobs
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.refused import Refused
@@ -148,7 +148,7 @@ class Operator:
             gate=self._settings.gang_gate,
             network_policies=self._settings.network_policies,
         )
-        say_missing(missing)
+        log_missing(missing)
         # From here on a write needs the leadership: making the key and asking for rights did not.
         self._client.may_write = self._leadership.acts
 

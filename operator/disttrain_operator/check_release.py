@@ -40,11 +40,11 @@ def problem(replicas: Sequence[Replica]) -> str | None:
     """Return what is wrong with the release, as a sentence; None where it works."""
     if not replicas:
         return "no replica is ready"
-    said = "; ".join(f"{replica.address} {replica.says}" for replica in replicas)
+    states = "; ".join(f"{replica.address} {replica.says}" for replica in replicas)
     if not all(replica.ready for replica in replicas):
-        return f"not every replica is ready: {said}"
+        return f"not every replica is ready: {states}"
     leaders = sum(replica.leads for replica in replicas)
-    return None if leaders == 1 else f"{leaders} of {len(replicas)} replicas lead, not one: {said}"
+    return None if leaders == 1 else f"{leaders} of {len(replicas)} replicas lead, not one: {states}"
 
 
 def ask(address: str, port: int) -> Replica:

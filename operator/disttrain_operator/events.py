@@ -29,8 +29,8 @@ async def post_event(client: Client, job: Job | Key, version: str, event: Event,
 
 def event_manifest(job: Job | Key, version: str, event: Event, now: datetime) -> Raw:
     """The Event, under a name that a repeated POST meets again."""
-    said = f"{job.uid} {version} {event.reason} {event.message}".encode(errors="replace")
-    digest = hashlib.sha256(said).hexdigest()[:16]
+    content = f"{job.uid} {version} {event.reason} {event.message}".encode(errors="replace")
+    digest = hashlib.sha256(content).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",

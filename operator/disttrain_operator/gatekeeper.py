@@ -67,7 +67,7 @@ class Gatekeeper:
         )
         self._answers: dict[str, Admission] = {}
         self._granted: dict[str, dict[str, str]] = {}
-        self._said: dict[str, tuple[float, str]] = {}
+        self._last_reasons: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, str] = {}
         self._waiting_since: datetime | None = None
         self._beginnings = 0
@@ -169,7 +169,7 @@ class Gatekeeper:
                 if isinstance(job, ReadableJob) and _waits(job):
                     found.append(WaitingJob(job, raw["metadata"].get("creationTimestamp") or ""))
             except Exception as error:
-                self._say_unread(uid, error)
+                self._log_unread(uid, error)
             if time.perf_counter() - began > READING_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
@@ -203,7 +203,7 @@ class Gatekeeper:
         try:
             job = self._world.job(judged.uid)
         except Exception as error:
-            self._say_unread(judged.uid, error)
+            self._log_unread(judged.uid, error)
             return False
         if not isinstance(job, ReadableJob) or not _waits(job):
             return False
@@ -219,14 +219,16 @@ class Gatekeeper:
 
     def _take_over(self, judgement: Judgement) -> None:
         before = self._answers
-        self._answers = {uid: self._worded(uid, admission) for uid, admission in judgement.admissions.items()}
+        self._answers = {
+            uid: self._with_steady_reason(uid, admission) for uid, admission in judgement.admissions.items()
+        }
         self._granted = {uid: dict(admission.nodes) for uid, admission in self._answers.items() if admission.nodes}
-        for uid in self._said.keys() - self._answers.keys():
-            del self._said[uid]
+        for uid in self._last_reasons.keys() - self._answers.keys():
+            del self._last_reasons[uid]
         for uid in [uid for uid in self._failures if self._world.jobs.get(uid) is None]:
             del self._failures[uid]
         for uid, why in judgement.failures.items():
-            self._say_failure(uid, why)
+            self._log_failure(uid, why)
         self._waiting_since = judgement.waiting_since
         if judgement.period_ends is not None:
             self._look_in((judgement.period_ends - self._now()).total_seconds())
@@ -234,25 +236,25 @@ class Gatekeeper:
             if self._answers.get(uid) != before.get(uid):
                 self._wake(uid)
 
-    def _worded(self, uid: str, admission: Admission) -> Admission:
+    def _with_steady_reason(self, uid: str, admission: Admission) -> Admission:
         """The admission, in the words of a moment ago where only numbers have changed since."""
         if not admission.why:
-            self._said.pop(uid, None)
+            self._last_reasons.pop(uid, None)
             return admission
         now = time.monotonic()
-        since, said = self._said.get(uid, (float("-inf"), ""))
-        if admission.why == said:
+        since, last = self._last_reasons.get(uid, (float("-inf"), ""))
+        if admission.why == last:
             return admission
         if now - since < SENTENCE_SECONDS:
             self._look_in(since + SENTENCE_SECONDS - now)
-            return Admission(why=said)
-        self._said[uid] = (now, admission.why)
+            return Admission(why=last)
+        self._last_reasons[uid] = (now, admission.why)
         return admission
 
-    def _say_unread(self, uid: str, error: Exception) -> None:
-        self._say_failure(uid, f"it cannot be read ({in_words(error)})")
+    def _log_unread(self, uid: str, error: Exception) -> None:
+        self._log_failure(uid, f"it cannot be read ({in_words(error)})")
 
-    def _say_failure(self, uid: str, why: str) -> None:
+    def _log_failure(self, uid: str, why: str) -> None:
         """Once, in the log."""
         if self._failures.get(uid) != why:
             self._failures[uid] = why

@@ -143,9 +143,9 @@ class Health:
         return "\n".join([*lines, self._role()]).strip() + "\n"
 
     def _state(self, informer: Watch) -> str:
-        if informer.heard_at is None:
+        if informer.answered_at is None:
             return "never heard of"
-        age = self._clock() - informer.heard_at
+        age = self._clock() - informer.answered_at
         text = f"{informer.objects} objects, last heard of {age:.0f} s ago"
         if informer.unreadable:
             text += f", {informer.unreadable} cannot be read"

@@ -25,7 +25,14 @@ from disttrain_api.names import (
 )
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.addresses import awaits_address
-from disttrain_operator.decide.init_containers import failed_entry, has_run, is_sidecar, memory_limit, name_of, telling
+from disttrain_operator.decide.init_containers import (
+    failed_entry,
+    has_run,
+    is_sidecar,
+    memory_limit,
+    name_of,
+    relevant_init_container,
+)
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.plan.kueue import MANAGED_LABEL, TERMINATION_TARGET
@@ -45,13 +52,13 @@ _TIMES = ("deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp"
 _OWN_LABELS = (Label.ROLE, Label.INDEX, Label.ATTEMPT)
 _LABELS = (*_OWN_LABELS, QUEUE_NAME_LABEL, MANAGED_LABEL)
 _CONDITION = ("type", "status", "reason", "lastTransitionTime")
-_TOLD = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
+_WITH_MESSAGE = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
 """Conditions whose message is read."""
 _WAITING = ("reason", "message")
 _TERMINATED = ("exitCode", "signal", "reason", "finishedAt")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MAX_CONDITIONS = 100
-_MAX_LAST_WORDS = 4096
+_MAX_TERMINATION_MESSAGE = 4096
 # One more than is read, which shows that there is more.
 _MAX_TEXT = 1024 + 1
 _MAX_NAME = 256
@@ -78,7 +85,7 @@ def keep_pod(raw: Raw) -> Raw:
         "packed": _pack(
             {
                 "metadata": _times(metadata) | {"labels": _words(labels, _LABELS)},
-                "spec": _words(spec, ("nodeName",)) | _held(spec) | _told_of(raw),
+                "spec": _words(spec, ("nodeName",)) | _held(spec) | _containers_of_spec(raw),
                 "status": said,
             }
         ),
@@ -151,15 +158,19 @@ def _held(spec: Raw) -> Raw:
     return held
 
 
-def _told_of(raw: Raw) -> Raw:
+def _containers_of_spec(raw: Raw) -> Raw:
     """Return what the spec says of the containers in the status."""
-    own, told, kept = next(_trainers((raw.get("status") or {}).get("containerStatuses")), {}), telling(raw), Raw()
-    if own_words := _limit(own, memory_limit(raw, None)) | _probe(raw):
-        kept["containers"] = [{"name": CONTAINER, **own_words}]
-    if told is not None:
-        sidecar = {"restartPolicy": "Always"} if is_sidecar(raw, told) else {}
-        limit = _limit(told, memory_limit(raw, name_of(told)))
-        kept["initContainers"] = [{**_words(told, ("name",)), **sidecar, **limit}]
+    own, init_container, kept = (
+        next(_trainers((raw.get("status") or {}).get("containerStatuses")), {}),
+        relevant_init_container(raw),
+        Raw(),
+    )
+    if own_fields := _limit(own, memory_limit(raw, None)) | _probe(raw):
+        kept["containers"] = [{"name": CONTAINER, **own_fields}]
+    if init_container is not None:
+        sidecar = {"restartPolicy": "Always"} if is_sidecar(raw, init_container) else {}
+        limit = _limit(init_container, memory_limit(raw, name_of(init_container)))
+        kept["initContainers"] = [{**_words(init_container, ("name",)), **sidecar, **limit}]
     return kept
 
 
@@ -177,15 +188,15 @@ def _limit(status: Mapping[str, Any], memory: str) -> Raw:
 
 def _status(raw: Raw) -> Raw:
     status: Raw = raw.get("status") or {}
-    kept = _words(status, ("reason",)) | _last_words(status)
+    kept = _words(status, ("reason",)) | _termination_message(status)
     if status.get("conditions"):
         kept["conditions"] = [_condition(entry) for entry in status["conditions"][:_MAX_CONDITIONS]]
     statuses = _containers(status)
     if statuses:
         kept["containerStatuses"] = statuses
-    told = telling(raw)
-    if told is not None:
-        kept["initContainerStatuses"] = [_init_container(told)]
+    init_container = relevant_init_container(raw)
+    if init_container is not None:
+        kept["initContainerStatuses"] = [_init_container(init_container)]
     return kept
 
 
@@ -210,7 +221,7 @@ def _trainers(entries: list[Raw] | None) -> Iterator[Raw]:
 
 
 def _condition(entry: Raw) -> Raw:
-    return _words(entry, _CONDITION) | (_words(entry, ("message",)) if entry.get("type") in _TOLD else {})
+    return _words(entry, _CONDITION) | (_words(entry, ("message",)) if entry.get("type") in _WITH_MESSAGE else {})
 
 
 def _container(entry: Mapping[str, Any]) -> Raw:
@@ -245,7 +256,7 @@ def _state(state: Raw) -> Raw:
     if state.get("running") is not None:
         kept["running"] = {}
     if state.get("terminated") is not None:
-        kept["terminated"] = _words(state["terminated"], _TERMINATED) | _last_words(state["terminated"])
+        kept["terminated"] = _words(state["terminated"], _TERMINATED) | _termination_message(state["terminated"])
     return kept
 
 
@@ -259,10 +270,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int)
 
 
-def _last_words(entry: Raw) -> Raw:
+def _termination_message(entry: Raw) -> Raw:
     """The end of the message: a program's last words hold the cause."""
     message = entry.get("message")
-    return {"message": message[-_MAX_LAST_WORDS:]} if isinstance(message, str) else {}
+    return {"message": message[-_MAX_TERMINATION_MESSAGE:]} if isinstance(message, str) else {}
 
 
 def _pack(value: Raw) -> bytes:

@@ -32,7 +32,7 @@ class Leadership:
             return f"leads as {self._election.me}"
         if self._election.leads:
             return f"leads as {self._election.me}, catching up"
-        return f"stands by as {self._election.me}{_for_whom(self._election)}"
+        return f"stands by as {self._election.me}{_of_leader(self._election)}"
 
     async def run(self, watches: Sequence[Watch], begin: Callable[[], None]) -> None:
         """Follows the election; does not return where there is one. `watches` catch up in their order: pods after jobs,
@@ -67,7 +67,7 @@ class Leadership:
             return
 
 
-def _for_whom(election: AnyElection) -> str:
+def _of_leader(election: AnyElection) -> str:
     if election.superseded_by is not None:
         other = _release(election.superseded_by)
         named = f"release {other}" if other else "another operator"
@@ -81,8 +81,8 @@ def _for_whom(election: AnyElection) -> str:
 
 def _other_release(election: AnyElection) -> str | None:
     """The release that leads, where it is not that of this replica."""
-    mine, leading = _release(election.me), _release(election.holder)
-    return leading if mine and leading and mine != leading else None
+    own, leading = _release(election.me), _release(election.holder)
+    return leading if own and leading and own != leading else None
 
 
 def _release(identity: str) -> str:

@@ -46,7 +46,7 @@ NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "creat
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
     """Returns once DistTrainingJobs can be listed there: the server answers and the CRD is installed."""
-    said = ""
+    logged = ""
     for poll in itertools.count():
         try:
             # A job that cannot be decoded says nothing of the server: lists step over it.
@@ -56,9 +56,9 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
             sentence = f"the CustomResourceDefinition {PLURAL}.{GROUP} is not installed: apply it, I am waiting"
         except KubeError as error:
             sentence = f"the API server at {client.access.server} does not serve me yet: {error}"
-        if sentence != said or poll % REMINDER_POLLS == 0:
+        if sentence != logged or poll % REMINDER_POLLS == 0:
             logger.warning(sentence)
-            said = sentence
+            logged = sentence
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -109,7 +109,7 @@ async def _allowed(client: Client, namespace: str | None, group: str, resource: 
     return bool((answer.get("status") or {}).get("allowed"))
 
 
-def say_missing(rights: Iterable[str]) -> None:
+def log_missing(rights: Iterable[str]) -> None:
     """One line for all of them."""
     listed = ", ".join(rights)
     if listed:

@@ -112,7 +112,7 @@ class Reconciler:
         self._active, self._recorder, self._decide, self._now = active, recorder, decide, now
         self._sources, self.refused = sources, refused or Refused()
         self._reading = Slots(1)
-        self._told_refused: dict[str, int] = {}
+        self._reported_refusals: dict[str, int] = {}
         """Uid of a job whose status was refused -> generation of which that was told."""
 
     async def work(self) -> None:
@@ -125,14 +125,14 @@ class Reconciler:
                 logger.info("%s: left to the replica that acts: %s", key, error)
             except StatusRefused as error:
                 self._leave(key)
-                await self._tell_refused(error)
+                await self._report_refused(error)
             except KubeError as error:
                 logger.warning("%s: trying again: %s", key, error)
                 self._queue.retry(key)
             except Exception as error:
                 logger.exception("%s: left alone for a while after an unexpected error", key)
                 self._leave(key)
-                await self._say_error(key, error)
+                await self._report_error(key, error)
             finally:
                 self._queue.done(key)
 
@@ -170,7 +170,7 @@ class Reconciler:
         if complete:
             self._queue.forget(key)
             self._queue.try_now(self.refused.served(key))
-            self._tell_of_pods(job, decision)
+            self._report_pods(job, decision)
         elif refused_now:
             self._queue.retry(key, at_least=others_first)
         elif others_first:
@@ -189,7 +189,7 @@ class Reconciler:
             self._executor.forget(key.uid)
             self._queue.drop(key)
             self.refused.forget(key)
-            self._told_refused.pop(key.uid, None)
+            self._reported_refusals.pop(key.uid, None)
             return None
         job, observed = seen
         if job.unread is not None:
@@ -227,13 +227,13 @@ class Reconciler:
         self._queue.hold(key, min(CRASH_SECONDS * 2**doublings, MAX_CRASH_SECONDS))
         self._queue.retry(key)
 
-    async def _tell_refused(self, error: StatusRefused) -> None:
+    async def _report_refused(self, error: StatusRefused) -> None:
         """If the status cannot report it, report it in an Event and the log, once for each spec."""
         job, refusal = error.job, error.refusal
-        if self._told_refused.get(job.uid) == job.generation:
+        if self._reported_refusals.get(job.uid) == job.generation:
             logger.debug("%s/%s: its status is refused again: %s", job.namespace, job.name, refusal)
             return
-        self._told_refused[job.uid] = job.generation
+        self._reported_refusals[job.uid] = job.generation
         words = cut(refusal.message, _MAX_REFUSAL)
         logger.warning(
             "%s/%s: the API server takes no status of it, so nothing is done for it: %s", job.namespace, job.name, words
@@ -241,12 +241,14 @@ class Reconciler:
         reason, what_to_do = Reason.OPERATOR_ERROR, _NOT_TAKEN
         if isinstance(refusal, ContentTooLarge):
             reason, what_to_do = Reason.INVALID_SPEC, _TOO_LARGE
-        said = f"The API server takes no status of this job, so the operator does nothing for it: {words}. {what_to_do}"
+        message = (
+            f"The API server takes no status of this job, so the operator does nothing for it: {words}. {what_to_do}"
+        )
         with suppress(Exception):
-            event = Event(reason, said, warning=True)
+            event = Event(reason, message, warning=True)
             await post_event(self._client, job, job.resource_version, event, self._now())
 
-    async def _say_error(self, key: Key, error: Exception) -> None:
+    async def _report_error(self, key: Key, error: Exception) -> None:
         """In the job's status, if it can be written: its owner does not read the operator's log."""
         with suppress(Exception):
             job = self._world.job(key.uid)
@@ -282,13 +284,13 @@ class Reconciler:
             logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
             return None
         self._world.jobs.observe(raw)
-        self._told_refused.pop(job.uid, None)
+        self._reported_refusals.pop(job.uid, None)
         if self._recorder is not None:
             self._recorder.wrote_status(job.status, status)
         version: str = raw["metadata"]["resourceVersion"]
         return version
 
-    def _tell_of_pods(self, job: Job, decision: Decision) -> None:
+    def _report_pods(self, job: Job, decision: Decision) -> None:
         support = [action for action in decision.actions if isinstance(action, CreateSupport)]
         if self._recorder is not None and support:
             self._recorder.made_pods(job.uid, support[0].attempt)

@@ -47,7 +47,7 @@ async def key_of_secret(client: Client, secret: str) -> bytes:
     """
     namespace, _, name = secret.partition("/")
     collection = f"/api/v1/namespaces/{namespace}/secrets"
-    said, poll = "", 0
+    logged, poll = "", 0
     while True:
         try:
             return _key(await _found_or_made(client, collection, name), secret)
@@ -55,9 +55,9 @@ async def key_of_secret(client: Client, secret: str) -> bytes:
             raise
         except KubeError as error:
             sentence = f"the Secret {secret} with the key of the jobs' tokens can be neither read nor made: {error}"
-        if sentence != said or poll % REMINDER_POLLS == 0:
+        if sentence != logged or poll % REMINDER_POLLS == 0:
             logger.warning(sentence)
-            said = sentence
+            logged = sentence
         poll += 1
         await asyncio.sleep(POLL_SECONDS)
 

@@ -112,14 +112,14 @@ class UnreadableReports:
             self._reported.popitem(last=False)
         where = f"{found.namespace}/{found.name}" if found.namespace else found.name
         logger.warning("%s %s (version %d) is left alone: %s", plural, where, found.version, found.why)
-        told = self._told(plural, found)
-        if told is not None and self._acts():
-            key, what = told
+        informed = self._informed_job(plural, found)
+        if informed is not None and self._acts():
+            key, what = informed
             message = f"{what} cannot be read: {found.why}. {LEFT}. {found.what_to_do or WHAT_TO_DO}."
             event = Event(Reason.UNREADABLE, message, warning=True)
             await post_event(self._client, key, str(found.version), event, datetime.now(UTC))
 
-    def _told(self, plural: str, found: Unreadable) -> tuple[Key, str] | None:
+    def _informed_job(self, plural: str, found: Unreadable) -> tuple[Key, str] | None:
         """Return the job that is informed, and what the object is to the job."""
         if plural == PLURAL:
             return Key(found.namespace, found.name, found.uid), "This job"

@@ -13,7 +13,7 @@ from disttrain_api.status import Attempt, Verdict
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.reading import pod_facts
-from disttrain_operator.decide.verdict import program_words
+from disttrain_operator.decide.verdict import program_message
 
 Raw = Mapping[str, Any]
 
@@ -93,7 +93,7 @@ def of_class(verdict: Verdict | None) -> list[str]:
 def words_of(case: Case, verdict: Verdict | None) -> list[str]:
     """Return the last output of the failed program, if its pod still exists: the status does not hold it."""
     pod = next((pod for pod in case.pods if verdict is not None and pod.name == verdict.pod), None)
-    words = plain(program_words(pod)).rstrip(".") if pod is not None else ""
+    words = plain(program_message(pod)).rstrip(".") if pod is not None else ""
     return [f"It said: {words}."] if words and verdict is not None and words not in plain(verdict.message) else []
 
 

@@ -31,7 +31,7 @@ def awaits_address(raw: Raw, container: Raw) -> datetime | None:
     return (parse_time(running.get("startedAt")) or EARLIEST) if asks_for_ranks(own) else None
 
 
-def told_at(gang: Gang) -> datetime | None:
+def address_overdue_at(gang: Gang) -> datetime | None:
     """When a gang that waits for nothing but the address is to say so; None where it does not."""
     since = _since(gang)
     return None if since is None else since + timedelta(seconds=USUAL_SECONDS)
@@ -45,9 +45,11 @@ def why_without_address(gang: Gang) -> tuple[str, str] | None:
     # Uids are random: in whatever order the pods go on, those that are named seldom change.
     waiting = sorted(gang.awaiting_address, key=lambda pod: pod.uid)
     named = ", ".join(sorted(pod.name for pod in waiting[:_NAMED]))
-    who = f"pod {named}" if len(waiting) == 1 else f"pods {named}" + (" and others" if len(waiting) > _NAMED else "")
+    subject = (
+        f"pod {named}" if len(waiting) == 1 else f"pods {named}" + (" and others" if len(waiting) > _NAMED else "")
+    )
     verb = "has" if len(waiting) == 1 else "have"
-    sentence = f"{who} {verb} waited for the address of worker 0 since {timestamp(since)}, and started no rank"
+    sentence = f"{subject} {verb} waited for the address of worker 0 since {timestamp(since)}, and started no rank"
     itself = any((pod.role, pod.index) == (Role.WORKER, 0) for pod in waiting)
     advice = (
         "check the cluster's DNS, and that the job's Service has an endpoint for worker 0"

@@ -5,7 +5,7 @@ from datetime import datetime
 from disttrain_api.names import Reason
 from disttrain_api.rules.misnamed import advice
 from disttrain_api.status import JobStatus
-from disttrain_operator.decide.addresses import told_at
+from disttrain_operator.decide.addresses import address_overdue_at
 from disttrain_operator.decide.attempt_history import begin_attempt, ended_by, restarting, start_must_end_at
 from disttrain_operator.decide.clock import earliest, timestamp
 from disttrain_operator.decide.decision import Event, State, Transition
@@ -20,8 +20,8 @@ def start_attempt(
 ) -> Transition:
     """The next attempt begins now; pods of older ones are on their way out."""
     status = begin_attempt(status, job.spec.run_policy, now)
-    said = () if event is None else (event,)
-    events = (*said, *_suspicions(status), *_misnamed(job, event, status))
+    first = () if event is None else (event,)
+    events = (*first, *_suspicions(status), *_misnamed(job, event, status))
     return bring_up(Gang(job.spec, status, observed), now, starting_deadline_at(job, status), events)
 
 
@@ -56,8 +56,8 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple
     if not events and reason not in USUAL_REASONS:
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.status) else State.STARTING
-    said = [at for at in (told_at(gang), unexplained_at(gang)) if at is not None and at > now]
-    again = earliest(None if gang.queued else deadline, *said, old.look_again_at, replaced.look_again_at)
+    times = [at for at in (address_overdue_at(gang), unexplained_at(gang)) if at is not None and at > now]
+    again = earliest(None if gang.queued else deadline, *times, old.look_again_at, replaced.look_again_at)
     return Transition(state, reason, message, gang.status, actions, events, again)
 
 

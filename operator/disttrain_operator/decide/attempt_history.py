@@ -83,12 +83,12 @@ def end_attempt(status: JobStatus, now: datetime, verdict: Verdict) -> JobStatus
     return _with_current(status, changes)
 
 
-def await_end(status: JobStatus, verdict: Verdict) -> JobStatus:
+def set_pending_verdict(status: JobStatus, verdict: Verdict) -> JobStatus:
     """The current attempt is judged and ends when its pods have ended."""
     return _with_current(status, {"verdict": _bounded(verdict)})
 
 
-def awaited_end(status: JobStatus) -> Verdict | None:
+def pending_verdict(status: JobStatus) -> Verdict | None:
     """The verdict over the current attempt where it is judged and has not ended."""
     return status.attempts[-1].verdict if in_attempt(status) else None
 

@@ -93,7 +93,7 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.PEER_LOST
     if pod.child is not None and pod.child.lost_a_peer:
         return FailureClass.PEER_LOST
-    if _told_to_end(pod):
+    if _was_terminated(pod):
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
     if exit_.code == ExitCode.STOPPED and exit_.init_container is None:
         return FailureClass.STOPPED
@@ -112,7 +112,7 @@ def _code(pod: PodFacts) -> int | None:
     return exit_.code
 
 
-def _told_to_end(pod: PodFacts) -> bool:
+def _was_terminated(pod: PodFacts) -> bool:
     """Whether it ended because somebody wanted it to, and did not fail before that."""
     exit_, deletion = pod.exit, pod.deletion
     assert exit_ is not None

@@ -44,7 +44,7 @@ def derive(job: Job, gang: Gang | None, transition: Transition, now: datetime) -
     }
     if gang is not None:
         changes |= {"world_size": gang.spec.world_size, "mesh": _mesh(gang.spec)}
-        if not _said(job.status, transition):
+        if not _has_reason(job.status, transition):
             changes |= _counts(job.status, gang)
     return transition.status.model_copy(update=changes)
 
@@ -54,11 +54,11 @@ def _phase(transition: Transition) -> Phase:
     return Phase.PENDING if waits else _PHASES[transition.state]
 
 
-def _said(status: JobStatus, transition: Transition) -> bool:
+def _has_reason(status: JobStatus, transition: Transition) -> bool:
     """Counts alone are no news: a job of N pods would else cost N writes whenever its pods come or go."""
     running = condition(status, ConditionType.RUNNING)
-    said = cut(transition.reason, MAX_REASON_LENGTH), cut(transition.message, MAX_MESSAGE_BYTES)
-    return running is not None and (running.reason, running.message) == said
+    new = cut(transition.reason, MAX_REASON_LENGTH), cut(transition.message, MAX_MESSAGE_BYTES)
+    return running is not None and (running.reason, running.message) == new
 
 
 def settle_counts(status: JobStatus) -> JobStatus:

@@ -97,5 +97,5 @@ def _events(job: Job, transition: Transition) -> tuple[Event, ...]:
     """The transition's Events, unless the status already says the same."""
     running = condition(job.status, ConditionType.RUNNING)
     now = cut(transition.reason, MAX_REASON_LENGTH), transition.status.attempt
-    said = running is not None and (running.reason, job.status.attempt) == now
-    return () if said else transition.events
+    unchanged = running is not None and (running.reason, job.status.attempt) == now
+    return () if unchanged else transition.events

@@ -48,7 +48,7 @@ def match_failure_policy(policy: RunPolicy, cause: Cause) -> MatchedAction:
     return MatchedAction(FailureAction.RESTART_GANG)
 
 
-def instead_of(symptom: MatchedAction, cause: Cause) -> MatchedAction:
+def gang_action(symptom: MatchedAction, cause: Cause) -> MatchedAction:
     """Return the gang's action for a symptom whose cause would by itself concern one pod."""
     if symptom.action is not FailureAction.RESTART_GANG or symptom.rule is not None or is_counted(cause):
         return symptom

@@ -10,7 +10,7 @@ from disttrain_api.status import Replacement
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.failure_policy import MatchedAction, instead_of, match_failure_policy
+from disttrain_operator.decide.failure_policy import MatchedAction, gang_action, match_failure_policy
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
@@ -39,7 +39,9 @@ class Failures:
     @cached_property
     def all(self) -> tuple[tuple[Cause, MatchedAction], ...]:
         """Every failed member."""
-        causes = [self._explained(cause_of(pod)) for pod in (*self.gang.failed, *self._overdue(), *self._lost())]
+        causes = [
+            self._explained(cause_of(pod)) for pod in (*self.gang.failed, *self._stuck_terminating(), *self._lost())
+        ]
         if causes and all(cause.symptom for cause in causes):
             causes += [node_is_lost(pod) for pod in self.gang.pods if pod.cut_off]
         return tuple((cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes)
@@ -61,7 +63,7 @@ class Failures:
         # The peer that was lost may be one that alone would be made again.
         known = [cause for cause, _ in self.of_single_pods if not cause.symptom]
         cause = min(known, key=lambda cause: cause.rank, default=None)
-        return first if cause is None else (cause, instead_of(first[1], cause))
+        return first if cause is None else (cause, gang_action(first[1], cause))
 
     @cached_property
     def of_single_pods(self) -> tuple[tuple[Cause, MatchedAction], ...]:
@@ -103,7 +105,7 @@ class Failures:
             since = max(since, again.runs_since)
         return end < since + timedelta(seconds=MISSED_SECONDS)
 
-    def _overdue(self) -> Iterator[PodFacts]:
+    def _stuck_terminating(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""
         for pod in self.gang.pods:
             force_at = forced_at(pod, self.gang.spec.run_policy)
@@ -116,15 +118,15 @@ class Failures:
         lost = self.gang.missing if ran(self.gang.status) else self.gang.lost_before_running
         failed = {(pod.role, pod.index) for pod in self.gang.failed}
         last = {(pod.role, pod.index): pod for pod in self.gang.seen if pod.gone or pod.kept_by_finalizer}
-        awaited = self._awaited()
+        being_replaced = self._being_replaced()
         for role, index in lost:
-            if (role, index) in failed or (role, index) in awaited:
+            if (role, index) in failed or (role, index) in being_replaced:
                 continue
             name = pod_name(self.job.name, self.job.uid, role, index, self.gang.attempt)
             nothing = PodFacts(name=name, uid="", role=role, index=index, attempt=self.gang.attempt, gone=True)
             yield last.get((role, index), nothing)
 
-    def _awaited(self) -> set[Identity]:
+    def _being_replaced(self) -> set[Identity]:
         """Members that are about to be made again alone."""
         name = self.job.name, self.job.uid
         replaced = {entry.pod for entry in self.gang.status.attempts[-1].replacements}

@@ -36,8 +36,8 @@ def minimal_status(wanted: JobStatus, written: JobStatus, refusal: str) -> JobSt
 def _condition(entry: Condition, refusal: str) -> Condition:
     if entry.type != ConditionType.RUNNING:
         return entry.model_copy(update={"message": _plain(entry.message)})
-    said = f"the API server refused a part of the status, which is left out: {_plain(refusal)}"
-    return entry.model_copy(update={"message": cut(f"{_plain(entry.message)}; {said}", MAX_MESSAGE_BYTES)})
+    note = f"the API server refused a part of the status, which is left out: {_plain(refusal)}"
+    return entry.model_copy(update={"message": cut(f"{_plain(entry.message)}; {note}", MAX_MESSAGE_BYTES)})
 
 
 def _attempt(attempt: Attempt, written: JobStatus) -> Attempt:

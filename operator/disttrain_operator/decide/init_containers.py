@@ -19,14 +19,14 @@ _MAX_CONTAINERS = 64
 _MAX_MESSAGE = 1024
 MAX_NAME = 64
 """Characters of a container's name that are kept. The API server allows 63."""
-MAX_LAST_WORDS = 4096
+MAX_TERMINATION_MESSAGE = 4096
 _WITH_OUTPUT = frozenset({"Unhealthy", "ProbeError", "ProbeWarning", "FailedPostStartHook", "PostStartHookError"})
 """Reasons with which a kubelet passes on the output of a probe or a hook."""
 # Of a container whose turn has not come, and of one that is being made.
 _USUAL = ("", "ContainerCreating", "PodInitializing")
 
 
-def telling(raw: Raw) -> Raw | None:
+def relevant_init_container(raw: Raw) -> Raw | None:
     """Return the status of the init container that says most of a pod whose program has not started; None: none does.
 
     In a pod that has failed that is the one that failed, else one that ran; in others the first that holds it up.
@@ -109,16 +109,16 @@ def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
     state, last = entry.get("state") or {}, (entry.get("lastState") or {}).get("terminated")
     running, ended, waiting = state.get("running"), state.get("terminated"), waiting_of(entry)
     image = cut(entry.get("image") or "", _MAX_MESSAGE)
-    who = f"{'sidecar' if sidecar else 'init'} container {name_of(entry)}"
+    subject = f"{'sidecar' if sidecar else 'init'} container {name_of(entry)}"
     starting = running is not None and not (sidecar and entry.get("started") is True)
     if ended is not None and (sidecar or ended.get("exitCode")):
-        return Waiting(Reason.CRASH_LOOP, _ended(who, ended, entry, more=1), image)
+        return Waiting(Reason.CRASH_LOOP, _ended(subject, ended, entry, more=1), image)
     if last is not None and (sidecar and starting if waiting is None else waiting.reason == Reason.CRASH_LOOP):
-        return Waiting(Reason.CRASH_LOOP, _ended(who, last, entry, more=0), image)
+        return Waiting(Reason.CRASH_LOOP, _ended(subject, last, entry, more=0), image)
     if running is None or not starting:
         return waiting
     since = parse_time(running.get("startedAt"))
-    words = f"{who} has run" + (f" since {timestamp(since)}" if since is not None else "")
+    words = f"{subject} has run" + (f" since {timestamp(since)}" if since is not None else "")
     probed = ", and its startupProbe has not succeeded" if sidecar else ""
     return Waiting(Reason.POD_INITIALIZING, words + probed, image)
 
@@ -135,12 +135,12 @@ def failed_beside(status: Raw) -> str:
     return "" if entry is None else _ended(f"container {name_of(entry)}", entry["state"]["terminated"], entry, more=1)
 
 
-def _ended(who: str, ended: Raw, entry: Raw, *, more: int) -> str:
+def _ended(subject: str, ended: Raw, entry: Raw, *, more: int) -> str:
     """How it ended last, and how often it has: `more` times than it was started again. What it printed is its log's."""
     code, times = ended.get("exitCode") or 0, max(entry.get("restartCount") or 0, 0) + more
     often = f" {times} times" if times > 1 else ""
     reason = cut(ended.get("reason") or "", MAX_REASON_LENGTH)
     how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, exit code {code}"
     words = str(ended.get("message") or "").strip() if reason in RUNTIME_REASONS else ""
-    sentence = f"{who} {'failed' if code else 'ended'}{often} ({how})"
+    sentence = f"{subject} {'failed' if code else 'ended'}{often} ({how})"
     return cut(f"{sentence}: {words}" if words else sentence, _MAX_MESSAGE)

@@ -38,8 +38,8 @@ def _fact(pod_uid: str, event: Raw) -> PodEvent | None:
     reason, message = event.get("reason"), event.get("message")
     if not isinstance(reason, str) or not isinstance(message, str) or not reason or not message.strip():
         return None
-    said = without_output(reason, message.strip())
-    return PodEvent(pod_uid, cut(reason, MAX_REASON_LENGTH), cut(said, _MAX_MESSAGE))
+    text = without_output(reason, message.strip())
+    return PodEvent(pod_uid, cut(reason, MAX_REASON_LENGTH), cut(text, _MAX_MESSAGE))
 
 
 def _time(event: Raw) -> datetime | None:

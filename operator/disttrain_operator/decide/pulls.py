@@ -51,8 +51,8 @@ _OF_THE_OPERATOR = (
 
 def why_not_pulled(waiting: Waiting, spec: JobSpec) -> str:
     """The sentence on an image that a pod waits for, and what to do."""
-    said = waiting.message.replace(waiting.image, "").lower()  # an image may be called anything
-    cause, advice = next(((cause, advice) for words, cause, advice in _CAUSES if _any(words, said)), ("", _UNKNOWN))
+    text = waiting.message.replace(waiting.image, "").lower()  # an image may be called anything
+    cause, advice = next(((cause, advice) for words, cause, advice in _CAUSES if _any(words, text)), ("", _UNKNOWN))
     if waiting.image and waiting.image not in _images(spec):
         advice = _OF_THE_OPERATOR
     return f'image "{waiting.image}" cannot be pulled' + (f": {cause}" if cause else "") + f"; {advice}"

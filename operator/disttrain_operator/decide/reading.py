@@ -12,14 +12,14 @@ from disttrain_api.report import decode_pod_report
 from disttrain_api.times import EARLIEST, LATEST, parse_time
 from disttrain_operator.decide.addresses import awaits_address
 from disttrain_operator.decide.init_containers import (
-    MAX_LAST_WORDS,
+    MAX_TERMINATION_MESSAGE,
     failed,
     failed_beside,
     is_sidecar,
     memory_limit,
     name_of,
     nothing_has_run,
-    telling,
+    relevant_init_container,
     waiting_of,
     why_waiting,
 )
@@ -55,7 +55,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         return None
     status: Raw = raw.get("status") or {}
     container = _trainer_status(status)
-    init_container = telling(raw)
+    init_container = relevant_init_container(raw)
     exit_ = _exit(raw, container, init_container)
     running = (container.get("state") or {}).get("running")
     runs = running is not None
@@ -215,7 +215,7 @@ def _exit(raw: Raw, container: Raw, init_container: Raw | None) -> Exit | None:
             code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
             signal=signal,
             reason=cut(pod_reason or terminated.get("reason") or "", MAX_REASON_LENGTH),
-            message=(terminated.get("message") or status.get("message") or "")[-MAX_LAST_WORDS:],
+            message=(terminated.get("message") or status.get("message") or "")[-MAX_TERMINATION_MESSAGE:],
             finished_at=parse_time(terminated.get("finishedAt")),
             init_container=name,
             memory_limit=memory_limit(raw, name) if terminated.get("reason") == Reason.OOM_KILLED else "",
@@ -241,8 +241,8 @@ def _waiting(raw: Raw, container: Raw, init_container: Raw | None, *, released: 
         return waiting
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            said = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)
-            reason = _NOT_PLACED.get(said, said)
+            found = _text(condition, "reason", MAX_REASON_LENGTH, Reason.UNSCHEDULABLE)
+            reason = _NOT_PLACED.get(found, found)
             if reason == "SchedulingGated" and released:
                 return None  # the scheduler has not seen its release yet
             if reason == "SchedulingGated" and QUEUE_NAME_LABEL in labels:

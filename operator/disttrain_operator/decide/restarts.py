@@ -7,13 +7,13 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_api.status import JobStatus, Verdict
 from disttrain_operator.decide.attempt import start_attempt, wait_for_attempt
 from disttrain_operator.decide.attempt_history import (
-    await_end,
     count_restart,
     end_attempt,
     mark_admitted,
     next_attempt_at,
     ran,
     restarting,
+    set_pending_verdict,
 )
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import Event, State, Transition
@@ -35,7 +35,7 @@ def restart_or_fail(situation: Situation, verdict: Verdict) -> Transition:
     if counted and (exhausted := used_up(status, policy, verdict)):
         may_be_renewed = policy.max_restarts and any(pod.program_alive for pod in situation.gang.pods)
         if may_be_renewed:
-            return _hear_last_reports(situation, verdict)
+            return _await_last_reports(situation, verdict)
         return finish(status, now, State.FAILED, exhausted)
     status = count_restart(end_attempt(_with_admission(situation), now, verdict), counted=counted)
     begins_at = next_attempt_at(status, policy)
@@ -47,7 +47,7 @@ def restart_or_fail(situation: Situation, verdict: Verdict) -> Transition:
     return start_attempt(situation.job, situation.observed, status, now, event)
 
 
-def _hear_last_reports(situation: Situation, verdict: Verdict) -> Transition:
+def _await_last_reports(situation: Situation, verdict: Verdict) -> Transition:
     """No restart is left unless a pod that still runs knows of a new checkpoint: reports come with the pods' ends."""
     alive = [pod for pod in situation.gang.pods if pod.program_alive]
     why = f"attempt {situation.gang.attempt} has failed"
@@ -56,7 +56,7 @@ def _hear_last_reports(situation: Situation, verdict: Verdict) -> Transition:
         verdict.message, "no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
     )
     event = Event(Reason.POD_FAILED, message, warning=True)
-    status = await_end(situation.status, verdict)
+    status = set_pending_verdict(situation.status, verdict)
     return Transition(
         state_of(situation.status), Reason.POD_FAILED, message, status, removal.actions, (event,), removal.look_again_at
     )

@@ -15,7 +15,7 @@ from disttrain_operator.decide.verdict import verdict_of
 from disttrain_operator.decide.waiting import USUAL_REASONS, why_waiting
 
 # Reasons that name no cause. Other exit codes of our trainer name one, whether all pods have started or not.
-_UNSAID = frozenset({Reason.RANK_FAILED, Reason.POD_FAILED})
+_WITHOUT_CAUSE = frozenset({Reason.RANK_FAILED, Reason.POD_FAILED})
 
 
 def gave_up(gang: Gang, cause: Cause) -> bool:
@@ -24,7 +24,7 @@ def gave_up(gang: Gang, cause: Cause) -> bool:
         return False
     if cause.class_ is FailureClass.PROGRAM:
         failure = cause.pod.report.failure if cause.pod.report is not None else None
-        return cause.reason in _UNSAID and (failure is None or failure.signature is None)
+        return cause.reason in _WITHOUT_CAUSE and (failure is None or failure.signature is None)
     return cause.class_ in (FailureClass.PEER_LOST, FailureClass.STOPPED)
 
 

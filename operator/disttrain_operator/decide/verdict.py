@@ -100,8 +100,8 @@ def _about_root(cause: Cause, policy: RunPolicy) -> str:
     """Return what to do where a program of the user's own may have failed since it is not root."""
     if policy.pod_security is not PodSecurity.RESTRICTED or cause.class_ is not FailureClass.PROGRAM:
         return ""
-    said = program_words(cause.pod) + (cause.pod.exit.message if cause.pod.exit is not None else "")
-    return _ROOT_NEEDED if any(words in said for words in _DENIED) else ""
+    text = program_message(cause.pod) + (cause.pod.exit.message if cause.pod.exit is not None else "")
+    return _ROOT_NEEDED if any(words in text for words in _DENIED) else ""
 
 
 def _ending(cause: Cause) -> str:
@@ -136,7 +136,7 @@ def _detail(cause: Cause, policy: RunPolicy) -> str:
     if pod.child is not None and pod.child.exception is None:
         return "" if pod.child.signal else _NO_EXCEPTION
     if policy.failure_log_in_status or exit_.by_runtime:
-        return program_words(pod)
+        return program_message(pod)
     if failure is not None and failure.exit_code in set(ExitCode):
         return (failure.message if failure.unquoted is None else failure.unquoted) or ""
     kind = _reported_type(failure) if failure is not None else _printed_type(pod)
@@ -158,7 +158,7 @@ def _printed_type(pod: PodFacts) -> str:
     return exception_type(pod.exit.message) if pod.exit is not None else ""
 
 
-def program_words(pod: PodFacts) -> str:
+def program_message(pod: PodFacts) -> str:
     """Return what our trainer says of its failure, or the exception or last line that another program left."""
     if pod.report is not None:
         return (pod.report.failure.message if pod.report.failure is not None else "") or ""

@@ -34,8 +34,8 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
     """Return what keeps the pod from its volume, and what to do, if the scheduler's message is about that; else
     None."""
     # What follows says whether preemption would help: never with volumes.
-    said = message.split(" preemption:")[0].strip().rstrip(".")
-    lower = said.lower()
+    text = message.split(" preemption:")[0].strip().rstrip(".")
+    lower = text.lower()
     if _OF_ONE_POD in lower:
         return (
             f"{_claims(pod, spec)} has access mode ReadWriteOncePod and is another pod's, which it serves alone; use a"
@@ -43,7 +43,7 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
         )
     if any(words in lower for words in _ROOM):
         return None
-    absent, leaving = _ABSENT.search(said), _LEAVING.search(said)
+    absent, leaving = _ABSENT.search(text), _LEAVING.search(text)
     if absent is not None and not _is_made_for(pod, absent[1]):
         return f'its PersistentVolumeClaim "{absent[1]}" does not exist; make it, or name another one in the job'
     if leaving is not None:
@@ -52,7 +52,7 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
         return _WAIT
     if any(words in lower for words in _NOT_HERE):
         return (
-            f"its volume cannot be had on any node: {said[:500]}; `kubectl describe pvc` and `kubectl get pv` say more"
+            f"its volume cannot be had on any node: {text[:500]}; `kubectl describe pvc` and `kubectl get pv` say more"
         )
     return None
 

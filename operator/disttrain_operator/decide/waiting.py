@@ -6,7 +6,7 @@ from disttrain_api.bounds import continued
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
-from disttrain_operator.decide.addresses import told_at, why_without_address
+from disttrain_operator.decide.addresses import address_overdue_at, why_without_address
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
@@ -56,8 +56,8 @@ def why_not_running(gang: Gang, now: datetime) -> tuple[str, str]:
     go: each change of the status is a request."""
     if any(pod.pod_alive for pod in gang.old):
         return Reason.WAITING_FOR_OLD_PODS, f"waiting for pods older than attempt {gang.attempt} to end"
-    told = told_at(gang)
-    if told is not None and now >= told and (without := why_without_address(gang)) is not None:
+    overdue_at = address_overdue_at(gang)
+    if overdue_at is not None and now >= overdue_at and (without := why_without_address(gang)) is not None:
         return without
     why = why_waiting(gang)
     if why is not None:
@@ -134,13 +134,13 @@ def _of_queue(gang: Gang, reason: str) -> str:
 def _of_pod(gang: Gang, pod: PodFacts, count: int) -> tuple[str, str]:
     assert pod.waiting is not None
     reason = pod.waiting.reason
-    who = f"pod {pod.name}" + (f" (and {count - 1} more)" if count > 1 else "")
+    subject = f"pod {pod.name}" + (f" (and {count - 1} more)" if count > 1 else "")
     if reason in REASONS:
-        return REASON, f"{who}: {why_not_pulled(pod.waiting, gang.spec)}"
+        return REASON, f"{subject}: {why_not_pulled(pod.waiting, gang.spec)}"
     if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, gang.spec, pod.waiting.message)) is not None:
-        return Reason.VOLUME_NOT_BOUND, f"{who}: {volume}"
+        return Reason.VOLUME_NOT_BOUND, f"{subject}: {volume}"
     detail = pod.waiting.message.strip()
-    return reason, _advise(reason, f"{who}: {detail[:500]}" if detail else who)
+    return reason, _advise(reason, f"{subject}: {detail[:500]}" if detail else subject)
 
 
 def _of_init_containers(pods: list[PodFacts]) -> tuple[str, str] | None:

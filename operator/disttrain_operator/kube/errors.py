@@ -133,7 +133,7 @@ _BY_CODE: Mapping[int, type[ApiError]] = {
 
 # What the API server passes on with a code of its own fault: etcd says the first, the library between them the second.
 # The others are those of servers and proxies in front of it.
-_SAYS_TOO_LARGE = (
+_TOO_LARGE = (
     "request is too large",
     "message larger than max",
     "request entity too large",
@@ -162,7 +162,7 @@ def error_of_status(code: int, status: Mapping[str, Any], body: bytes = b"") -> 
     kind = _BY_CODE.get(code, ApiError)
     if code >= 500:
         # The code says whose fault it was taken for; only the words say whether the same will be refused again.
-        if not any(words in message.lower() for words in _SAYS_TOO_LARGE):
+        if not any(words in message.lower() for words in _TOO_LARGE):
             return ServerTrouble(code, message)
         kind = ContentTooLarge
     details = status.get("details")

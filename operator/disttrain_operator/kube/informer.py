@@ -61,7 +61,7 @@ class Informer(Watch):
         version: int | None = None
         # Pages are taken in one by one: of the whole list no second copy is ever held.
         async for page in self._list_pages():
-            self._heard()
+            self._record_answer()
             if version is None:
                 version = page.version
                 # The watch may have brought what is newer than this list.
@@ -79,13 +79,13 @@ class Informer(Watch):
         """Watches, and watches again, until the place in history is lost."""
         fruitless = 0
         while fruitless < FRUITLESS_BEFORE_RELIST:
-            heard_before = self.heard_at
+            answered_before = self.answered_at
             try:
                 await self._watch()
             except (Unavailable, Throttled) as error:
                 logger.debug("%s: watching again: %s", self.path, error)
             fruitless += 1
-            if self.heard_at != heard_before:
+            if self.answered_at != answered_before:
                 fruitless = self._failures = 0
             await self._pause()
         raise BrokenStreamError(f"{fruitless} watches in a row brought nothing")

@@ -71,7 +71,7 @@ class KopfWatch(Watch):
         """So many watches in a row brought nothing."""
         self._lines = deque[bytes]()
         self._news = asyncio.Event()
-        self._told = asyncio.Event()
+        self._delivered = asyncio.Event()
         """kopf was told of a further line."""
         self._wanted = asyncio.Event()
         """Somebody waits for a list that begins from now on."""
@@ -117,7 +117,7 @@ class KopfWatch(Watch):
                 self._news.clear()
                 while self._lines and len(self._at_hand) - len(self._lines) < AT_ONCE:
                     line = self._lines.popleft()
-                    self._told.set()
+                    self._delivered.set()
                     yield line + b"\n"
                 if watching.done() and not self._lines:
                     break
@@ -143,7 +143,7 @@ class KopfWatch(Watch):
             self._begin_to_list()
             self._pages, self._listing = self._list_pages(), None
         page = await anext(self._pages)
-        self._heard()
+        self._record_answer()
         if self._listing is None:
             self._version = page.version
             self._listing = self.cache.listing(page.version, self.within)
@@ -157,21 +157,21 @@ class KopfWatch(Watch):
 
     def _offer(self, page: Page, listing: Listing) -> list[Raw]:
         """Return what kopf receives of a page: the objects that are new or have changed."""
-        told = []
+        identities = []
         for raw in page.objects:
             uid = raw["metadata"]["uid"]
             listing.saw(uid)
             if self.cache.get(uid) is not raw:
                 self._at_hand[uid] = partial(self.cache.take_listed, raw, page.version, self.within)
-                told.append(_identity(raw))
+                identities.append(_identity(raw))
         for found in page.unreadable:
             listing.saw(found.uid)
             self._at_hand[found.uid] = partial(self.cache.skip, found)
-            told.append(_identity_of(found))
-        self._of_list = {identity["metadata"]["uid"] for identity in told}
+            identities.append(_identity_of(found))
+        self._of_list = {identity["metadata"]["uid"] for identity in identities}
         if self._of_list:
             self._all_taken.clear()
-        return told
+        return identities
 
     async def _end_list(self) -> None:
         """Once the handler has taken what the list had, nothing else is there."""
@@ -188,7 +188,7 @@ class KopfWatch(Watch):
 
     async def _watch_once(self) -> bool:
         """Watch until the stream ends. Returns whether the place in history is lost."""
-        heard_before = self.heard_at
+        answered_before = self.answered_at
         try:
             if not self._wanted.is_set():
                 await self._watch_unless_wanted()
@@ -198,7 +198,7 @@ class KopfWatch(Watch):
             await self._list_later(error)
             return True
         self._fruitless += 1
-        if self.heard_at != heard_before:
+        if self.answered_at != answered_before:
             self._fruitless = self._failures = 0
         if self._wanted.is_set():
             return True
@@ -225,17 +225,17 @@ class KopfWatch(Watch):
         self.cache.bookmark(version_of(raw), self.within)
         # The answer to a write of ours may have said it before.
         if kind == "DELETED" or known is None or version_of(known) < version_of(raw):
-            self._tell(kind, identity, partial(self._apply, kind, raw))
+            self._deliver(kind, identity, partial(self._apply, kind, raw))
 
     async def _wait_for_room(self) -> None:
         while len(self._lines) >= AT_ONCE:
-            self._told.clear()
-            await self._told.wait()
+            self._delivered.clear()
+            await self._delivered.wait()
 
     def _left_out(self, kind: str, found: Unreadable) -> None:
-        self._tell(kind, _identity_of(found), partial(super()._left_out, kind, found))
+        self._deliver(kind, _identity_of(found), partial(super()._left_out, kind, found))
 
-    def _tell(self, kind: str, identity: Raw, take: Callable[[], None]) -> None:
+    def _deliver(self, kind: str, identity: Raw, take: Callable[[], None]) -> None:
         # Where kopf has not come to an earlier event of this object, the handler takes this one at once.
         self._at_hand[identity["metadata"]["uid"]] = take
         self._lines.append(orjson.dumps({"type": kind, "object": identity}))

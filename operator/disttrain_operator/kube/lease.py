@@ -179,7 +179,7 @@ class Election:
                 logger.info("the lease %s could not be looked at: no answer in time", self._name)
             except KubeError as error:
                 logger.info("the lease %s could not be looked at: %s", self._name, error)
-            self._tell()
+            self._notify()
             pause = self._pause(terms, began)
             self._due = self._clock() + pause
             await asyncio.sleep(pause)
@@ -295,7 +295,7 @@ class Election:
         }
         return _lease(await self._client.replace(self._path, body))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         shown = (self.leads, self.holder, self.superseded_by)
         if self.leads != self._led or (not self.leads and shown != self._shown):
             self._led = self.leads

@@ -65,7 +65,7 @@ class Watch(ABC):
         self._failures = 0
         self.tried_at: float | None = None
         """When this informer last did anything; far in the past means that it hangs. None: it has not begun."""
-        self.heard_at: float | None = None
+        self.answered_at: float | None = None
         """When the server was last heard of."""
         self.lists = 0
         """How often everything was listed."""
@@ -157,7 +157,7 @@ class Watch(ABC):
         self.tried_at = self._clock()
         async with self._client.stream(self.path, query, silence=self._silence) as chunks:
             async for line in lines(chunks):
-                self._heard()
+                self._record_answer()
                 self.failing_since = None
                 if not await self._large.put(line):
                     self._take(line)
@@ -217,8 +217,8 @@ class Watch(ABC):
             raise error
         raise BrokenStreamError(str(error))
 
-    def _heard(self) -> None:
-        self.tried_at = self.heard_at = self._clock()
+    def _record_answer(self) -> None:
+        self.tried_at = self.answered_at = self._clock()
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, Unavailable | Throttled):

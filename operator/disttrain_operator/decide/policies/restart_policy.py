@@ -2,8 +2,8 @@
 
 from disttrain_api.names import Reason
 from disttrain_operator.decide.attempt_history import (
-    awaited_end,
     in_attempt,
+    pending_verdict,
 )
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.decision import Transition
@@ -21,9 +21,9 @@ def restart_policy(situation: Situation) -> Transition | None:
     status, failures, policy = situation.status, situation.failures, situation.run_policy
     if not in_attempt(status):
         return None
-    judged = awaited_end(status)
-    if judged is not None:
-        return restart_or_fail(situation, judged)
+    verdict = pending_verdict(status)
+    if verdict is not None:
+        return restart_or_fail(situation, verdict)
     found = failures.of_the_gang
     gave_up_first = _gave_up(situation)
     if gave_up_first is not None:
