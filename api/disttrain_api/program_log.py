@@ -79,7 +79,7 @@ def last_exception(log: str) -> str | None:
     return _exception([_OF_RANK.sub("", line, count=1) for line in log[-MAX_LOG:].splitlines()])
 
 
-def last_words(log: str) -> str:
+def last_error(log: str) -> str:
     """Return the last exception whose traceback is in the log, else the last line that says anything; "": none does."""
     lines = (line.strip() for line in reversed(log[-MAX_LOG:].splitlines()))
     return last_exception(log) or next((line[:_MAX_EXCEPTION] for line in lines if line), "")
@@ -87,7 +87,7 @@ def last_words(log: str) -> str:
 
 def exception_type(log: str) -> str:
     """Return the type of the log's last exception, without its text; "" where none is recognised."""
-    words = last_words(log)
+    words = last_error(log)
     return words.partition(":")[0] if last_exception(log) or _ERROR.match(words) else ""
 
 
@@ -115,8 +115,8 @@ def _children(table: Sequence[str], before: Sequence[str]) -> Iterable[Child]:
         if rank is not None and code is not None:
             exception = _recorded(entry) or _printed(before, rank) if code > 0 else None
             # The line with the exception's type may be cut off.
-            told = exception or "\n".join(line for line in before if _rank_of(line) in (None, rank))
-            yield Child(rank, code, exception, code > 0 and lost_a_peer(told))
+            text = exception or "\n".join(line for line in before if _rank_of(line) in (None, rank))
+            yield Child(rank, code, exception, code > 0 and lost_a_peer(text))
 
 
 def _distance(child: Child) -> int:

@@ -123,8 +123,8 @@ def _read_fields(raw: Any) -> tuple[DistTrainingJob | None, list[Violation]]:
         # A field that does not exist is not asked for a value; one that exists is asked for no other type besides.
         unknown = {violation.location for violation in wrong if violation.message == structural.UNKNOWN_FIELD}
         beyond = [violation for violation in beyond if violation.location not in unknown]
-        said = {violation.location for violation in beyond}
-        return None, beyond + [violation for violation in wrong if violation.location not in said]
+        reported = {violation.location for violation in beyond}
+        return None, beyond + [violation for violation in wrong if violation.location not in reported]
 
 
 def _beyond_models(raw: Any) -> Iterator[Violation]:

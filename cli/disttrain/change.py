@@ -6,7 +6,7 @@ from disttrain.client import Client
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.jobs import hint, refuse_unfinished
-from disttrain.output import ask, show, tell
+from disttrain.output import ask, print_stderr, show
 from disttrain_api.names import SHORT_NAME
 from disttrain_api.status import ConditionType
 
@@ -52,7 +52,7 @@ def restart(client: Client, name: str) -> int:
         try:
             job = _until(client, job, ConditionType.SUSPENDED)
         except (CommandError, KeyboardInterrupt):
-            tell(f"the job stays suspended: `disttrain resume {name}` lets it go on")
+            print_stderr(f"the job stays suspended: `disttrain resume {name}` lets it go on")
             raise
     client.resume(name)
     show(f"{_named(job)} goes on{_saved(job)}")
@@ -71,7 +71,7 @@ def delete(client: Client, names: Sequence[str], *, yes: bool) -> int:
         if answer is None:
             raise CommandError(f"{listed} {verb}: --yes deletes without asking")
         if not answer:
-            tell("nothing was deleted")
+            print_stderr("nothing was deleted")
             return 1
     for job in jobs:
         client.delete(job.name)

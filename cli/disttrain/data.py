@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from disttrain.output import person, show, tell
+from disttrain.output import print_stderr, show, standard_error
 from disttrain.terminal import console
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def prepare_corpus(settings: Settings) -> int:
 
     with _progress() as shard_done:
         manifest = prepare(settings, shard_done)
-    tell(f"{manifest.documents} documents, {manifest.tokens} tokens below {manifest.tokenizer.vocabulary}")
+    print_stderr(f"{manifest.documents} documents, {manifest.tokens} tokens below {manifest.tokenizer.vocabulary}")
     show(str(settings.output))
     return 0
 
@@ -56,13 +56,13 @@ def verify_corpus(folder: Path) -> int:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
     """Yield the callback after each shard: it draws a bar on a terminal, and prints a line otherwise."""
-    if not person().isatty():
-        yield lambda now: tell(f"{now.shards} of {now.total_shards} shards, {now.tokens} tokens")
+    if not standard_error().isatty():
+        yield lambda now: print_stderr(f"{now.shards} of {now.total_shards} shards, {now.tokens} tokens")
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tokens]} tokens"))
-    with Bar(*columns, console=console(person(), terminal=True)) as bar:
+    with Bar(*columns, console=console(standard_error(), terminal=True)) as bar:
         task = bar.add_task("", tokens=0)
         yield lambda now: bar.update(task, completed=now.source_bytes, total=now.total_bytes, tokens=now.tokens)

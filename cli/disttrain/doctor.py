@@ -40,12 +40,12 @@ class Finding:
     state: str
     """ok, warn or bad."""
     about: str
-    said: str
+    detail: str
     todo: str = ""
 
     def __str__(self) -> str:
         mark = {"ok": "ok  ", "warn": "look", "bad": "BAD "}[self.state]
-        return f"{mark}  {self.about}: {self.said}" + (f"; {self.todo}" if self.todo else "")
+        return f"{mark}  {self.about}: {self.detail}" + (f"; {self.todo}" if self.todo else "")
 
 
 def doctor(client_of: Callable[[], Client]) -> int:
@@ -87,12 +87,12 @@ def _findings(client: Client) -> Iterator[Finding]:
 
 def of_version(version: Raw, server: str) -> Finding:
     """Judge what /version says."""
-    said = f"Kubernetes {version.get('gitVersion')} at {server}"
+    detail = f"Kubernetes {version.get('gitVersion')} at {server}"
     # Some have a plus after it.
     minor = re.match("[0-9]{1,6}", str(version.get("minor")))
     if minor is not None and (str(version.get("major")), int(minor[0])) < ("1", OLDEST_MINOR):
-        return Finding("bad", "cluster", said, f"disttrain needs 1.{OLDEST_MINOR} or newer")
-    return Finding("ok", "cluster", said)
+        return Finding("bad", "cluster", detail, f"disttrain needs 1.{OLDEST_MINOR} or newer")
+    return Finding("ok", "cluster", detail)
 
 
 def _definition(client: Client) -> Iterator[Finding]:
@@ -117,15 +117,15 @@ def _definition(client: Client) -> Iterator[Finding]:
 
 def of_definition(found: Raw, versions: str) -> Finding:
     """Judge the definition that the cluster has: whether it has the fields that this command knows."""
-    ours, theirs = (_fields(definition) for definition in (custom_resource_definition(), found))
-    missing, extra = sorted(ours - theirs), sorted(theirs - ours)
-    said = f"{GROUP} {versions} is served"
+    known, served = (_fields(definition) for definition in (custom_resource_definition(), found))
+    missing, extra = sorted(known - served), sorted(served - known)
+    detail = f"{GROUP} {versions} is served"
     if missing:
         todo = "upgrade the chart, or use the command of its version"
-        return Finding("warn", "definition", f"{said}, without {len(missing)} fields such as {missing[0]}", todo)
+        return Finding("warn", "definition", f"{detail}, without {len(missing)} fields such as {missing[0]}", todo)
     if extra:
-        return Finding("warn", "definition", f"{said}, with newer fields such as {extra[0]}", "upgrade this command")
-    return Finding("ok", "definition", f"{said}, with the fields that this command knows")
+        return Finding("warn", "definition", f"{detail}, with newer fields such as {extra[0]}", "upgrade this command")
+    return Finding("ok", "definition", f"{detail}, with the fields that this command knows")
 
 
 def _fields(definition: Raw) -> set[str]:
@@ -158,11 +158,11 @@ def _rights(client: Client) -> Iterator[Finding]:
 
 
 def _may(client: Client, group: str, resource: str, sub: str, verb: str) -> bool:
-    asked = {"namespace": client.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
+    attributes = {"namespace": client.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": asked},
+        "spec": {"resourceAttributes": attributes},
     }
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = client.api.create(path, body, what="rights")
@@ -190,8 +190,8 @@ def of_jobs(jobs: list[RemoteJob]) -> Finding:
         unlike += [f"{job.namespace}/{job.name} ({violation})" for violation in found[:1]]
     if unlike:
         more = f" and {len(unlike) - MAX_LISTED} more" if len(unlike) > MAX_LISTED else ""
-        said = f"this version refuses stored jobs: {', '.join(unlike[:MAX_LISTED])}{more}"
-        return Finding("bad", "jobs", said, "do this before the operator is upgraded (docs/installing.md)")
+        detail = f"this version refuses stored jobs: {', '.join(unlike[:MAX_LISTED])}{more}"
+        return Finding("bad", "jobs", detail, "do this before the operator is upgraded (docs/installing.md)")
     return Finding("ok", "jobs", f"this version reads all {len(jobs)} that are stored")
 
 
@@ -245,11 +245,13 @@ def of_nodes(nodes: list[Raw]) -> Finding:
     gpus = [int(text) for node in ready if re.fullmatch("[1-9][0-9]{0,8}", text := _gpus(node))]
     if not ready:
         return Finding("bad", "nodes", f"none of {len(nodes)} takes pods", "`kubectl get nodes` says why")
-    said = f"{len(ready)} of {len(nodes)} take pods"
+    detail = f"{len(ready)} of {len(nodes)} take pods"
     if not gpus:
         todo = "for `gpusPerPod` install the device plugin of the GPUs' vendor"
-        return Finding("warn", "nodes", f"{said}, none has {DEFAULT_GPU_RESOURCE}", todo)
-    return Finding("ok", "nodes", f"{said}, {len(gpus)} with {sum(gpus)} {DEFAULT_GPU_RESOURCE} (largest: {max(gpus)})")
+        return Finding("warn", "nodes", f"{detail}, none has {DEFAULT_GPU_RESOURCE}", todo)
+    return Finding(
+        "ok", "nodes", f"{detail}, {len(gpus)} with {sum(gpus)} {DEFAULT_GPU_RESOURCE} (largest: {max(gpus)})"
+    )
 
 
 def _gpus(node: Raw) -> str:

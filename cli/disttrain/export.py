@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
-from disttrain.output import show, tell
+from disttrain.output import print_stderr, show
 from disttrain.validate import given
 from disttrain_api.builtin import model_config
 from disttrain_api.errors import ManifestError
@@ -43,7 +43,7 @@ def export(
     except (TrainerError, OSError) as error:
         raise CommandError(str(error)) from error
     if left_out:
-        tell(f"left out, since they are no tensors: {', '.join(left_out)}")
+        print_stderr(f"left out, since they are no tensors: {', '.join(left_out)}")
     files = [target] if target.is_file() else list(target.iterdir())
     show(f"{target}: {sum(file.stat().st_size for file in files)} bytes")
     return 0

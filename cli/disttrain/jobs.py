@@ -12,7 +12,7 @@ from disttrain.cluster.api import ApiError
 from disttrain.cluster.remote import RemoteJob
 from disttrain.commands.options import Format
 from disttrain.errors import CommandError
-from disttrain.output import show, tell
+from disttrain.output import print_stderr, show
 from disttrain.terminal import is_terminal, plain, plain_lines, rendered, table
 from disttrain.views import describe as page
 from disttrain.views import listing
@@ -28,13 +28,13 @@ def show_jobs(client: Client, *, everywhere: bool, selector: str | None, output:
         return 0
     if not jobs:
         where = "any namespace" if everywhere else f"namespace {client.namespace}"
-        tell(f"no jobs in {where}")
+        print_stderr(f"no jobs in {where}")
         hint("disttrain init", *([] if everywhere else ["disttrain list --all-namespaces"]))
         return 0
     show_rows(jobs, namespaces=everywhere, wide=output is Format.WIDE)
-    troubled = next((job for job in jobs if job.phase in ("Failed", "Pending", "Restarting")), jobs[0])
-    where = f" -n {troubled.namespace}" if everywhere else ""
-    hint(f"disttrain why {troubled.name}{where}", f"disttrain logs -f {troubled.name}{where}")
+    shown = next((job for job in jobs if job.phase in ("Failed", "Pending", "Restarting")), jobs[0])
+    where = f" -n {shown.namespace}" if everywhere else ""
+    hint(f"disttrain why {shown.name}{where}", f"disttrain logs -f {shown.name}{where}")
     return 0
 
 
@@ -88,7 +88,7 @@ def show_events(client: Client, name: str, output: Format) -> int:
         show(formatted(listing.as_list(events), output))
         return 0
     if not events:
-        tell(f"no events on {job.namespace}/{job.name}: the API server keeps them for an hour, as a rule")
+        print_stderr(f"no events on {job.namespace}/{job.name}: the API server keeps them for an hour, as a rule")
     else:
         now = datetime.now(UTC)
         show(rendered(table(listing.EVENT_HEADINGS, [listing.event_row(event, now) for event in events])))
@@ -150,7 +150,7 @@ def formatted(value: Any, output: Format) -> str:
 def hint(*commands: str) -> None:
     """Say what one would do next, to a person alone: a pipe gets the result and nothing else."""
     if commands and is_terminal():
-        tell("\nNext: " + "   ".join(plain(command) for command in commands))
+        print_stderr("\nNext: " + "   ".join(plain(command) for command in commands))
 
 
 def refuse_unfinished(job: RemoteJob, verb: str) -> None:

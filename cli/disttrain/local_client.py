@@ -79,7 +79,7 @@ class LocalClient:
             if job.finished or (over and job.holds(ConditionType.SUSPENDED)):
                 return job
             if over:
-                raise CommandError(f"{name} did not come to an end: {_last_words(folder)}")
+                raise CommandError(f"{name} did not come to an end: {_last_log_lines(folder)}")
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"{name} has not finished within {timeout:g} s: it is {job.phase}")
             time.sleep(_LOOK_SECONDS)
@@ -154,6 +154,6 @@ def _rank(line: str) -> int | None:
     return int(match[2]) if match is not None and match[2] is not None else None
 
 
-def _last_words(folder: Path) -> str:
+def _last_log_lines(folder: Path) -> str:
     lines = (folder / _OUTPUT).read_text(errors="replace").splitlines() if (folder / _OUTPUT).exists() else []
     return last_lines(lines, 1)[0] if lines else "it was stopped"

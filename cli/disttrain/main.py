@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from disttrain.errors import USAGE, CommandError
-from disttrain.output import OutputError, drain, open_closed_streams, tell
+from disttrain.output import OutputError, drain, open_closed_streams, print_stderr
 from disttrain.terminal import plain_lines
 from disttrain.verbs import command
 from disttrain_api.errors import DisttrainError
@@ -26,13 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputError as error:
         # A pipe's reader that has gone, for example `| head`, wants no more.
         if not isinstance(error.__cause__, BrokenPipeError):
-            tell(f"disttrain: {plain_lines(error)}")
+            print_stderr(f"disttrain: {plain_lines(error)}")
         return error.exit_code
     except CommandError as error:
-        tell(f"disttrain: {plain_lines(error)}")
+        print_stderr(f"disttrain: {plain_lines(error)}")
         return error.exit_code
     except DisttrainError as error:
-        tell(f"disttrain: {plain_lines(error)}")
+        print_stderr(f"disttrain: {plain_lines(error)}")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
@@ -49,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         usage = error.ctx.get_usage() if error.ctx is not None else f"Usage: {name} COMMAND …"
         where = error.ctx.command_path if error.ctx is not None else name
         sentence = error.format_message().removeprefix("Invalid value: ").rstrip(".")
-        tell(f"{usage[:1].lower()}{usage[1:]}\n{name}: {sentence}; see {where} --help")
+        print_stderr(f"{usage[:1].lower()}{usage[1:]}\n{name}: {sentence}; see {where} --help")
         raise SystemExit(USAGE) from None
     return int(answer or 0)
 

@@ -1,4 +1,4 @@
-"""All that a person sees of a command: sentences on standard error (`tell`), its result on standard output (`show`).
+"""Output of a command for a person: sentences on standard error (`print_stderr`), results on standard output (`show`).
 
 A terminal, the reader of a pipe or a disk may go or pause at any moment, and nothing else that the command does may
 depend on it. So a sentence that cannot be written is lost, and writing one never waits. What others have written is
@@ -80,9 +80,9 @@ class Outlet(io.TextIOBase):
                 _write_all(self._descriptor, text, self._encoding)
 
 
-def tell(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Write a sentence for the person to standard error, if that takes any."""
-    person().write(f"{escaped(text, lines=True)}\n")
+    standard_error().write(f"{escaped(text, lines=True)}\n")
 
 
 def show(text: str) -> None:
@@ -97,18 +97,18 @@ def show(text: str) -> None:
 
 def ask(question: str) -> bool | None:
     """Ask for a yes on the terminal; None without a terminal."""
-    if not (person().isatty() and _reads_terminal()):
+    if not (standard_error().isatty() and _reads_terminal()):
         return None
-    person().write(f"{escaped(question)} [y/N] ")
+    standard_error().write(f"{escaped(question)} [y/N] ")
     drain()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def prompt(question: str) -> str | None:
     """Ask for a line on the terminal; None without a terminal, or at the end of input."""
-    if not (person().isatty() and _reads_terminal()):
+    if not (standard_error().isatty() and _reads_terminal()):
         return None
-    person().write(f"{escaped(question)} ")
+    standard_error().write(f"{escaped(question)} ")
     drain()
     line = sys.stdin.readline()
     return line.strip() if line else None
@@ -122,22 +122,22 @@ def _reads_terminal() -> bool:
         return False
 
 
-def person() -> Outlet:
-    """Return the stream behind `tell`."""
-    global _person
-    if _person is None:
-        _person = Outlet(2, _encoding(sys.stderr))
-    return _person
+def standard_error() -> Outlet:
+    """Return the stream behind `print_stderr`."""
+    global _standard_error
+    if _standard_error is None:
+        _standard_error = Outlet(2, _encoding(sys.stderr))
+    return _standard_error
 
 
 def drain() -> None:
     """Wait until all sentences so far are written or lost; Ctrl-C ends the wait."""
-    if _person is not None:
+    if _standard_error is not None:
         with contextlib.suppress(KeyboardInterrupt):
-            _person.drain()
+            _standard_error.drain()
 
 
-_person: Outlet | None = None
+_standard_error: Outlet | None = None
 """One for the process, as standard error is."""
 
 

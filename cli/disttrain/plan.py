@@ -3,7 +3,7 @@
 import json
 
 from disttrain.errors import USAGE, CommandError
-from disttrain.output import show, tell
+from disttrain.output import print_stderr, show
 from disttrain.planning.memory import rank_memory
 from disttrain.planning.objects import planned_objects
 from disttrain.planning.rank import misfit, on_one_gpu
@@ -58,5 +58,5 @@ def _bytes_of(quantity: str) -> int:
 def _verdict(found: str | None) -> int:
     if found is None:
         return 0
-    tell(f"disttrain: {found}")
+    print_stderr(f"disttrain: {found}")
     return 1

@@ -13,7 +13,7 @@ from disttrain.local.machine import require_room
 from disttrain.local.runner import LocalRun, set_suspend
 from disttrain.local.summary import exit_code, short, summary
 from disttrain.local.view import PlainView, TerminalView, open_view
-from disttrain.output import OutputError, show, tell
+from disttrain.output import OutputError, print_stderr, show
 from disttrain.validate import accepted
 from disttrain_api.escape import escaped
 from disttrain_api.spec import JobSpec
@@ -48,14 +48,14 @@ def _run(folder: RunFolder, raw: RawJob) -> int:
         status, interrupted_by, unwritten = asyncio.run(_until_the_end(folder, raw, view, slices, modules_of(spec)))
     storage = (spec.storage.url or folder.storage(spec.storage)) if spec.storage else None
     _draw(folder)
-    tell(summary(status, folder, storage=storage))
+    print_stderr(summary(status, folder, storage=storage))
     if unwritten is not None:
-        tell(f"disttrain: {short(folder.status_file)} is not up to date: {unwritten}")
+        print_stderr(f"disttrain: {short(folder.status_file)} is not up to date: {unwritten}")
     try:
         show(_as_yaml(status))
     except OutputError as lost:
         # The job has ended as it has; only who wants to read of it must look elsewhere.
-        tell(f"disttrain: the status is in {short(folder.status_file)} alone: {lost}")
+        print_stderr(f"disttrain: the status is in {short(folder.status_file)} alone: {lost}")
     return exit_code(status, interrupted_by=interrupted_by)
 
 
@@ -86,12 +86,12 @@ async def _until_the_end(
     """The last status, the first signal that asked for a stop, and why status.yaml could not be written, if so."""
     job = LocalRun(folder, raw, view, slices, modules)
     loop = asyncio.get_running_loop()
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            view.say("suspending: the pods write a checkpoint and stop (once more to stop at once)")
+        signals.append(number)
+        if len(signals) == 1:
+            view.log("suspending: the pods write a checkpoint and stop (once more to stop at once)")
             job.suspend()
         else:
             job.stop_now()
@@ -99,4 +99,4 @@ async def _until_the_end(
     for number in _stop_signals():
         loop.add_signal_handler(number, stop, number)
     status = await job.run()
-    return status, asked[0] if asked else None, job.unwritten
+    return status, signals[0] if signals else None, job.unwritten

@@ -4,7 +4,7 @@ import os
 import signal
 
 from disttrain.client import Client, RemoteJob
-from disttrain.output import show, tell
+from disttrain.output import print_stderr, show
 from disttrain.terminal import plain, plain_lines, steps
 from disttrain.validate import accepted
 from disttrain_api.names import PERMANENT, SHORT_NAME
@@ -24,16 +24,16 @@ def submit(path: str, *, namespace: str | None, context: str | None, wait: bool)
         return 0
     # There is nothing to clean up, and the library swallows a KeyboardInterrupt that comes at the wrong moment.
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
-    said = ""
+    last = ""
 
-    def say(now: RemoteJob) -> None:
-        nonlocal said
+    def show_change(now: RemoteJob) -> None:
+        nonlocal last
         line = _line(now)
-        if line != said:
+        if line != last:
             show(line)
-        said = line
+        last = line
 
-    return _exit_code(client.wait(job.name, namespace=job.namespace, on_change=say))
+    return _exit_code(client.wait(job.name, namespace=job.namespace, on_change=show_change))
 
 
 def _line(job: RemoteJob) -> str:
@@ -57,7 +57,7 @@ def _exit_code(job: RemoteJob) -> int:
         return 0
     failed = job.condition(ConditionType.FAILED)
     if failed is not None:
-        tell(f"Failed: {plain(failed.reason)}\n  {plain_lines(failed.message)}")
+        print_stderr(f"Failed: {plain(failed.reason)}\n  {plain_lines(failed.message)}")
     verdict = job.status.attempts[-1].verdict if job.status.attempts else None
     if verdict is not None and verdict.rank is not None and verdict.exit_code in PERMANENT:
         return verdict.exit_code

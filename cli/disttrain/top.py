@@ -25,18 +25,18 @@ def top(client: Client, names: Sequence[str], *, everywhere: bool, interval: flo
         return 0
     from rich.live import Live
 
-    said = ""
+    problem = ""
     jobs = _jobs(client, names, everywhere)
     screen = console(Outlet(1, "utf-8"), terminal=True)
     with Live(_table(jobs, namespaces=everywhere), console=screen, auto_refresh=False) as live:
         try:
             while not jobs or not all(job.finished for job in jobs):
-                live.update(_table(jobs, namespaces=everywhere, caption=said), refresh=True)
+                live.update(_table(jobs, namespaces=everywhere, caption=problem), refresh=True)
                 time.sleep(interval)
                 try:
-                    jobs, said = _jobs(client, names, everywhere), ""
+                    jobs, problem = _jobs(client, names, everywhere), ""
                 except NoAnswer as error:
-                    said = f"{error}; looking again"
+                    problem = f"{error}; looking again"
         except KeyboardInterrupt:
             pass
         live.update(_table(jobs, namespaces=everywhere), refresh=True)
@@ -90,10 +90,10 @@ def left(job: RemoteJob, now: datetime) -> str:
     known, attempts = job.status.progress, job.status.attempts
     if known is None or job.finished or not attempts:
         return "-"
-    began, heard = parse_time(attempts[-1].running_time), parse_time(known.update_time)
+    began, at = parse_time(attempts[-1].running_time), parse_time(known.update_time)
     before = next((a.checkpoint_step for a in reversed(attempts[:-1]) if a.checkpoint_step is not None), 0)
     done = known.step - (before or 0)
-    if began is None or heard is None or heard <= began or done <= 0:
+    if began is None or at is None or at <= began or done <= 0:
         return "-"
-    seconds = (heard - began).total_seconds() / done * (known.total_steps - known.step) - (now - heard).total_seconds()
+    seconds = (at - began).total_seconds() / done * (known.total_steps - known.step) - (now - at).total_seconds()
     return duration(seconds) if seconds > 0 else "-"

@@ -2,7 +2,7 @@
 
 import sys
 
-from disttrain.output import show, tell
+from disttrain.output import print_stderr, show
 from disttrain_api import manifest
 from disttrain_api.bounds import MAX_LISTED
 from disttrain_api.errors import ManifestError
@@ -39,9 +39,9 @@ def given(path: str) -> DistTrainingJob:
     source = _source(path)
     found = manifest.read_stream(sys.stdin.buffer, source) if path == STDIN else manifest.read(path)
     if found.others:
-        tell(f"{source}: passed over {found.others}: this command takes the {KIND} alone")
+        print_stderr(f"{source}: passed over {found.others}: this command takes the {KIND} alone")
     for sentence in advice(found.job.spec):
-        tell(f"{source}: {sentence}")
+        print_stderr(f"{source}: {sentence}")
     return found.job
 
 
@@ -63,12 +63,12 @@ def summary(job: DistTrainingJob) -> str:
 
 def _print_problems(path: str, problems: tuple[Violation, ...]) -> None:
     if len(problems) > 1:
-        tell(f"{path}: {len(problems)} problems")
+        print_stderr(f"{path}: {len(problems)} problems")
     for problem in problems[:MAX_LISTED]:
         where = f"{path}:{problem.line}" if problem.line else path
-        tell(f"{where}: {problem}")
+        print_stderr(f"{where}: {problem}")
     if len(problems) > MAX_LISTED:
-        tell(f"{path}: and {len(problems) - MAX_LISTED} more")
+        print_stderr(f"{path}: and {len(problems) - MAX_LISTED} more")
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

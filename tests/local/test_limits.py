@@ -126,7 +126,7 @@ def test_a_bare_pod_needs_no_less_than_what_is_counted(workplace: Workplace) -> 
     assert least("keeper", "agent") >= FORKED.pod
     tasks: Any = [process.num_threads() for process in found["rank"]]
     assert min(tasks) >= FORKED.rank_tasks
-    (nursery,) = (p for name, processes in found.items() if name not in ("keeper", "agent", "rank") for p in processes)
-    assert nursery.memory_full_info().rss >= FORKED.once
+    (server,) = (p for name, processes in found.items() if name not in ("keeper", "agent", "rank") for p in processes)
+    assert server.memory_full_info().rss >= FORKED.once
     run.signal(signal.SIGTERM)
     assert run.wait() == 143

@@ -97,10 +97,13 @@ class FreezeRule:
             return entry
         # Where all others are as they were, one of these has changed while it may not.
         *first, last = (f"'{self.sentence(part)}'" for part in self.idle)
-        idle = "".join(f"!{unchanged[part]} ? {said} : " for part, said in zip(self.idle, first, strict=False)) + last
+        idle = (
+            "".join(f"!{unchanged[part]} ? {expression} : " for part, expression in zip(self.idle, first, strict=False))
+            + last
+        )
         name = f"({changed} : '')"
-        said = entry["messageExpression"].replace(name, "part")
-        return entry | {"messageExpression": f"[{name}].map(part, part != '' ? {said} : {idle})[0]"}
+        expression = entry["messageExpression"].replace(name, "part")
+        return entry | {"messageExpression": f"[{name}].map(part, part != '' ? {expression} : {idle})[0]"}
 
 
 def _is_always_there(path: str) -> bool:

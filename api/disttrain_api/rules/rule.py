@@ -67,7 +67,7 @@ def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: s
     if names:
         # `'…' + string(n)` is refused for its estimated cost; format is not.
         text = _PLACEHOLDER.sub("%s", sentence).replace("'", "\\'")
-        entry["messageExpression"] = _said_once(text, [values[name] for name in names])
+        entry["messageExpression"] = _each_value_once(text, [values[name] for name in names])
     else:
         entry["message"] = sentence
     if field_path:
@@ -75,7 +75,7 @@ def validation(cel: str, sentence: str, values: Mapping[str, str], field_path: s
     return entry
 
 
-def _said_once(text: str, values: list[str]) -> str:
+def _each_value_once(text: str, values: list[str]) -> str:
     """Return the expression that puts the values into the text; long ones that stand in others, too, stand in it once.
 
     The definition of jobs is as large as kubectl can apply.
@@ -84,7 +84,7 @@ def _said_once(text: str, values: list[str]) -> str:
     names = {value: f"v{number}" for number, value in enumerate(dict.fromkeys(repeated))}
     for long, name in names.items():
         values = [value.replace(long, name) for value in values]
-    said = f"'{text}'.format([{', '.join(values)}])"
+    expression = f"'{text}'.format([{', '.join(values)}])"
     for long, name in names.items():
-        said = f"[{long}].map({name}, {said})[0]"
-    return said
+        expression = f"[{long}].map({name}, {expression})[0]"
+    return expression

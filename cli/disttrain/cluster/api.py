@@ -181,8 +181,8 @@ def _pool(access: Access) -> urllib3.PoolManager:
     if access.proxy is None:
         return urllib3.PoolManager(**options)
     user = urllib3.util.parse_url(access.proxy).auth
-    asked = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(user)) if user else None
-    return urllib3.ProxyManager(access.proxy, proxy_headers=asked, proxy_ssl_context=context, **options)
+    headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(user)) if user else None
+    return urllib3.ProxyManager(access.proxy, proxy_headers=headers, proxy_ssl_context=context, **options)
 
 
 def _decoded(payload: bytes, what: str) -> Raw:

@@ -22,8 +22,8 @@ def find_access(context: str | None = None) -> Access:
     try:
         return kubeconfig.find_access(context=context)
     except Exception as error:  # a kubeconfig may hold anything
-        said = str(error) if isinstance(error, AccessError) else f"the kubeconfig cannot be read ({error!r})"
-        raise CommandError(f"no cluster to talk to: {' '.join(said.split())}; {_ADVICE}") from error
+        reason = str(error) if isinstance(error, AccessError) else f"the kubeconfig cannot be read ({error!r})"
+        raise CommandError(f"no cluster to talk to: {' '.join(reason.split())}; {_ADVICE}") from error
 
 
 def access_of(configuration: Configuration, namespace: str = "default") -> Access:

@@ -70,9 +70,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
 ) -> int:
     """Write a commented manifest. Options set its content; on a terminal the command asks for the missing ones."""
-    from disttrain.asked import answered, deliver
+    from disttrain.prompts import answered, deliver
 
-    wishes = answered(
+    options = answered(
         name=name, model=model, script=script, image=image, workers=workers, gpus=gpus, steps=steps, storage=storage
     )
-    return deliver(wishes, output, force=force)
+    return deliver(options, output, force=force)

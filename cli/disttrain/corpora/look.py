@@ -69,10 +69,10 @@ def inspect(folder: Path) -> Figures:
     )
 
 
-def verify(folder: Path, tell_progress: Callable[[int, int], None] = lambda done, total: None) -> CorpusManifest:
+def verify(folder: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> CorpusManifest:
     """Read every byte of a corpus. Raises CorpusError for the first file that is not as it was written.
 
-    tell_progress: called with the shards that are sound, and the number of all.
+    on_progress: called with the shards that are sound, and the number of all.
     """
     manifest = read_manifest(folder)
     shards_of(folder, manifest)
@@ -81,9 +81,9 @@ def verify(folder: Path, tell_progress: Callable[[int, int], None] = lambda done
         content = read_small(folder / TOKENIZER_FILE, _MAX_TOKENIZER_BYTES)
         _require_digest(folder / TOKENIZER_FILE, hashlib.sha256(content).hexdigest(), digest)
     for done, shard in enumerate(manifest.shards):
-        tell_progress(done, len(manifest.shards))
+        on_progress(done, len(manifest.shards))
         _verify_shard(folder, manifest, shard)
-    tell_progress(len(manifest.shards), len(manifest.shards))
+    on_progress(len(manifest.shards), len(manifest.shards))
     return manifest
 
 

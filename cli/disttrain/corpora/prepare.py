@@ -95,7 +95,7 @@ class _Job:
     field: str
 
 
-def prepare(settings: Settings, tell_progress: Callable[[Progress], None] = lambda _: None) -> CorpusManifest:
+def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda _: None) -> CorpusManifest:
     """Write the corpus, or go on with it where it was stopped, and return its manifest.
 
     Raises CorpusError, whose message is for the user: bad input with its file and line, a full disk, a folder that is
@@ -111,7 +111,7 @@ def prepare(settings: Settings, tell_progress: Callable[[Progress], None] = lamb
     with _sentences(settings), _owned(work):
         _begin(work, settings, sources, tokenizer, content)
         jobs = [_Job(at, part, work, tokenizer, settings.field) for at, part in enumerate(parts)]
-        records = _write_shards(jobs, settings.workers, tell_progress)
+        records = _write_shards(jobs, settings.workers, on_progress)
         manifest = _manifest(sources, tokenizer, records)
         _commit(work, settings.output, manifest)
     return manifest
@@ -121,12 +121,12 @@ def _begin(
     work: Work, settings: Settings, sources: Sequence[Source], tokenizer: Tokenizer, content: bytes | None
 ) -> None:
     """Raises CorpusError where what lies in `OUTPUT.partial` was begun with other sources or settings."""
-    asked = {
+    options = {
         "sources": [[str(source.path.absolute()), source.size, source.modified] for source in sources],
         "tokenizer": tokenizer.model_dump(mode="json"),
         "settings": [settings.field, settings.part_bytes],
     }
-    own = hashlib.sha256(json.dumps(asked).encode()).hexdigest().encode()
+    own = hashlib.sha256(json.dumps(options).encode()).hexdigest().encode()
     if work.plan.exists() and read_small(work.plan, _MAX_PLAN_BYTES) != own:
         raise CorpusError(
             f"{work.partial} was begun with other sources, another tokenizer or other options: give those, or remove it"
@@ -137,14 +137,14 @@ def _begin(
     write_file(work.plan, own)
 
 
-def _write_shards(jobs: Sequence[_Job], workers: int, tell_progress: Callable[[Progress], None]) -> list[Record]:
+def _write_shards(jobs: Sequence[_Job], workers: int, on_progress: Callable[[Progress], None]) -> list[Record]:
     """Return the records of all shards in order; shards that are there already are kept."""
     sizes = [sum(piece.size for piece in job.pieces) for job in jobs]
     found = {job.number: record for job in jobs if (record := _finished(job)) is not None}
 
     def report() -> None:
         tokens = sum(record.tokens for record in found.values())
-        tell_progress(Progress(sum(sizes[at] for at in found), sum(sizes), tokens, len(found), len(jobs)))
+        on_progress(Progress(sum(sizes[at] for at in found), sum(sizes), tokens, len(found), len(jobs)))
 
     report()
     left = [job for job in jobs if job.number not in found]

@@ -6,7 +6,7 @@ It starts COMMAND and ends with its exit code (128 + n for signal n). When COMMA
 or when the runner is gone, however it went, every process that COMMAND has left is killed: orphans come to the keeper,
 which is their subreaper, so neither double forks nor sessions of their own help them.
 
-A script of its own, or what a fork of the nursery (nursery.py) does.
+A script of its own, or what a fork of the fork server (fork_server.py) does.
 
 On stdin: T forwards SIGTERM to COMMAND, K kills everything, end of file (the runner is gone) kills everything.
 """

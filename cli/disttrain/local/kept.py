@@ -1,4 +1,4 @@
-"""The process of a pod as the runner sees it: a keeper, started as a program or forked from the nursery."""
+"""The process of a pod as the runner sees it: a keeper, started as a program or forked from the fork server."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ TERMINATE = b"T"
 KILL = b"K"
 
 _KEEPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
-_NURSERY = [sys.executable, "-P", "-m", "disttrain.local.nursery"]
+_FORK_SERVER = [sys.executable, "-P", "-m", "disttrain.local.fork_server"]
 _MODULE = (sys.executable, "-P", "-m")
-_OURS = ("disttrain_agent", "disttrain_trainer")
+_OWN_PACKAGES = ("disttrain_agent", "disttrain_trainer")
 _OF_A_POD = {name for key, name in vars(Env).items() if not key.startswith("_")} | {"CUDA_VISIBLE_DEVICES"}
 """Variables that nothing reads while it is imported. In any other, all forks are like the first."""
 
@@ -74,8 +74,8 @@ class _Executed:
         return code if code >= 0 else 128 - code
 
 
-class Nursery:
-    """Forks pods of our own programs from one process (nursery.py), which has imported `modules` and lives with the
+class ForkServer:
+    """Forks pods of our own programs from one process (fork_server.py), which has imported `modules` and lives with the
     first of them. On Linux: elsewhere system libraries do not survive a fork.
     """
 
@@ -88,7 +88,7 @@ class Nursery:
     async def start(self, launch: Launch, log: Path) -> Kept:
         """Fork a pod where that is possible, else execute it. Raises OSError."""
         like = (launch.folder, {key: value for key, value in launch.environment.items() if key not in _OF_A_POD})
-        if not (self._modules and sys.platform == "linux" and _is_ours(launch)):
+        if not (self._modules and sys.platform == "linux" and _is_own_program(launch)):
             return await execute(launch, log)
         if self._process is None or self._process.returncode is not None:
             await self._begin(launch)
@@ -98,7 +98,7 @@ class Nursery:
         return self._fork(launch, log) or await execute(launch, log)
 
     def abandon(self) -> None:
-        """End the nursery, if it runs. Pods that it has not forked yet get an error; forked ones continue."""
+        """End the fork server, if it runs. Pods that it has not forked yet get an error; forked ones continue."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -114,15 +114,15 @@ class Nursery:
 
     async def _begin(self, launch: Launch) -> None:
         self.abandon()
-        self._socket, theirs = socket.socketpair()
+        self._socket, pod_ends = socket.socketpair()
         self._socket.setblocking(False)
-        with theirs:
+        with pod_ends:
             self._process = await asyncio.create_subprocess_exec(
-                *_NURSERY,
+                *_FORK_SERVER,
                 *self._modules,
                 env=dict(launch.environment),
                 cwd=launch.folder,
-                stdin=theirs,
+                stdin=pod_ends,
                 stdout=asyncio.subprocess.DEVNULL,
                 # What cannot be imported here, a rank will say.
                 stderr=asyncio.subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class Nursery:
             )
 
     def _fork(self, launch: Launch, log: Path) -> Kept | None:
-        """Let the nursery fork the pod; None if it has no room for more, or has ended."""
+        """Let the fork server fork the pod; None if it has no room for more, or has ended."""
         if self._socket is None:
             return None
         described = {
@@ -138,29 +138,29 @@ class Nursery:
             "environment": dict(launch.environment),
             "folder": str(launch.folder),
         }
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as own_ends, contextlib.ExitStack() as pod_ends:
             orders, orders_write = os.pipe()
             end_read, end = os.pipe()
             for descriptor in (orders_write, end_read):
-                ours.callback(os.close, descriptor)
+                own_ends.callback(os.close, descriptor)
             for descriptor in (orders, end):
-                theirs.callback(os.close, descriptor)
-            description = theirs.enter_context(os.fdopen(os.memfd_create("launch"), "wb"))
+                pod_ends.callback(os.close, descriptor)
+            description = pod_ends.enter_context(os.fdopen(os.memfd_create("launch"), "wb"))
             description.write(json.dumps(described).encode())
             description.flush()
             os.lseek(description.fileno(), 0, os.SEEK_SET)
-            out = theirs.enter_context(log.open("ab"))
+            out = pod_ends.enter_context(log.open("ab"))
             try:
                 socket.send_fds(self._socket, [b"p"], [description.fileno(), orders, out.fileno(), end])
             except OSError:
                 return None
-            ours.pop_all()
+            own_ends.pop_all()
         return _Forked(self, launch, log, orders_write, end_read)
 
 
 class _Forked:
-    def __init__(self, nursery: Nursery, launch: Launch, log: Path, orders: int, end: int) -> None:
-        self._nursery, self._launch, self._log = nursery, launch, log
+    def __init__(self, fork_server: ForkServer, launch: Launch, log: Path, orders: int, end: int) -> None:
+        self._fork_server, self._launch, self._log = fork_server, launch, log
         self._orders: int | None = orders
         self._end = end
         self._ordered = b""
@@ -176,12 +176,12 @@ class _Forked:
                 os.write(self._orders, letter)
             if not self._served:
                 # It would hear of it only when all is imported.
-                self._nursery.abandon()
+                self._fork_server.abandon()
 
     async def wait(self) -> int:
-        told = await self._listen()
-        if told:
-            return told[1] if len(told) > 1 else 128 + signal.SIGKILL
+        ended = await self._listen()
+        if ended:
+            return ended[1] if len(ended) > 1 else 128 + signal.SIGKILL
         if self._ordered:
             return 128 + signal.SIGKILL if KILL in self._ordered else ExitCode.STOPPED
         instead = await execute(self._launch, self._log)
@@ -208,9 +208,9 @@ class _Forked:
             self._orders = None
 
 
-def _is_ours(launch: Launch) -> bool:
+def _is_own_program(launch: Launch) -> bool:
     command = launch.command
-    own = command[: len(_MODULE)] == _MODULE and command[len(_MODULE)].partition(".")[0] in _OURS
+    own = command[: len(_MODULE)] == _MODULE and command[len(_MODULE)].partition(".")[0] in _OWN_PACKAGES
     return own and launch.folder.is_dir()
 
 

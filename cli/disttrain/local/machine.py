@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from disttrain.errors import CommandError
 from disttrain.local.demand import COMMAND, EXECUTED, FORKED, Demand, Machine, Misfit, demand_of, find_misfit
-from disttrain.output import ask, tell
+from disttrain.output import ask, print_stderr
 from disttrain_api.spec import JobSpec
 from disttrain_trainer.runtime.host_limits import cores, memory_available, memory_limit, tasks_left
 
@@ -36,7 +36,7 @@ def _require_yes(misfit: Misfit, yes: bool) -> None:
     if answer is False:
         raise CommandError(f"not started; {_ADVICE}")
     if answer is None:
-        tell(f"disttrain: started although {misfit.sentence}")
+        print_stderr(f"disttrain: started although {misfit.sentence}")
 
 
 def this_machine() -> Machine:

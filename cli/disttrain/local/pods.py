@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disttrain.local.folder import RunFolder
-from disttrain.local.kept import KILL, TERMINATE, Kept, Nursery
+from disttrain.local.kept import KILL, TERMINATE, ForkServer, Kept
 from disttrain.local.launch import Launch
 from disttrain_api.names import CONTAINER, Label
 from disttrain_api.program_log import of_torchrun_child
@@ -32,7 +32,7 @@ class Pods:
 
     def __init__(self, folder: RunFolder, on_change: Callable[[], None], modules: Sequence[str] = ()) -> None:
         self._folder, self._on_change = folder, on_change
-        self._nursery = Nursery(modules)
+        self._fork_server = ForkServer(modules)
         self._pods: dict[str, _Pod] = {}
         self._gone: list[RawPod] = []
 
@@ -57,7 +57,7 @@ class Pods:
         self._pods[pod.name] = pod
         try:
             self._folder.scratch(pod.name).mkdir(parents=True, exist_ok=True)
-            pod.process = await self._nursery.start(launch, self._folder.log(pod.name))
+            pod.process = await self._fork_server.start(launch, self._folder.log(pod.name))
         except OSError as error:
             pod.cannot_start(error)
             self._on_change()
@@ -94,7 +94,7 @@ class Pods:
         """No process outlives this."""
         self.kill_all()
         await asyncio.gather(*(pod.watcher for pod in self._pods.values() if pod.watcher is not None))
-        await self._nursery.close()
+        await self._fork_server.close()
 
     async def _watch(self, pod: "_Pod", process: Kept) -> None:
         try:

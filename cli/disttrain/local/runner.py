@@ -50,7 +50,7 @@ class View(Protocol):
     def status(self, status: JobStatus) -> None: ...
     def progress(self, progress: LiveProgress) -> None: ...
     def event(self, event: Event) -> None: ...
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
 
 
 @dataclass
@@ -71,7 +71,7 @@ class LocalRun:
         self._sites: dict[int, Site] = {}
         self._token = secrets.token_hex(32)
         self._unwritten: str | None = None
-        self._told_left_out = False
+        self._left_out_reported = False
         self._live: Live | None = None
 
     @property
@@ -155,10 +155,10 @@ class LocalRun:
         if decision.status is None or decision.status == job.status:
             return False
         self.raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        told = self._unwritten
+        before = self._unwritten
         self._store()
-        if self._unwritten is not None and told is None:
-            self.view.say(f"cannot write {self.folder.status_file}: {self._unwritten}; the job goes on without it")
+        if self._unwritten is not None and before is None:
+            self.view.log(f"cannot write {self.folder.status_file}: {self._unwritten}; the job goes on without it")
         self.view.status(decision.status)
         return True
 
@@ -207,7 +207,7 @@ class LocalRun:
         name = plan.pod(action.role, action.index)["metadata"]["name"]
         site = replace(self._sites[action.attempt], scratch_dir=str(self.folder.scratch(name)))
         manifest = GangPlan(job, action.attempt, site).pod(action.role, action.index)
-        self._tell_left_out()
+        self._report_left_out()
         process = launch(
             manifest,
             shell=os.environ,
@@ -233,11 +233,11 @@ class LocalRun:
             Env.NODE_NAME: socket.gethostname(),
         }
 
-    def _tell_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         missing = left_out(job_facts(self.raw))
-        if missing and not self._told_left_out:
-            self.view.say(f"not part of a local run: {missing}")
-        self._told_left_out = True
+        if missing and not self._left_out_reported:
+            self.view.log(f"not part of a local run: {missing}")
+        self._left_out_reported = True
 
     async def _watch_progress(self) -> None:
         shown = LiveProgress.of(self.job.status)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from disttrain.local.progress import LiveProgress
-from disttrain.output import person
+from disttrain.output import standard_error
 from disttrain.terminal import console, duration, steps
 from disttrain_api.escape import escaped
 from disttrain_api.status import JobStatus
@@ -19,7 +19,7 @@ _PLAIN_INTERVAL_SECONDS = 5.0
 
 def open_view(name: str) -> "PlainView | TerminalView":
     """The view that fits standard error."""
-    terminal = person().isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    terminal = standard_error().isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return TerminalView(name) if terminal else PlainView(name)
 
 
@@ -44,9 +44,9 @@ class PlainView:
     """Lines with the time since the start; progress at most every few seconds. Never a control code."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None) -> None:
-        self._name, self._clock, self._stream = name, clock, stream or person()
+        self._name, self._clock, self._stream = name, clock, stream or standard_error()
         self._began = clock()
-        self._said_at = self._began
+        self._logged_at = self._began
         self._phase: str | None = None
 
     def __enter__(self) -> Self:
@@ -59,19 +59,19 @@ class PlainView:
         if status.phase != self._phase:
             self._phase = status.phase
             restarts = f"  restarts {status.restarts}" if status.restarts else ""
-            self.say(f"{status.phase}  attempt {status.attempt}{restarts}" if status.attempt else f"{status.phase}")
+            self.log(f"{status.phase}  attempt {status.attempt}{restarts}" if status.attempt else f"{status.phase}")
 
     def progress(self, progress: LiveProgress) -> None:
         now = self._clock()
-        if now - self._said_at >= _PLAIN_INTERVAL_SECONDS or progress.step >= progress.total_steps:
-            self._said_at = now
-            self.say(figures(progress))
+        if now - self._logged_at >= _PLAIN_INTERVAL_SECONDS or progress.step >= progress.total_steps:
+            self._logged_at = now
+            self.log(figures(progress))
 
     def event(self, event: Event) -> None:
         if event.warning:
-            self.say(f"{event.reason}: {event.message}")
+            self.log(f"{event.reason}: {event.message}")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         elapsed = int(self._clock() - self._began)
         self._stream.write(f"{elapsed // 60:02d}:{elapsed % 60:02d} {escaped(f'{self._name}: {text}')}\n")
 
@@ -83,7 +83,7 @@ class TerminalView:
         # Imported here: rich costs a tenth of a second that a run without a terminal need not pay.
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._console = console(person(), terminal=True)
+        self._console = console(standard_error(), terminal=True)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", style="bold", markup=False),
@@ -126,5 +126,5 @@ class TerminalView:
         if event.warning:
             self._console.print(f"{event.reason}: {event.message}", style="yellow", markup=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -56,8 +56,8 @@ def _no_log(job: RemoteJob, found: list[PodLog], pick: Pick) -> str:
     whole = f"{job.namespace}/{job.name}"
     if found:
         running = job.condition(ConditionType.RUNNING)
-        said = f": {running.message}" if running is not None and running.status != "True" else ""
-        return f"{whole}: no container of {len(found)} pods has started{said}; wait with --follow"
+        reason = f": {running.message}" if running is not None and running.status != "True" else ""
+        return f"{whole}: no container of {len(found)} pods has started{reason}; wait with --follow"
     if pick.ranks is not None and job.status.world_size is not None and min(pick.ranks) >= job.status.world_size:
         return f"{whole} has ranks 0 to {job.status.world_size - 1}"
     if not job.status.attempt:

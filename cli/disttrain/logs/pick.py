@@ -48,15 +48,15 @@ class Line:
 
     time: int
     """Nanoseconds since 1970 on the clock of its node; 0 where it has none."""
-    who: str
+    source: str
     """`rank 3`, `agent 1` (that of worker 1), `worker 1`, or `ps 0`."""
-    said: str
+    content: str
     attempt: int
 
     @property
     def text(self) -> str:
         """The line with its rank or pod in front."""
-        return f"[{self.who}] {self.said}"
+        return f"[{self.source}] {self.content}"
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:
@@ -128,21 +128,21 @@ def line_of(pod: PodLog, raw: bytes, pick: Pick) -> Line | None:
     """Return a line with its time, as `timestamps=true` gives it; None where it is of a rank that is not meant."""
     stamp, _, rest = raw.partition(b" ")
     time = nanoseconds(stamp)
-    said = plain_log(rest if time else raw)
-    match = BEFORE.match(said)
+    text = plain_log(rest if time else raw)
+    match = BEFORE.match(text)
     if match is None:
-        return Line(time, _who(pod), said, pod.attempt)
-    said = said[match.end() :]
+        return Line(time, _source(pod), text, pod.attempt)
+    text = text[match.end() :]
     if match[2] is None:
-        return None if pick.ranks is not None else Line(time, f"agent {pod.index}", said, pod.attempt)
+        return None if pick.ranks is not None else Line(time, f"agent {pod.index}", text, pod.attempt)
     rank = int(match[2])
     # What a program prints in the agent's form about a rank of another pod is its own line.
     if rank not in pod.ranks:
-        return Line(time, _who(pod), f"{match[0]}{said}", pod.attempt)
-    return None if pick.ranks is not None and rank not in pick.ranks else Line(time, match[1], said, pod.attempt)
+        return Line(time, _source(pod), f"{match[0]}{text}", pod.attempt)
+    return None if pick.ranks is not None and rank not in pick.ranks else Line(time, match[1], text, pod.attempt)
 
 
-def _who(pod: PodLog) -> str:
+def _source(pod: PodLog) -> str:
     if pod.role is Role.WORKER and len(pod.ranks) == 1:
         return f"rank {pod.ranks[0]}"
     return f"{pod.role} {pod.index}"

@@ -49,7 +49,7 @@ def _plain(line: Line) -> str:
 
 
 def _painted(line: Line) -> str:
-    kind, _, number = line.who.partition(" ")
-    place = int(number) if number.isdecimal() else zlib.crc32(line.who.encode())
+    kind, _, number = line.source.partition(" ")
+    place = int(number) if number.isdecimal() else zlib.crc32(line.source.encode())
     colour = _DIM if kind == "agent" else _COLOURS[place % len(_COLOURS)]
-    return painted(f"[{line.who}]", colour, f" {line.said}")
+    return painted(f"[{line.source}]", colour, f" {line.content}")

@@ -67,8 +67,8 @@ def _ask_trainer(manifest: DistTrainingJob, rank: int) -> Mapping[str, Any]:
         try:
             found = json.loads(result.read_text())
         except (OSError, ValueError) as error:
-            said = ended.stderr.strip().rpartition("\n")[2]
+            last_line = ended.stderr.strip().rpartition("\n")[2]
             raise CommandError(
-                f"the trainer ended with exit code {ended.returncode} without an estimate: {said}"
+                f"the trainer ended with exit code {ended.returncode} without an estimate: {last_line}"
             ) from error
     return found if isinstance(found, dict) else {"error": "the trainer wrote no estimate"}

@@ -87,7 +87,7 @@ def because(verdict: Verdict | None) -> str:
 def of_class(verdict: Verdict | None) -> list[str]:
     sentence = CLASSES.get(verdict.class_ or "") if verdict is not None else None
     rule = f"the failure policy's rule {plain(verdict.rule)} decided" if verdict is not None and verdict.rule else None
-    return [f"{capital(said)}." for said in (rule, sentence) if said]
+    return [f"{capital(text)}." for text in (rule, sentence) if text]
 
 
 def words_of(case: Case, verdict: Verdict | None) -> list[str]:

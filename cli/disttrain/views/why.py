@@ -141,12 +141,12 @@ def _starting(case: Case) -> Why:
     first = waiting[0]
     where = f"on node {first.node}" if first.node else "on no node yet"
     event = _event_of(case, first.name)
-    said = f" The newest event on it: {event}." if event else ""
+    text = f" The newest event on it: {event}." if event else ""
     more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     if first.waiting is not None:
-        said = f" {plain(first.waiting.reason)}: {plain(first.waiting.message)}.{said}"
+        text = f" {plain(first.waiting.reason)}: {plain(first.waiting.message)}.{text}"
     what = "its container does not run yet" if first.awaits_address is None else "looks for the address of worker 0"
-    sentence = f"{sentence} Pod {first.name}{more} is {where} and {what}.{said}"
+    sentence = f"{sentence} Pod {first.name}{more} is {where} and {what}.{text}"
     todo = "The first pod on a node waits until the node has pulled the image, which is minutes for one of gigabytes"
     if first.awaits_address is not None:
         todo = "Most clusters have a new name in their DNS within seconds"
@@ -245,19 +245,19 @@ def _running(case: Case) -> Why:
     begun = case.since(case.attempt.running_time) if case.attempt is not None else "?"
     sentences = [f"{job.name} runs since {begun} in attempt {status.attempt}: all of its {pods_of(job)} run."]
     todo: list[str] = []
-    for judge in (_silent_nodes, _replaced, _often_restarted, _progress):
-        said, advice = judge(case)
-        sentences += [said] if said else []
+    for check in (_silent_nodes, _replaced, _often_restarted, _progress):
+        text, advice = check(case)
+        sentences += [text] if text else []
         todo += [advice] if advice else []
     if not has_storage(job):
         sentences.append("It has no `storage`: a restart would begin at step 0.")
     return Why(" ".join(sentences), tuple(todo), (f"disttrain logs -f {job.name}", f"disttrain top {job.name}"))
 
 
-Judged = tuple[str | None, str | None]
+Finding = tuple[str | None, str | None]
 
 
-def _silent_nodes(case: Case) -> Judged:
+def _silent_nodes(case: Case) -> Finding:
     nodes = sorted({pod.node for pod in case.current_pods if (pod.cut_off or pod.on_lost_node) and pod.node})
     if not nodes:
         return None, None
@@ -268,7 +268,7 @@ def _silent_nodes(case: Case) -> Judged:
     )
 
 
-def _replaced(case: Case) -> Judged:
+def _replaced(case: Case) -> Finding:
     replacements = case.attempt.replacements if case.attempt is not None else []
     if not replacements:
         return None, None
@@ -277,7 +277,7 @@ def _replaced(case: Case) -> Judged:
     return f"{len(replacements)} times a pod was made again alone, last {when} ({plain(last.reason)}).", None
 
 
-def _often_restarted(case: Case) -> Judged:
+def _often_restarted(case: Case) -> Finding:
     status = case.job.status
     if status.restarts < _MANY_RESTARTS:
         return None, None
@@ -288,12 +288,12 @@ def _often_restarted(case: Case) -> Judged:
     return f"It is slow since it has restarted {status.restarts} times, and {lost}; {why_last}.", advice or None
 
 
-def _progress(case: Case) -> Judged:
+def _progress(case: Case) -> Finding:
     progress = case.job.status.progress
     if progress is None:
         return "Its ranks have not reported a step yet; the log shows where they are.", None
-    heard = f"heard of {case.since(progress.update_time)} ago"
-    known = f"The last step that is known is {progress.step} of {progress.total_steps}, {heard}"
+    age = f"heard of {case.since(progress.update_time)} ago"
+    known = f"The last step that is known is {progress.step} of {progress.total_steps}, {age}"
     rate = f" at {progress.samples_per_second:,.0f} samples/s" if progress.samples_per_second else ""
     moment = parse_time(progress.update_time)
     stale = moment is not None and (case.now - moment).total_seconds() > STALE_SECONDS

@@ -6,7 +6,7 @@ where the job asks for that (`failureLogInStatus`).
 """
 
 from disttrain_api.names import ExitCode, Reason
-from disttrain_api.program_log import exception_type, last_words
+from disttrain_api.program_log import exception_type, last_error
 from disttrain_api.report import RankFailure
 from disttrain_api.run_policy import PodSecurity, RunPolicy
 from disttrain_api.status import FailureClass, Replacement, Signature, Verdict
@@ -164,7 +164,7 @@ def program_message(pod: PodFacts) -> str:
         return (pod.report.failure.message if pod.report.failure is not None else "") or ""
     if pod.child is not None:
         return pod.child.exception or ""
-    return last_words(pod.exit.message) if pod.exit is not None else ""
+    return last_error(pod.exit.message) if pod.exit is not None else ""
 
 
 def _log(pod: PodFacts) -> str | None:

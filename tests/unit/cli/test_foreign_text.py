@@ -21,7 +21,7 @@ from disttrain.local.folder import RunFolder
 from disttrain.local.summary import summary
 from disttrain.local.view import PlainView, TerminalView
 from disttrain.main import main
-from disttrain.output import Painted, ask, drain, prompt, show, tell
+from disttrain.output import Painted, ask, drain, print_stderr, prompt, show
 from disttrain.run import _as_yaml
 from disttrain.terminal import console, painted, rendered, table
 from disttrain_api.status import Condition, ConditionType, JobStatus, Metric, Phase, Progress
@@ -153,7 +153,7 @@ def test_a_hostile_manifest_is_judged_in_text(
 def test_every_way_to_a_person_leads_through_one_escape(capfd: pytest.CaptureFixture[str], text: str) -> None:
     capfd.readouterr()
     show(text)
-    tell(text)
+    print_stderr(text)
     show(rendered(text, table([text], [[text]])))
     drain()
     assert not bad_in("".join(capfd.readouterr()))
@@ -216,13 +216,13 @@ def test_on_a_terminal_only_colours_and_cursors_of_ours_are_no_text(
 
 def test_a_run_says_what_others_have_written_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, drawn = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(disttrain.local.view, "person", lambda: drawn)
+    monkeypatch.setattr(disttrain.local.view, "standard_error", lambda: drawn)
     event, status = Event(EVIL, EVIL, warning=True), JobStatus(phase=Phase.RUNNING, attempt=1)
     for view in (PlainView("digits", stream=lines), TerminalView("digits")):
         with view:
             view.event(event)
             view.status(status)
-            view.say(EVIL)
+            view.log(EVIL)
     assert len(lines.getvalue().splitlines()) == 3
     assert not bad_in(lines.getvalue())
     assert "\x1b[8m" not in drawn.getvalue()
@@ -237,11 +237,11 @@ def test_the_end_of_a_run_is_text(tmp_path: Path, capfd: pytest.CaptureFixture[s
     failed = Condition.model_validate(a_condition("Failed") | {"reason": EVIL, "message": EVIL})
     attempt = {"number": 1, "startTime": TIME, "verdict": {"reason": EVIL, "message": EVIL, "pod": "p"}}
     status = JobStatus.model_validate({"attempts": [attempt]}).model_copy(update={"conditions": [failed]})
-    tell(summary(status, folder, storage=None))
+    print_stderr(summary(status, folder, storage=None))
     done = JobStatus(conditions=[failed.model_copy(update={"type": ConditionType.COMPLETE})]).model_copy(
         update={"progress": Progress(step=1, total_steps=1, metrics=[Metric(name=EVIL, value=1.0)], update_time=TIME)}
     )
-    tell(summary(done, folder, storage=EVIL))
+    print_stderr(summary(done, folder, storage=EVIL))
     drain()
     said = capfd.readouterr().err
     assert not bad_in(said)

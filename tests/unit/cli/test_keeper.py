@@ -81,7 +81,7 @@ def test_sigterm_is_passed_on(shell: Start) -> None:
 # A signal that comes in the first moment of a fork, when it still has the handlers of its parent.
 AT_ONCE = """
 import os, signal, sys
-from disttrain.local import keeper, nursery
+from disttrain.local import keeper, fork_server
 
 plain = os.fork
 
@@ -98,7 +98,7 @@ sys.exit(keeper.keep(lambda: os._exit(0), "nothing"))
 """
 FORKS_A_RANK = """
 signal.signal(signal.SIGTERM, lambda *_: None)
-rank = nursery.fork_rank(["python", "-P", "-m", "this"], {"RANK": "0"})
+rank = fork_server.fork_rank(["python", "-P", "-m", "this"], {"RANK": "0"})
 _, status = os.waitpid(rank.pid, 0)
 sys.exit(128 - os.waitstatus_to_exitcode(status))
 """

@@ -1,4 +1,4 @@
-"""Pods forked from the nursery: they behave as programs of their own do."""
+"""Pods forked from the fork server: they behave as programs of their own do."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from disttrain.local import kept
-from disttrain.local.kept import KILL, TERMINATE, Kept, Nursery, execute, modules_of
+from disttrain.local.kept import KILL, TERMINATE, ForkServer, Kept, execute, modules_of
 from disttrain.local.launch import Launch
 from disttrain_api.names import Env, ExitCode
 from tests.builders import a_job
@@ -28,10 +28,10 @@ POD = {
 
 
 class Runner:
-    """The runner's part: pods in one folder, of one nursery."""
+    """The runner's part: pods in one folder, of one fork server."""
 
     def __init__(self, folder: Path, modules: tuple[str, ...]) -> None:
-        self.folder, self.nursery = folder, Nursery(modules)
+        self.folder, self.fork_server = folder, ForkServer(modules)
         (folder / "job.json").write_text("{}")
 
     @property
@@ -41,10 +41,10 @@ class Runner:
     async def start(self, *command: str, **environment: str) -> Kept:
         ours = {Env.CONFIG: str(self.folder / "job.json"), Env.TERMINATION_LOG: str(self.folder / "last-words")}
         words = command or (sys.executable, "-P", "-m", "disttrain_agent")
-        # Where the nursery finds modules of a test: not in its working folder.
+        # Where the fork server finds modules of a test: not in its working folder.
         ours["PYTHONPATH"] = str(self.folder)
         launch = Launch(words, {**os.environ, **POD, **ours, **environment}, self.folder)
-        return await self.nursery.start(launch, self.folder / "log")
+        return await self.fork_server.start(launch, self.folder / "log")
 
     async def start_waiting(self) -> Kept:
         """A pod whose agent waits for the master's address."""
@@ -80,7 +80,7 @@ async def runners(tmp_path: Path) -> AsyncIterator[Runners]:
 
     yield make
     for runner in made:
-        await runner.nursery.close()
+        await runner.fork_server.close()
     assert set(psutil.Process().children()) <= before
 
 
@@ -132,9 +132,9 @@ async def test_a_killed_keeper_is_a_killed_pod(runner: Runner) -> None:
     assert not agent.is_running()
 
 
-async def test_pods_outlive_the_nursery_that_they_come_from(runner: Runner) -> None:
+async def test_pods_outlive_the_fork_server_that_they_come_from(runner: Runner) -> None:
     pod = await runner.start_waiting()
-    runner.nursery.abandon()
+    runner.fork_server.abandon()
     later = await runner.start(**{Env.WORLD_SIZE: "none"})
     assert await later.wait() == ExitCode.INVALID_CONFIGURATION
     pod.order(TERMINATE)
@@ -158,7 +158,7 @@ MET = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
 
 
 @pytest.mark.parametrize("content", ["import os\nos._exit(1)\n", MET], ids=["it dies", "it has met the GPU's driver"])
-async def test_where_the_nursery_cannot_fork_pods_are_programs_of_their_own(
+async def test_where_the_fork_server_cannot_fork_pods_are_programs_of_their_own(
     runners: Runners, tmp_path: Path, content: str
 ) -> None:
     (tmp_path / "deadly.py").write_text(content)
@@ -225,7 +225,7 @@ async def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(
     await first.wait()
 
 
-def test_the_nursery_imports_what_the_ranks_will() -> None:
+def test_the_fork_server_imports_what_the_ranks_will() -> None:
     digits = a_job(training={"model": {"name": "resnet"}, "data": {"name": "digits"}}).spec
     assert digits is not None
     ours = "disttrain_trainer"

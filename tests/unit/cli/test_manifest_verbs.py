@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from disttrain.errors import CommandError
 from disttrain.explain import explain
-from disttrain.init import BuiltIn, Wishes, manifest_text
+from disttrain.init import BuiltIn, ManifestOptions, manifest_text
 from disttrain.main import main
 from disttrain_api import manifest
 
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 TEXTS = st.one_of(st.none(), st.text(min_size=1, max_size=60))
 WISHES = st.builds(
-    Wishes,
+    ManifestOptions,
     name=NAMES,
     model=st.sampled_from(BuiltIn),
     script=TEXTS,
@@ -29,26 +29,26 @@ WISHES = st.builds(
 
 @settings(max_examples=15, deadline=None)
 @given(WISHES)
-def test_whatever_is_wished_is_a_valid_manifest_or_a_sentence(wishes: Wishes) -> None:
+def test_whatever_is_wished_is_a_valid_manifest_or_a_sentence(options: ManifestOptions) -> None:
     try:
-        text = manifest_text(wishes)
+        text = manifest_text(options)
     except CommandError:
-        assert wishes.script is not None or wishes.image is not None
+        assert options.script is not None or options.image is not None
         return
     job = manifest.parse(text)
-    assert job.metadata.name == wishes.name
-    assert job.spec.workers.replicas == wishes.workers
-    assert (job.spec.workers.gpus_per_pod or 0) == wishes.gpus
-    assert job.spec.workers.image == wishes.image
-    assert job.spec.workers.command == (None if wishes.script is None else ["torchrun", wishes.script])
-    assert (job.spec.storage is None) == (wishes.storage is None)
+    assert job.metadata.name == options.name
+    assert job.spec.workers.replicas == options.workers
+    assert (job.spec.workers.gpus_per_pod or 0) == options.gpus
+    assert job.spec.workers.image == options.image
+    assert job.spec.workers.command == (None if options.script is None else ["torchrun", options.script])
+    assert (job.spec.storage is None) == (options.storage is None)
 
 
 @pytest.mark.parametrize("model", BuiltIn)
 def test_every_model_has_data_and_plain_wishes_are_never_refused(model: BuiltIn) -> None:
-    for wishes in (Wishes(model=model), Wishes(model=model, storage="10Gi", gpus=8)):
-        assert manifest.parse(manifest_text(wishes)).spec.training is not None
-    assert "torchrun, train.py" in manifest_text(Wishes(script="train.py", image="me/image:1"))
+    for options in (ManifestOptions(model=model), ManifestOptions(model=model, storage="10Gi", gpus=8)):
+        assert manifest.parse(manifest_text(options)).spec.training is not None
+    assert "torchrun, train.py" in manifest_text(ManifestOptions(script="train.py", image="me/image:1"))
 
 
 def test_a_file_is_not_replaced_unasked(

@@ -47,7 +47,7 @@ def test_the_time_that_is_left_is_said_where_it_is_known() -> None:
 def test_the_bar_is_one_line_on_a_narrow_terminal_too(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     stream = io.StringIO()
-    monkeypatch.setattr("disttrain.local.view.person", lambda: stream)
+    monkeypatch.setattr("disttrain.local.view.standard_error", lambda: stream)
     view = TerminalView("a-name-that-is-rather-long-for-a-job")
     view.status(JobStatus(phase=Phase.RUNNING, attempt=2, restarts=1))
     view.progress(LiveProgress(123_456, 1_000_000, 0.123, 123_456.0, remaining_seconds=123_456.0))

@@ -130,7 +130,7 @@ sys.exit("the user's sentence")
     ended = leave(
         tmp_path,
         """
-from disttrain.local.nursery import fork_rank
+from disttrain.local.fork_server import fork_rank
 rank = fork_rank([sys.executable, "-P", "-m", "users"], {**os.environ, "RANK": "0"})
 print(rank.stdout.readall().decode(), os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1]))
 """,

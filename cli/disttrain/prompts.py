@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
-from disttrain.init import BuiltIn, Wishes, manifest_text, write
+from disttrain.init import BuiltIn, ManifestOptions, manifest_text, write
 from disttrain.jobs import hint
 from disttrain.output import prompt, show
 
-_NONE = Wishes()
+_NONE = ManifestOptions()
 
 
 def answered(
@@ -20,8 +20,8 @@ def answered(
     gpus: int | None,
     steps: int,
     storage: str | None,
-) -> Wishes:
-    """Return the wishes; on a terminal what is None is asked for, elsewhere it is the default. Raises CommandError."""
+) -> ManifestOptions:
+    """Return the options; on a terminal what is None is asked for, elsewhere it is the default. Raises CommandError."""
     name = name if name is not None else _asked("name of the job", _NONE.name)
     if model is None and script is None:
         model = _asked("model: mlp, resnet or gpt", _NONE.model)
@@ -31,7 +31,7 @@ def answered(
         image = _asked("image that holds the script", "") or None
     workers = workers if workers is not None else _number("pods", _NONE.workers)
     gpus = gpus if gpus is not None else _number("GPUs of each pod", _NONE.gpus)
-    return Wishes(name, _built_in(model or _NONE.model), script, image, workers, gpus, steps, storage)
+    return ManifestOptions(name, _built_in(model or _NONE.model), script, image, workers, gpus, steps, storage)
 
 
 def _built_in(model: str) -> BuiltIn:
@@ -52,12 +52,12 @@ def _number(question: str, default: int) -> int:
     return int(text[:12])
 
 
-def deliver(wishes: Wishes, output: str, *, force: bool) -> int:
+def deliver(options: ManifestOptions, output: str, *, force: bool) -> int:
     """Write the manifest into a file, or with `-` to standard output."""
     if output == "-":
-        show(manifest_text(wishes).rstrip("\n"))
+        show(manifest_text(options).rstrip("\n"))
         return 0
-    write(wishes, Path(output), force=force)
+    write(options, Path(output), force=force)
     show(f"{output} written")
     hint(f"disttrain validate {output}", f"disttrain run {output}", f"disttrain submit {output}")
     return 0

@@ -1,6 +1,6 @@
 """The process that the trainers of a local run are forked from: what they all import is imported once, not by each.
 
-    nursery.py MODULE …        stdin: a socket whose other end the runner alone holds (kept.py)
+    fork_server.py MODULE …        stdin: a socket whose other end the runner alone holds (kept.py)
 
 Each message is a pod: its launch, the pipe of its keeper's orders, its log, and the pipe on which its end is told:
 SERVED once its keeper runs, then its exit code; nothing more where the keeper was killed. A fork of this process is the
