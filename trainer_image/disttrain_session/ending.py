@@ -47,17 +47,17 @@ class Ending:
             self._stop.loop_started(float(grace) if grace.isdecimal() else None)
 
     @contextmanager
-    def saying_why(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """End the process with a sentence and the trainer's exit code where the work inside ends in a TrainerError."""
         try:
             yield
         # CheckpointException derives from BaseException.
         except (TrainerError, CheckpointException) as error:
-            self._say_and_leave(error)
+            self._report_and_leave(error)
         except (RuntimeError, OSError) as error:
             if not peer_lost(error) and not no_room(error):
                 raise
-            self._say_and_leave(error)
+            self._report_and_leave(error)
 
     def well(self) -> None:
         """Leave when all ranks are done."""
@@ -71,25 +71,25 @@ class Ending:
         """Note why the loop has ended by an exception, which goes on."""
         if isinstance(error, SystemExit) and error.code == ExitCode.STOPPED:
             self._part()
-        elif not isinstance(error, _Said):
+        elif not isinstance(error, _Reported):
             if isinstance(error, SystemExit):
-                told = describe_exit(error, self._progress.report.step, self._progress.report.total_steps)
+                failure = describe_exit(error, self._progress.report.step, self._progress.report.total_steps)
             else:
-                told = describe(error)
-            self._progress.failed(told, "".join(traceback.format_exception(error))[-_MAX_TAIL:])
-            if told.exit_code == ExitCode.PEER_LOST:
+                failure = describe(error)
+            self._progress.failed(failure, "".join(traceback.format_exception(error))[-_MAX_TAIL:])
+            if failure.exit_code == ExitCode.PEER_LOST:
                 # A symptom: its exit code lets nobody take it for the cause.
-                print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
-                raise _Said(int(told.exit_code)) from error
+                print(f"disttrain: {failure.reason}: {failure.message}", file=sys.stderr, flush=True)
+                raise _Reported(int(failure.exit_code)) from error
         self._restore_signals()
 
-    def _say_and_leave(self, error: BaseException) -> None:
-        told = describe(error)
-        print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
-        self._progress.failed(told, "")
+    def _report_and_leave(self, error: BaseException) -> None:
+        failure = describe(error)
+        print(f"disttrain: {failure.reason}: {failure.message}", file=sys.stderr, flush=True)
+        self._progress.failed(failure, "")
         if isinstance(error, TrainerError) and error.on_every_rank:
             self._part()
-        raise _Said(int(told.exit_code)) from error
+        raise _Reported(int(failure.exit_code)) from error
 
     def _part(self) -> None:
         # gloo may abort a rank whose peer leaves before it.
@@ -103,5 +103,5 @@ class Ending:
             signal.signal(signal.SIGTERM, self._former or signal.SIG_DFL)
 
 
-class _Said(SystemExit):
+class _Reported(SystemExit):
     """End of a process that has reported the cause."""

@@ -25,7 +25,7 @@ from disttrain_session.reported_values import checked, whole
 from disttrain_session.world import join
 from disttrain_session.wrap import wrap
 from disttrain_trainer.checkpoint.step_manifest import Place
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.object_path import location
 from disttrain_trainer.runtime.randomness import seed_everything
 
@@ -71,7 +71,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         """Meet the other ranks, and take over the checkpoints of earlier attempts."""
         self._progress = SessionProgress(self.steps)
         self._ending = Ending(self._progress, opens_group=not dist.is_initialized())
-        with self._ending.saying_why():
+        with self._ending.reporting_errors():
             self._world = join()
             self._shared = SharedParameters(alone=self._world.size == 1)
             seed_everything(self._seed, self._world.rank)
@@ -86,7 +86,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
     ) -> None:
         """Write the last checkpoint and leave together with the other ranks; after an exception, say why."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
-            with self._ending.saying_why():
+            with self._ending.reporting_errors():
                 self._save()
             self._ending.well()
         else:
@@ -123,7 +123,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         All ranks get rank 0's parameters. With `dataParallelShardDegree` above 1 the model is cut by FSDP2, layer by
         layer; else DDP averages gradients over the ranks; a lone rank's model is only moved to its device.
         """
-        with self._ending.saying_why():
+        with self._ending.reporting_errors():
             wrapped = wrap(model, optimizers, self._world)
         self._shared.add(wrapped)
         return (wrapped, *optimizers) if optimizers else wrapped
@@ -156,12 +156,14 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
             raise ValueError("`restore` was called already")
         loaders = {f"{_LOADER}{number}": loader for number, loader in enumerate(self._loaders)}
         self._objects = Objects.sort({**objects, **loaders}, self._shared)
-        with self._ending.saying_why():
+        with self._ending.reporting_errors():
             found = None if self._checkpoints is None else self._checkpoints.restore(self._objects)
         self._done = found or 0
         if self._checkpoints is not None:
             where = self._checkpoints.latest
-            say(self._world, f"resuming after step {found} from {where.path}" if where else "no checkpoint yet: step 0")
+            log_first_rank(
+                self._world, f"resuming after step {found} from {where.path}" if where else "no checkpoint yet: step 0"
+            )
         self._progress.resumed(self._done, self._checkpoints and self._checkpoints.latest)
         self._ending.loop_starts()
         return self._done
@@ -180,7 +182,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         given = checked(self._done + 1, self.steps, loss, None, figures)
         self._done += 1
         self._progress.step(given)
-        with self._ending.saying_why():
+        with self._ending.reporting_errors():
             # All ranks stop after the same step: the one at which the first of them knows of the signal.
             stopping = self._ending.stop_requested
             stopping = self._world.sum(stopping)[0] > 0 if self._world.size > 1 else stopping
@@ -188,7 +190,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
                 self._save()
         if stopping and not self.finished:
             kept = "its checkpoint is written" if self._checkpoints else "without storage nothing of it is kept"
-            say(self._world, f"SIGTERM: stopped after step {self._done}, {kept}")
+            log_first_rank(self._world, f"SIGTERM: stopped after step {self._done}, {kept}")
             raise SystemExit(int(ExitCode.STOPPED))
 
     def _open(self, place: Place) -> Checkpoints:

@@ -13,7 +13,7 @@ from disttrain_trainer.checkpoint.retention import require_judged
 from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.evaluation_mark import read_mark, write_mark
 from disttrain_trainer.intervals import next_due
-from disttrain_trainer.metrics.report import Metrics, Reporter, say
+from disttrain_trainer.metrics.report import Metrics, Reporter, log_first_rank
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError
 from disttrain_trainer.runtime.mesh import World
@@ -116,7 +116,7 @@ class BetweenSteps:
     def _report_failure(self, sentence: str) -> None:
         """Report that an evaluation has no figures, and no longer those of an earlier one."""
         self.reporter.update(metrics={}, evaluation_failure=sentence[:MAX_SENTENCE])
-        say(self.world, sentence)
+        log_first_rank(self.world, sentence)
 
     def _save(self, checkpoints: Checkpoints, *, wait: bool) -> None:
         """Write a checkpoint, but never one of parameters that are not finite."""

@@ -25,7 +25,7 @@ from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.flops import work_of
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.optim.groups import HIDDEN, STACKED, require_matches
 from disttrain_trainer.optim.muon import hidden_matrices
 from disttrain_trainer.optim.precision import build_precision
@@ -85,7 +85,7 @@ def build_state(config: Config, world: World) -> State:
     require_elements_apart(module)
     _require_vocabulary(data, module)
     if not module.training:
-        say(
+        log_first_rank(
             world,
             "the model comes in evaluation mode, in which it is trained: dropout is off, and running statistics stand "
             "still; where that is not meant, call its `train()` where it is made",
@@ -274,7 +274,7 @@ def _require_vocabulary(data: Datasets, model: nn.Module) -> None:
 def _note_small_data(data: Datasets, config: Config, world: World) -> None:
     """Say where a global batch holds more samples than there are: each step is then a whole epoch."""
     if data.size is not None and config.batch.world > data.size:
-        say(
+        log_first_rank(
             world,
             f"globalBatchSize {config.batch.world} is larger than the data, which has {data.size} training"
             " samples: each step uses all of them once, and ranks may be without work",

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from disttrain_trainer.metrics.report import Reporter, say
+from disttrain_trainer.metrics.report import Reporter, log_first_rank
 from disttrain_trainer.runtime.config import Config, read_config, report_place
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import Stopped, TrainerError, describe, describe_exit, no_room
@@ -35,7 +35,9 @@ def run(stop: StopRequest) -> int:
         device = find_device(config.local_rank, config.local_world_size, config.threads_given, devices)
         world = join_world(world_config(config), device)
         if device.shares_gpu and not has_servers(config):
-            say(world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow")
+            log_first_rank(
+                world, "ranks share a GPU: what they send goes through gloo and the host's memory, which is slow"
+            )
         take_part(config, world, reporter, stop)
         reporter.update(done=True)
     # CheckpointException derives from BaseException; SystemExit is code of the user that leaves.
@@ -70,14 +72,14 @@ def take_part(config: Config, world: World, reporter: Reporter, stop: StopReques
 def failed(error: BaseException, reporter: Reporter, world: World | None) -> int:
     """Say why this rank ends: on stderr, in the report, by the exit code."""
     if isinstance(error, SystemExit):
-        told = describe_exit(error, reporter.step, reporter.report.total_steps)
+        failure = describe_exit(error, reporter.step, reporter.report.total_steps)
     else:
-        told = describe(error)
+        failure = describe(error)
     if not isinstance(error, TrainerError) and not no_room(error):
         traceback.print_exception(error)
-    print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
+    print(f"disttrain: {failure.reason}: {failure.message}", file=sys.stderr, flush=True)
     with suppress(OSError):
-        reporter.fail(told)
+        reporter.fail(failure)
     if world is not None and isinstance(error, TrainerError) and error.on_every_rank:
         world.leave()
-    return told.exit_code
+    return failure.exit_code

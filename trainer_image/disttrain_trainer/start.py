@@ -4,7 +4,7 @@ from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.checkpoint.retention import require_figure
 from disttrain_trainer.checkpoint.weights import load_weights
-from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, say
+from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, log_first_rank
 from disttrain_trainer.metrics.sinks.open import open_sinks
 from disttrain_trainer.metrics.sinks.sink import Sinks
 from disttrain_trainer.runtime.config import Config
@@ -17,19 +17,23 @@ from disttrain_trainer.strategies.base import Strategy
 def open_checkpoints(config: Config, world: World, state: State, reporter: Reporter) -> Checkpoints | None:
     """The job's checkpoints, the latest of them loaded; None without storage."""
     if config.checkpoint_folder is None:
-        say(world, "no storage: no checkpoints are written, a restart begins at step 0")
+        log_first_rank(world, "no storage: no checkpoints are written, a restart begins at step 0")
         reporter.update(total_steps=config.training.steps)
         return None
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
-    say(world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0")
+    log_first_rank(
+        world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0"
+    )
     if state.step >= config.training.steps:
-        say(world, f"nothing to do: {state.step} steps are done, and `training.steps` is {config.training.steps}")
+        log_first_rank(
+            world, f"nothing to do: {state.step} steps are done, and `training.steps` is {config.training.steps}"
+        )
     if latest is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
-        say(world, f"weights from {source}")
+        log_first_rank(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
     return checkpoints
 

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from disttrain_trainer.checkpoint.compatibility import require_model_fits
 from disttrain_trainer.checkpoint.kept_extra_state import (
+    log_missing_extra_state,
     of_this_rank,
     require_extra_state,
     room_for_extra_state,
-    say_what_is_missing,
     take_extra_state,
 )
 from disttrain_trainer.checkpoint.plans import Whole
@@ -75,9 +75,9 @@ def test_there_is_room_for_what_is_stored_whatever_is_there_now(capsys: pytest.C
         NAMES[0]: [5],
         "_extra_state": None,
     }
-    say_what_is_missing(names, room, "step-4", a_world(0))
+    log_missing_extra_state(names, room, "step-4", a_world(0))
     assert capsys.readouterr().out == "step-4 holds no extra state of 3: it begins anew\n"
-    say_what_is_missing(names[:2], room, "step-4", a_world(0))
+    log_missing_extra_state(names[:2], room, "step-4", a_world(0))
     assert capsys.readouterr().out == ""
 
 

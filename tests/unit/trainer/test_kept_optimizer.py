@@ -128,6 +128,6 @@ def test_the_log_names_what_begins_anew(capsys: pytest.CaptureFixture[str], used
     state, saved = a_state(ADAM), saved_optimizer(a_state(ADAM, used, 1))
     room = room_for_optimizer(state, names_in(saved), PLACE)
     world: Any = SimpleNamespace(mesh=SimpleNamespace(pipeline=1), first=True)
-    kept_optimizer.say_what_begins_anew(state, room, PLACE, world)
+    kept_optimizer.log_fresh_parameters(state, room, PLACE, world)
     found = capsys.readouterr().out
     assert line in found if line else found == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from disttrain_api.relaxed import Bmuf, LocalSgd
 from disttrain_trainer.parallel.average import buckets
-from disttrain_trainer.parallel.local_sgd.sync_schedule import Meeting, Plan
+from disttrain_trainer.parallel.local_sgd.sync_schedule import Averaging, Plan
 from disttrain_trainer.parallel.local_sgd.update import BlockMomentum, OuterSgd
 
 SMALL = st.integers(1, 12)
@@ -46,20 +46,20 @@ class TestPlan:
     def test_a_pod_meets_as_often_as_its_period_says_once_replicas_are_alone(self, plan):
         for done in range(plan.summed_steps + 1, plan.steps):
             alone = done - plan.summed_steps
-            assert (plan.meeting(done) is Meeting.NOBODY) == (alone % plan.period != 0)
+            assert (plan.averaging(done) is Averaging.NONE) == (alone % plan.period != 0)
 
     @UNHURRIED
     @given(plans())
     def test_without_a_global_period_pods_have_no_meetings(self, plan):
         if plan.global_period == plan.period:
-            assert Meeting.POD not in {plan.meeting(done) for done in range(1, plan.steps + 1)}
+            assert Averaging.POD not in {plan.averaging(done) for done in range(1, plan.steps + 1)}
 
     def test_of_local_sgd_the_warmup_sums_gradients_of_bmuf_it_takes_averages(self):
         local, bmuf = (Plan.of(kind(period=4, warmup_steps=6), 20) for kind in (LocalSgd, Bmuf))
         assert [local.sums_gradients(done) for done in (0, 5, 6)] == [True, True, False]
-        assert [done for done in range(7, 21) if local.meeting(done) is Meeting.ALL] == [10, 14, 18, 20]
+        assert [done for done in range(7, 21) if local.averaging(done) is Averaging.ALL] == [10, 14, 18, 20]
         assert not bmuf.sums_gradients(0)
-        assert [done for done in range(1, 21) if bmuf.meeting(done) is Meeting.ALL] == [4, 8, 12, 16, 20]
+        assert [done for done in range(1, 21) if bmuf.averaging(done) is Averaging.ALL] == [4, 8, 12, 16, 20]
         assert [bmuf.takes_average(done) for done in (4, 8)] == [True, False]
 
 

@@ -91,7 +91,7 @@ def attempt(
 
     def owned_by(port: Port, claim: Claim | None) -> tuple[StepFolders | ObjectSteps, OwnedSteps]:
         found = kind.steps(port, uid)
-        fence = Fence(found.folder, uid, number, _nonce=f"{number:02x}{process}", _mine=claim)
+        fence = Fence(found.folder, uid, number, _nonce=f"{number:02x}{process}", _own=claim)
         owned = OwnedSteps(found, fence, KEEP_ONE)
         owned._number = claim.number if claim is not None else 0
         return found, owned
@@ -102,7 +102,7 @@ def attempt(
             owned.take_over()
         else:
             owned._fence.take()
-        return Owner(owned._fence._mine)
+        return Owner(owned._fence._own)
 
     def save(step: int, port: Port, owner: Owner) -> Owner:
         assert owner.claim is not None

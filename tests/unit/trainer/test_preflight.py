@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from disttrain_api.names import ExitCode
-from disttrain_trainer.checks.preflight.check import refuse_silent, refuse_wrong, told
+from disttrain_trainer.checks.preflight.check import refuse_silent, refuse_wrong, slow_node_message
 from disttrain_trainer.checks.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, rounds, slow_nodes
 from disttrain_trainer.runtime.errors import NetworkFaulty, PeerLost
 from tests.unit.trainer.worlds import Ended, job, launch, small
@@ -101,7 +101,7 @@ def test_a_node_is_slow_by_all_its_links_to_others(
 
 
 def test_a_slow_node_is_told_with_the_limit() -> None:
-    assert told(SlowNode("n7", 0.2e9, 1e9)) == (
+    assert slow_node_message(SlowNode("n7", 0.2e9, 1e9)) == (
         "preflight: node n7 is slow: 0.200 GB/s with other nodes, less than 1/3 of the others' 1.000 GB/s;"
         " every step will wait for it"
     )

@@ -27,7 +27,7 @@ from disttrain_trainer.runtime.rendezvous.handshake import (
     read_hello,
 )
 from disttrain_trainer.runtime.rendezvous.loop import Loop
-from disttrain_trainer.runtime.rendezvous.store import _say as say
+from disttrain_trainer.runtime.rendezvous.store import _log as log
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
@@ -371,4 +371,4 @@ def test_a_log_that_cannot_be_written_ends_no_connection(monkeypatch: pytest.Mon
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stderr", Full())
-    say("refused a connection")
+    log("refused a connection")

@@ -136,7 +136,7 @@ def test_the_ranks_of_a_group_are_neighbours_and_count_as_one_worker():
     config = Config(parsed, mesh, batch, rank=13, world_size=24, local_world_size=8, report_dir=Path("/reports"))
     own = in_group(config)
     assert (workers_of(config), worker_of(config), config.mesh.data_parallel) == (3, 1, 6)
-    assert (own.rank, own.world_size, own.meeting) == (5, 8, Path("/reports/meeting"))
+    assert (own.rank, own.world_size, own.store_file) == (5, 8, Path("/reports/meeting"))
     assert own.mesh == Mesh(pipeline=2, replicate=2, tensor=2)
     with pytest.raises(InvalidConfiguration, match="DISTTRAIN_REPORT_DIR is not set"):
         in_group(replace(config, report_dir=None))
@@ -148,7 +148,7 @@ def test_a_rank_by_itself_is_a_worker_and_meets_nobody():
     config = Config(parsed, mesh, batch, rank=5, world_size=8, local_world_size=4)
     own = in_group(config)
     assert (workers_of(config), worker_of(config)) == (8, 5)
-    assert (own.rank, own.world_size, own.meeting, own.mesh) == (0, 1, None, Mesh())
+    assert (own.rank, own.world_size, own.store_file, own.mesh) == (0, 1, None, Mesh())
 
 
 def test_a_stopped_job_goes_on_in_groups_of_another_layout(one_process, two_groups):

@@ -34,23 +34,23 @@ from disttrain_trainer.checkpoint.dedup import without_others
 from disttrain_trainer.checkpoint.fence import Fence
 from disttrain_trainer.checkpoint.kept_callbacks import restore_callbacks, saved_callbacks
 from disttrain_trainer.checkpoint.kept_extra_state import (
+    log_missing_extra_state,
     of_this_rank,
     require_extra_state,
     room_for_extra_state,
-    say_what_is_missing,
     take_extra_state,
 )
 from disttrain_trainer.checkpoint.kept_gradients import kept_gradients, restore_kept_gradients
 from disttrain_trainer.checkpoint.kept_optimizer import (
     OPTIMIZER,
+    log_fresh_parameters,
     restore_optimizer,
     room_for_optimizer,
     saved_optimizer,
-    say_what_begins_anew,
 )
 from disttrain_trainer.checkpoint.kept_position import restore_position, saved_position
 from disttrain_trainer.checkpoint.kept_replicas import restore_replica, saved_replica
-from disttrain_trainer.checkpoint.kept_samples import saved_sketches, say_what_changed
+from disttrain_trainer.checkpoint.kept_samples import log_changed_samples, saved_sketches
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.staging import HostCopier
 from disttrain_trainer.checkpoint.step_manifest import Place, StepManifest
@@ -272,8 +272,8 @@ def _load(state: State, reader: StepReader, world: World) -> None:
         contents[OPTIMIZER] = room_for_optimizer(state, stored_shapes(metadata, f"{OPTIMIZER}."), path)
 
     world.all_or_none(require_fit)
-    say_what_begins_anew(state, contents[OPTIMIZER], path, world)
-    say_what_is_missing(names, extra, path.name, world)
+    log_fresh_parameters(state, contents[OPTIMIZER], path, world)
+    log_missing_extra_state(names, extra, path.name, world)
     contents["model"] |= {name: value for name, value in extra.items() if name in fresh}
     saved = metadata.state_dict_metadata
     # A larger world has ranks without a saved random state, another precision none for the scaler; a checkpoint that a
@@ -294,7 +294,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     set_model_state_dict(state.module, fresh | contents["model"])
     restore_optimizer(state, contents[OPTIMIZER])
     world.all_or_none(lambda: _restore_values(state, contents, rank, path))
-    say_what_changed(state, contents["train"]["samples"], reader, world)
+    log_changed_samples(state, contents["train"]["samples"], reader, world)
 
 
 def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Place) -> None:

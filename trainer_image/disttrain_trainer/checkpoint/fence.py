@@ -69,7 +69,7 @@ class Fence:
     uid: str
     attempt: int
     _nonce: str = field(default_factory=lambda: token_hex(4))
-    _mine: Claim | None = None
+    _own: Claim | None = None
 
     def __post_init__(self) -> None:
         self.uid = _NOT_IN_NAMES.sub("_", self.uid)[:100]
@@ -82,35 +82,35 @@ class Fence:
         """
         while True:
             claims = self._claims()
-            self._require_mine_to_be_last(claims)
-            others = [claim for claim in claims if claim != self._mine]
+            self._require_own_to_be_last(claims)
+            others = [claim for claim in claims if claim != self._own]
             highest = max((claim.number for claim in others), default=0)
-            if self._mine in claims and self._mine is not None and self._mine.number > highest:
+            if self._own in claims and self._own is not None and self._own.number > highest:
                 break
-            self._mine = Claim(highest + 1, self.attempt, self._nonce, self.uid)
+            self._own = Claim(highest + 1, self.attempt, self._nonce, self.uid)
             # For people; and a disk without room for it has none for a checkpoint.
-            told = f"attempt {self.attempt} of the job with uid {self.uid} writes checkpoints here\n"
-            write_atomically(self.folder / self._mine.file_name, told)
+            text = f"attempt {self.attempt} of the job with uid {self.uid} writes checkpoints here\n"
+            write_atomically(self.folder / self._own.file_name, text)
         sync_folder(self.folder)
         for claim in others:
             # The last claim of each other job says that it was here.
             if claim.uid == self.uid:
                 (self.folder / claim.file_name).unlink(missing_ok=True)
-        return Taken(self._mine.number, highest)
+        return Taken(self._own.number, highest)
 
     def check(self) -> None:
         """Raises Fenced, CheckpointsTaken or CheckpointBroken where this process is the owner no more."""
         look_afresh(self.folder)
-        self._require_mine_to_be_last(self._claims())
+        self._require_own_to_be_last(self._claims())
 
-    def _require_mine_to_be_last(self, claims: list[Claim]) -> None:
+    def _require_own_to_be_last(self, claims: list[Claim]) -> None:
         of_job = [claim for claim in claims if claim.uid == self.uid and claim.nonce != self._nonce]
         later = max((claim.attempt for claim in of_job), default=0)
         if later > self.attempt:
             raise Fenced(f"{self.folder} belongs to attempt {later} of this job, this is attempt {self.attempt}")
-        if self._mine is not None and any(claim > self._mine for claim in of_job if claim.attempt == self.attempt):
+        if self._own is not None and any(claim > self._own for claim in of_job if claim.attempt == self.attempt):
             raise Fenced(f"{self.folder} belongs to another process of attempt {self.attempt}, which has begun later")
-        own = max([*of_job, *filter(None, [self._mine])], default=None)
+        own = max([*of_job, *filter(None, [self._own])], default=None)
         other = max((claim for claim in claims if claim.uid != self.uid), default=None)
         if own is not None and other is not None and other > own:
             raise CheckpointsTaken(

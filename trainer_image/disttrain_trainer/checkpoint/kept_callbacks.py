@@ -17,7 +17,7 @@ from disttrain_trainer.callbacks import Callback
 from disttrain_trainer.checkpoint.kept_gradients import room_for
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, require_plain, to_bytes
@@ -47,7 +47,7 @@ def restore_callbacks(state: State, reader: StepReader, world: World) -> None:
             continue
         room = _room(callback, metadata, world)
         if _VALUES not in room:
-            say(world, f"{reader.place.name} holds no state of {callback.name}: it begins anew")
+            log_first_rank(world, f"{reader.place.name} holds no state of {callback.name}: it begins anew")
             continue
         load({CALLBACKS: {callback.name: room}}, reader, reader.place, world)
         world.all_or_none(lambda callback=callback, room=room: _restore(callback, room, reader.place))  # type: ignore[misc]

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.checkpoint.plans import Whole
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.parallel.untouched import with_extra_state
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
@@ -70,11 +70,11 @@ def room_for_extra_state(names: Iterable[str], metadata: Metadata, prefix: str) 
     return room
 
 
-def say_what_is_missing(names: Iterable[str], room: Mapping[str, Any], checkpoint: str, world: World) -> None:
+def log_missing_extra_state(names: Iterable[str], room: Mapping[str, Any], checkpoint: str, world: World) -> None:
     """Name the modules whose extra state the checkpoint has not. names: of what all ranks have."""
     missing = sorted(name.rpartition(".")[0] or "the model" for name in extra_state_in(names) if name not in room)
     if missing:
-        say(world, f"{checkpoint} holds no extra state of {', '.join(missing)}: it begins anew")
+        log_first_rank(world, f"{checkpoint} holds no extra state of {', '.join(missing)}: it begins anew")
 
 
 def _require_plain(value: Any, whose: str) -> None:

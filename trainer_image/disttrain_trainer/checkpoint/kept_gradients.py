@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
 
@@ -33,7 +33,7 @@ def restore_kept_gradients(state: State, reader: StepReader, world: World) -> No
     room = room_for(reader.read_metadata(), f"{_PART}.{world.rank}.{gradient_sum.name}.")
     # A larger world has ranks of which nothing was kept; all ranks load together, or none does.
     if not all(world.gather(_MARK in room and _fits(room, state), bool)):
-        say(
+        log_first_rank(
             world,
             f"{reader.place.name} holds nothing that {gradient_sum.name} has kept of these gradients: it begins anew",
         )

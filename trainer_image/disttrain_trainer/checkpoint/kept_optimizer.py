@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from disttrain_trainer.checkpoint.compatibility import Shapes
 from disttrain_trainer.checkpoint.step_manifest import Place
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointMismatch
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
@@ -58,13 +58,15 @@ def restore_optimizer(state: State, loaded: Kept) -> None:
     set_optimizer_state_dict(state.module, state.optimizer, contents, options=options)
 
 
-def say_what_begins_anew(state: State, loaded: Kept, path: Place, world: World) -> None:
+def log_fresh_parameters(state: State, loaded: Kept, path: Place, world: World) -> None:
     """Name the parameters that begin with fresh state, if any. A collective call where ranks hold different ones."""
     own = _kept(state).keys() - loaded.keys()
     fresh = sorted(own if world.mesh.pipeline == 1 else set().union(*world.gather(own, set[str])))
     if fresh:
         named = ", ".join(fresh[:_NAMED]) + (f" and {len(fresh) - _NAMED} more" if len(fresh) > _NAMED else "")
-        say(world, f"{path.name} holds no state of the optimizer for {named}, which no step had used: it begins anew")
+        log_first_rank(
+            world, f"{path.name} holds no state of the optimizer for {named}, which no step had used: it begins anew"
+        )
 
 
 def _kept(state: State) -> Kept:

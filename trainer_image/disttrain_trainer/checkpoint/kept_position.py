@@ -10,7 +10,7 @@ from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.data.stream import Stream, StreamSampler
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, one_line
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, to_bytes
@@ -39,7 +39,7 @@ def restore_position(state: State, reader: StepReader, world: World) -> None:
     path = reader.place
     room = room_for(reader.read_metadata(), f"{_PART}.")
     if not room:
-        say(world, f"{path.name} holds no position of data that are iterated: they begin anew")
+        log_first_rank(world, f"{path.name} holds no position of data that are iterated: they begin anew")
         state.cursor = Cursor()
         return
     if room.keys() != {str(replica) for replica in range(world.replicas)}:

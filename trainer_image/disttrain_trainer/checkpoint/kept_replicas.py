@@ -8,7 +8,7 @@ from torch import Tensor
 
 from disttrain_trainer.checkpoint.kept_gradients import room_for
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
 
@@ -39,7 +39,7 @@ def restore_replica(state: State, reader: StepReader, world: World) -> None:
         return
     own = _load(reader, (_OWN, str(world.rank), replicas.name), world)
     if _MARK not in own:
-        say(world, f"{reader.place.name} holds no replicas of {replicas.name}: all begin with its model")
+        log_first_rank(world, f"{reader.place.name} holds no replicas of {replicas.name}: all begin with its model")
         replicas.set_out()
         return
     del own[_MARK]

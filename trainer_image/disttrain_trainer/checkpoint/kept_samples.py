@@ -15,7 +15,7 @@ from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.data.alike import are_drawn
 from disttrain_trainer.data.sketch import Sketch, first_unlike, places_of
 from disttrain_trainer.data.stream import Stream
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointBroken
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
@@ -32,7 +32,7 @@ def saved_sketches(state: State, world: World) -> dict[str, Any]:
     return {_PART: {_TRAINING: torch.frombuffer(data, dtype=torch.uint8)}}
 
 
-def say_what_changed(state: State, written_with: int, reader: StepReader, world: World) -> None:
+def log_changed_samples(state: State, written_with: int, reader: StepReader, world: World) -> None:
     """Say where the training samples are not those of the checkpoint, which had so many. All ranks together.
 
     Raises CheckpointBroken for what is no sketches.
@@ -40,7 +40,7 @@ def say_what_changed(state: State, written_with: int, reader: StepReader, world:
     name, size = reader.place.name, state.sampler.size
     if written_with != size:
         if size:
-            say(
+            log_first_rank(
                 world,
                 f"{name} was written with {written_with or 'iterated'} training samples, and there are {size} now: "
                 "their order begins anew",
@@ -48,7 +48,7 @@ def say_what_changed(state: State, written_with: int, reader: StepReader, world:
         return
     changed = world.from_first(lambda: _first_changed(state, reader), int | None)
     if changed is not None:
-        say(
+        log_first_rank(
             world,
             f"{name} was written with other training samples: there are {size}, too, and sample {changed} is another "
             "one now; their order goes on where it stood",

@@ -21,8 +21,8 @@ def kept(figures: Mapping[int, float | None], settings: Checkpoint) -> set[int]:
     """
     mode = settings.best_mode or KNOWN_MODES[figure_name(settings).capitalize()]
     sign = -1 if mode is BestMode.MAX else 1
-    judged = sorted((sign * figure, step) for step, figure in figures.items() if figure is not None)
-    return {*sorted(figures)[-settings.keep_latest :], *(step for _, step in judged[: settings.keep_best or 0])}
+    ranked = sorted((sign * figure, step) for step, figure in figures.items() if figure is not None)
+    return {*sorted(figures)[-settings.keep_latest :], *(step for _, step in ranked[: settings.keep_best or 0])}
 
 
 def require_figure(settings: Checkpoint, task: RunnableTask, data: Datasets) -> None:

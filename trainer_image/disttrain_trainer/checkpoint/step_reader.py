@@ -119,5 +119,5 @@ def load(contents: dict[str, Any], reader: StorageReader, place: Place, world: W
         own = next((cause for cause in causes if isinstance(cause, TrainerError)), None)
         if own is not None:
             raise own from failure
-        told = f"{type(causes[0]).__name__}: {one_line(causes[0])}"
-        raise CheckpointBroken(f"{place} cannot be loaded: {told}") from failure
+        message = f"{type(causes[0]).__name__}: {one_line(causes[0])}"
+        raise CheckpointBroken(f"{place} cannot be loaded: {message}") from failure

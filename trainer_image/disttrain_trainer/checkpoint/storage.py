@@ -124,11 +124,11 @@ class StepFolders:
 
     def remove(self, name: str) -> None:
         """Delete a checkpoint; renamed first, so that a half deleted one is never taken for complete."""
-        doomed = self.folder / f"{name}.deleting-{token_hex(4)}"
+        renamed = self.folder / f"{name}.deleting-{token_hex(4)}"
         # Somebody else may have been faster.
         with suppress(FileNotFoundError):
-            (self.folder / name).rename(doomed)
-            remove_tree(doomed)
+            (self.folder / name).rename(renamed)
+            remove_tree(renamed)
 
     def finish_removals(self) -> None:
         """Delete what others have left half deleted."""
@@ -196,12 +196,12 @@ def _write_nonce(folder: Place) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
     except OSError as error:
-        why = f"{error.strerror or error}{_who_may(error)}"
+        why = f"{error.strerror or error}{_permission_advice(error)}"
         raise InvalidConfiguration(f"`storage`: rank 0 cannot write to {folder}: {why}") from error
     return name
 
 
-def _who_may(error: OSError) -> str:
+def _permission_advice(error: OSError) -> str:
     """Return as whom it was tried, and what to do, where the right to write is what is missing."""
     if error.errno not in (errno.EACCES, errno.EPERM):
         return ""

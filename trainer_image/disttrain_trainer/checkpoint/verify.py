@@ -12,7 +12,7 @@ from disttrain_trainer.checkpoint.step_manifest import Place, Step, StepManifest
 from disttrain_trainer.checkpoint.step_reader import read_metadata
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE
 from disttrain_trainer.checkpoint.storage import StepFolders
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointBroken, shown
 from disttrain_trainer.runtime.files import size_of
 from disttrain_trainer.runtime.mesh import World
@@ -31,14 +31,14 @@ def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> Step | Non
         if flaw is None:
             for later, why in damaged:
                 aside = world.from_first(lambda later=later: folders.set_aside(later.name), str)  # type: ignore[misc]
-                say(world, f"the checkpoint of step {later.step} is damaged: {why}; it is now {aside}")
+                log_first_rank(world, f"the checkpoint of step {later.step} is damaged: {why}; it is now {aside}")
             return found
         damaged.append((found, flaw))
     if damaged:
-        told = "; ".join(f"step {one.step}: {flaw}" for one, flaw in damaged)
+        flaws = "; ".join(f"step {one.step}: {flaw}" for one, flaw in damaged)
         raise CheckpointBroken(
-            f"no checkpoint in {folders.folder} is as it was written ({told}); bring one back from a backup, or remove "
-            "them to begin at step 0"
+            f"no checkpoint in {folders.folder} is as it was written ({flaws}); bring one back from a backup, or "
+            "remove them to begin at step 0"
         )
     return None
 
@@ -55,7 +55,7 @@ def flaw_of(path: Place, world: World, step: int | None = None) -> str | None:
         share = sorted(manifest.files)[world.rank :: world.size]
         return next((flaw for found in world.gather(flaws(path, manifest, share), list[str]) for flaw in found), None)
     if manifest is None:
-        say(world, f"{path} has no manifest (an earlier version wrote it): it is loaded without a check")
+        log_first_rank(world, f"{path} has no manifest (an earlier version wrote it): it is loaded without a check")
     return manifest
 
 

@@ -38,20 +38,20 @@ def explaining_cuts(config: Config, world: World, state: State) -> Iterator[None
         require_summed(error, state.module)
         if (sentence := explained(error, config, state)) is not None:
             raise InvalidConfiguration(sentence) from error
-        layer, said = _place_of(error, state.module)
-        if world.mesh.tensor == 1 or layer is None or said is None or not _whole_computes(state):
+        layer, message = _place_of(error, state.module)
+        if world.mesh.tensor == 1 or layer is None or message is None or not _whole_computes(state):
             raise
         raise InvalidConfiguration(
             f"`parallelism.tensorParallelDegree`: {kind_of(state.module)} fails in {layer} with its layers cut, and "
-            f"not with whole ones ({said}): what its forward pass counts on besides the sizes of parameters, such as "
-            f"whole heads, must be shared by {world.mesh.tensor} ranks, too"
+            f"not with whole ones ({message}): what its forward pass counts on besides the sizes of parameters, such "
+            f"as whole heads, must be shared by {world.mesh.tensor} ranks, too"
         ) from error
 
 
 def _place_of(error: BaseException, module: nn.Module) -> tuple[str | None, str | None]:
     """Return the innermost part of the module in whose forward pass the error arose, and its shapes."""
     names = {id(part): name for name, part in module.named_modules()}
-    layer, said = None, None
+    layer, message = None, None
     found: BaseException | None = error
     # Pipelines raise another error from that of a layer, and DTensors one that hides what it was raised from.
     while found is not None:
@@ -59,9 +59,9 @@ def _place_of(error: BaseException, module: nn.Module) -> tuple[str | None, str 
             part = frame.f_locals.get("self")
             if frame.f_code.co_name == "forward" and id(part) in names:
                 layer = f"`{names[id(part)]}` ({kind_of(part)})" if names[id(part)] else "its forward pass"
-                said = _about_shapes(found)
+                message = _about_shapes(found)
         found = found.__cause__
-    return layer, said
+    return layer, message
 
 
 def _about_shapes(error: BaseException) -> str | None:

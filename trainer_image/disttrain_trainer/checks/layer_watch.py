@@ -39,14 +39,14 @@ def watching_layers(order: LayerOrder | None, world: World, reporter: Reporter) 
         return
     watch = _Watch(order, world)
     over, failed = threading.Event(), threading.Event()
-    said: list[str | None] = []
+    differences: list[str | None] = []
 
     def watch_on() -> None:
         while not over.wait(PATIENCE_SECONDS):
             if watch.stands_still() and (sentence := watch.compare()) is not None:
                 _leave(InvalidConfiguration(sentence), reporter)
         if failed.is_set():
-            said.append(watch.compare())
+            differences.append(watch.compare())
 
     thread = threading.Thread(target=watch_on, name="layer-watch", daemon=True)
     thread.start()
@@ -56,8 +56,8 @@ def watching_layers(order: LayerOrder | None, world: World, reporter: Reporter) 
         failed.set()
         over.set()
         thread.join(_LAST_SECONDS)
-        if any(said):
-            raise InvalidConfiguration(str(said[0])) from error
+        if any(differences):
+            raise InvalidConfiguration(str(differences[0])) from error
         raise
     finally:
         over.set()
@@ -91,10 +91,10 @@ class _Watch:
 
 
 def _leave(error: InvalidConfiguration, reporter: Reporter) -> None:
-    told = describe(error)
+    failure = describe(error)
     # A report or a log that cannot be written must not keep the process.
     try:
-        reporter.fail(told)
-        print(f"disttrain: {told.reason}: {told.message}", file=sys.stderr, flush=True)
+        reporter.fail(failure)
+        print(f"disttrain: {failure.reason}: {failure.message}", file=sys.stderr, flush=True)
     finally:
-        os._exit(told.exit_code)
+        os._exit(failure.exit_code)

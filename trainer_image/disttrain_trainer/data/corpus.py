@@ -34,7 +34,7 @@ class TokenSequences(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Raises DataNotFound for a file that is damaged or gone."""
-        with _told():
+        with _corpus_errors():
             window = torch.from_numpy(self.tokens.read(index * self.length, self.length + 1))
         return window[:-1], window[1:]
 
@@ -57,7 +57,7 @@ def load(config: CorpusConfig) -> Datasets:
     """Training and held-out sequences. Raises DataNotFound naming the file."""
     entries = config.mixture or [MixedCorpus(path=config.path or "")]
     files = NumberFiles()
-    with _told():
+    with _corpus_errors():
         corpora = [_open(Path(entry.path), config.vocabulary_size) for entry in entries]
         _require_one_tokenizer(corpora)
         parts = [_sequences(corpus, config, files) for corpus in corpora]
@@ -118,12 +118,12 @@ def _fingerprint(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], conf
     """Return what tells this data from other: the corpus's own, of a mixture also its weights."""
     if config.mixture is None:
         return corpora[0].fingerprint
-    told = [f"{corpus.fingerprint} {entry.weight}" for corpus, entry in zip(corpora, entries, strict=True)]
-    return hashlib.sha256("\n".join([*told, str(config.temperature)]).encode()).hexdigest()
+    parts = [f"{corpus.fingerprint} {entry.weight}" for corpus, entry in zip(corpora, entries, strict=True)]
+    return hashlib.sha256("\n".join([*parts, str(config.temperature)]).encode()).hexdigest()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _corpus_errors() -> Iterator[None]:
     """Turn errors of a corpus into errors that end the rank."""
     try:
         yield

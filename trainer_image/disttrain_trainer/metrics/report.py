@@ -77,8 +77,8 @@ class Reporter:
         self.update(error=error)
 
 
-def say(world: World, text: str) -> None:
-    """A line of the log, from rank 0."""
+def log_first_rank(world: World, text: str) -> None:
+    """Print a line of the log on the first rank, and nothing on others."""
     if world.first:
         print(text, flush=True)
 

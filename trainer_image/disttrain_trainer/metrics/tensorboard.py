@@ -60,7 +60,7 @@ class Events:
             # Half a record may stand there: nothing can follow it.
             self._file.close()
             self._file = None
-            _say_lost(error)
+            _log_lost(error)
 
 
 def open_events(wanted: bool | None, folder: Path | None) -> Events:
@@ -83,10 +83,10 @@ def open_events(wanted: bool | None, folder: Path | None) -> Events:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         return Events((folder / FOLDER / name).open("xb", buffering=0))
     except OSError as error:
-        _say_lost(error)
+        _log_lost(error)
         return Events()
 
 
-def _say_lost(error: OSError) -> None:
+def _log_lost(error: OSError) -> None:
     """Event files that cannot be written are no reason to end a training."""
     print(f"disttrain: no more event files for TensorBoard: {error.strerror}", file=sys.stderr, flush=True)

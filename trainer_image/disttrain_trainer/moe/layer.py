@@ -46,7 +46,7 @@ class MixtureOfExperts(nn.Module):
         tokens = inputs.reshape(-1, inputs.shape[-1])
         logits = self._logits(tokens)
         choice = choose(logits, self.per_token)
-        step = self.step if self.training and self.step is not None and self.step.told else None
+        step = self.step if self.training and self.step is not None and self.step.active else None
         counted = step.counted(len(tokens)) if step else tokens.new_ones(len(tokens), dtype=torch.bool)
         admitted = admit(choice.experts, counted, self.count, self.capacity_factor if self.training else None)
         outputs = self._mix(tokens, choice, admitted)

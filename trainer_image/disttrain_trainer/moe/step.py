@@ -55,7 +55,7 @@ class RoutingOfStep:
         self._loads: dict[int, Tensor] = {}
 
     @property
-    def told(self) -> bool:
+    def active(self) -> bool:
         """Whether a microbatch is being computed; a pipeline tries its layers without one, to learn shapes."""
         return self._weights is not None
 

@@ -31,7 +31,7 @@ class StepGuard:
 
         norm: 2-norm of the whole gradient, before clipping. Raises NonFiniteLoss where too many in a row are skipped.
         """
-        reason = self._judge(norm)
+        reason = self._reason_to_skip(norm)
         if reason is None:
             self._in_row = 0
             self._norms.append(norm)
@@ -47,7 +47,7 @@ class StepGuard:
             )
         return reason
 
-    def _judge(self, norm: float) -> str | None:
+    def _reason_to_skip(self, norm: float) -> str | None:
         if not math.isfinite(norm):
             return f"gradient norm is {norm}"
         factor = self._settings.above_median

@@ -96,7 +96,8 @@ class LayerOrder:
             return
         found = world.gather(self._last, list[int])
         sentence = next(
-            (said for rank, notes in enumerate(found) if (said := self.unlike(0, found[0], rank, notes))), ""
+            (difference for rank, notes in enumerate(found) if (difference := self.unlike(0, found[0], rank, notes))),
+            "",
         )
         error = InvalidConfiguration(sentence or _sentence("rank 0 calls other layers than another rank"))
         error.on_every_rank = True
@@ -106,10 +107,10 @@ class LayerOrder:
         """Return the first note in which two ranks differ; None if one is only further ahead."""
         for one, another in zip(notes, others, strict=False):
             if one != another:
-                return _sentence(f"rank {rank} {self._said(one)} where rank {other} {self._said(another)}")
+                return _sentence(f"rank {rank} {self._describe(one)} where rank {other} {self._describe(another)}")
         return None
 
-    def _said(self, note: int) -> str:
+    def _describe(self, note: int) -> str:
         if note < 0:
             return "ends its forward pass" if note == _END_OF_PASS else "ends its step"
         if note < len(self._names):
@@ -137,7 +138,7 @@ def difference(order: LayerOrder, own: Notes, rank: int, first: Notes) -> str | 
         pairs = [(own.current, first.last)]
     else:
         return None
-    return next((said for ours, theirs in pairs if (said := order.unlike(0, theirs, rank, ours))), None)
+    return next((difference for ours, theirs in pairs if (difference := order.unlike(0, theirs, rank, ours))), None)
 
 
 def _sentence(what: str) -> str:

@@ -41,7 +41,7 @@ class Config:
     local_world_size: int = 1
     master: str = ""
     """host:port where the ranks meet, for messages."""
-    meeting: Path | None = None
+    store_file: Path | None = None
     """File through which the ranks meet instead, where they are all in one pod."""
     attempt: int = 1
     checkpoint_folder: Path | ObjectPath | None = None

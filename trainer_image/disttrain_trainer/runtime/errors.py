@@ -48,7 +48,7 @@ _OUTAGES = frozenset(
 )
 """Error numbers of a server that is away and of a machine that lacks something. EIO may also mean a lost block."""
 _SHOWN_CHARACTERS = 200
-_OURS = ("disttrain_agent", "disttrain_api", "disttrain_session", "disttrain_trainer")
+_OWN_PACKAGES = ("disttrain_agent", "disttrain_api", "disttrain_session", "disttrain_trainer")
 
 
 class StoreError(OSError):
@@ -242,7 +242,7 @@ def _unquoted(error: BaseException) -> str | None:
     """Return the error's sentence without the text of the exception that it was raised from; None if there is none, or
     if disttrain's code raised that."""
     cause, sentence = error.__cause__, str(error)
-    if cause is None or raised_in(cause, _OURS):
+    if cause is None or raised_in(cause, _OWN_PACKAGES):
         return None
     before, found, after = sentence.rpartition(one_line(cause))
     return escaped(f"{before}…{after}") if found else None
@@ -252,9 +252,9 @@ def describe_exit(end: SystemExit, step: int | None, steps: int) -> RankError:
     """Return the same for a sys.exit, which only the user's code calls. step: the last one done, of `steps`."""
     signature = signature_of(end)
     code = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
-    says = "" if isinstance(end.code, int | None) else f": {one_line(end)}"
+    given = "" if isinstance(end.code, int | None) else f": {one_line(end)}"
     message, unquoted = (
-        left(step, steps, code, f"code in {signature.place} called sys.exit{say}") for say in (says, "")
+        left(step, steps, code, f"code in {signature.place} called sys.exit{ending}") for ending in (given, "")
     )
     # The numbers of the trainer's own exit codes keep their meaning.
     exit_code, reason = (

@@ -161,7 +161,7 @@ def join_world(config: Config, device: Device) -> World:
     restrict_unpickling()
     try:
         # A lone rank needs no port, so any number of them can run on one machine.
-        store = dist.HashStore() if config.world_size == 1 else _meet(config)
+        store = dist.HashStore() if config.world_size == 1 else _rendezvous(config)
         dist.init_process_group(
             device.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=config.timeout
         )
@@ -182,12 +182,12 @@ def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
     return init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
-def _meet(config: Config) -> dist.Store:
+def _rendezvous(config: Config) -> dist.Store:
     """A file of the pod, or MASTER_ADDR and MASTER_PORT, which are tried again where the name does not resolve yet."""
-    if config.meeting is not None:
+    if config.store_file is not None:
         stay_on_loopback()
-        config.meeting.parent.mkdir(parents=True, exist_ok=True)
-        store = dist.FileStore(str(config.meeting), config.world_size)
+        config.store_file.parent.mkdir(parents=True, exist_ok=True)
+        store = dist.FileStore(str(config.store_file), config.world_size)
         store.set_timeout(config.timeout)
         return store
     host, _, port = config.master.rpartition(":")
@@ -216,5 +216,5 @@ def _translate(config: Config, error: Exception) -> TrainerError:
             f"{config.master} (MASTER_ADDR:MASTER_PORT) belongs to another program on rank 0's machine; use a free port"
         )
     seconds = config.timeout.total_seconds()
-    place = config.meeting or config.master
+    place = config.store_file or config.master
     return PeerLost(f"{config.world_size} ranks did not meet at {place} within {seconds:g} s: {one_line(error)}")

@@ -39,5 +39,5 @@ class LocalSgd(Synchronous):
         return loss
 
     def end_step(self) -> int | None:
-        self._replicas.meet(self.state.step)
+        self._replicas.synchronize(self.state.step)
         return self._replicas.bytes

@@ -114,7 +114,7 @@ class Leader(SumOverRanks):
         )
 
     def _norm(self, step: int, pulled: Pulled) -> torch.Tensor:
-        if not self._worker.norm_is_ours and step in pulled.squares:
+        if not self._worker.computes_norm and step in pulled.squares:
             return torch.tensor(math.sqrt(pulled.squares[step]), dtype=torch.float64)
         return self._worker.norm.detach().to("cpu", torch.float64)
 

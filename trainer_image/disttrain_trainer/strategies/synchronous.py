@@ -13,7 +13,7 @@ from torch import Tensor
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.step import (
@@ -117,7 +117,7 @@ class Synchronous(SumOverRanks):
         step = self.state.step + 1
         reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, float(norm))
         if reason is not None:
-            say(self.world, f"step {step} is skipped: its {reason}")
+            log_first_rank(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None
 
     def _load(self, cursor: Cursor) -> Batch:

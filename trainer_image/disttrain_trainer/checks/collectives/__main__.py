@@ -53,7 +53,7 @@ def main(plan: Plan, json_path: str | None) -> int:
         leave(rank, describe(error))
         return 1
     if world.first:
-        tell(rows, json_path)
+        print_results(rows, json_path)
     world.leave()
     return 1 if any(row.wrong for row in rows) else 0
 
@@ -82,7 +82,7 @@ def place_of(environment: Mapping[str, str], rank: int, size: int) -> Place:
     return Place(host, port, rank, size, attempt_key(token, "rendezvous", uid, attempt) if token else None)
 
 
-def tell(rows: list[Row], json_path: str | None) -> None:
+def print_results(rows: list[Row], json_path: str | None) -> None:
     """Return the message of rank 0 at the end."""
     if json_path == "-":
         print(to_json(rows), flush=True)

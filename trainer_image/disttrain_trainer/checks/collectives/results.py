@@ -67,10 +67,10 @@ def _table(name: str, ranks: tuple[int, ...], size: int, rows: list[Row]) -> str
 
 
 def _line(row: Row) -> str:
-    told = f"  on ranks {ranges(row.wrong_ranks)}" if row.wrong else ""
+    wrong_ranks = f"  on ranks {ranges(row.wrong_ranks)}" if row.wrong else ""
     return (
         f"{row.operation:<16}{row.seconds * 1e6:>12.1f}{row.algorithm_bandwidth / _GB:>13.3f}"
-        f"{row.bus_bandwidth / _GB:>13.3f}{row.wrong:>8}{told}"
+        f"{row.bus_bandwidth / _GB:>13.3f}{row.wrong:>8}{wrong_ranks}"
     )
 
 

@@ -12,7 +12,7 @@ from disttrain_trainer.checks.collectives.plan import Operation
 from disttrain_trainer.checks.collectives.results import ranges
 from disttrain_trainer.checks.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, slow_nodes
 from disttrain_trainer.checks.preflight.pairs import ANSWER_SECONDS, exchange_in_rounds
-from disttrain_trainer.metrics.report import say
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import NetworkFaulty, PeerLost, TrainerError
 from disttrain_trainer.runtime.mesh import World
 
@@ -27,7 +27,7 @@ def check_network(node: str, world: World) -> None:
     others.
     """
     if world.size == 1:
-        say(world, "preflight: one rank has no network to check")
+        log_first_rank(world, "preflight: one rank has no network to check")
         return
     nodes = world.gather(node, str)
     begin = time.monotonic()
@@ -39,10 +39,10 @@ def check_network(node: str, world: World) -> None:
     transfers = [one for of_rank in found for one in of_rank]
     refuse_wrong(transfers, sums_wrong, nodes, world.rank)
     for slow in slow_nodes(transfers, nodes):
-        say(world, told(slow))
+        log_first_rank(world, slow_node_message(slow))
     seconds, count = time.monotonic() - begin, len(set(nodes))
     places = "1 node" if count == 1 else f"{count} nodes"
-    say(world, f"preflight: data are right between {world.size} ranks on {places} ({seconds:.1f} s)")
+    log_first_rank(world, f"preflight: data are right between {world.size} ranks on {places} ({seconds:.1f} s)")
 
 
 def refuse_wrong(transfers: list[Transfer], sums_wrong: list[int], nodes: list[str], rank: int) -> None:
@@ -73,7 +73,7 @@ def _fault(named: list[str], evidence: str, nodes: list[str], rank: int) -> Trai
     return error
 
 
-def told(slow: SlowNode) -> str:
+def slow_node_message(slow: SlowNode) -> str:
     """The log line of a slow node."""
     return (
         f"preflight: node {slow.name} is slow: {slow.bandwidth / _GB:.3f} GB/s with other nodes, less than "

@@ -146,8 +146,8 @@ def open_regular(path: Path) -> int:
         # What is no file, such as a named pipe, must not be waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        told = "it is a symbolic link" if path.is_symlink() else error.strerror
-        raise CorpusError(f"{path} cannot be read: {told}") from error
+        reason = "it is a symbolic link" if path.is_symlink() else error.strerror
+        raise CorpusError(f"{path} cannot be read: {reason}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CorpusError(f"{path} cannot be read: it is no regular file")

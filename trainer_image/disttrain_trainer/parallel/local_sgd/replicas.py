@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from disttrain_api.relaxed import OptimizerState
 from disttrain_trainer.parallel.average import average
 from disttrain_trainer.parallel.data_parallel import average_gradients, share_buffers
-from disttrain_trainer.parallel.local_sgd.sync_schedule import Meeting, Plan
+from disttrain_trainer.parallel.local_sgd.sync_schedule import Averaging, Plan
 from disttrain_trainer.parallel.local_sgd.update import Update
 from disttrain_trainer.parallel.share import share
 from disttrain_trainer.runtime.mesh import World
@@ -70,20 +70,20 @@ class Replicas:
             self.bytes += average_gradients(self._trained.values(), self._world)
 
     @torch.no_grad()
-    def meet(self, done: int) -> None:
+    def synchronize(self, done: int) -> None:
         """Do what is due after the optimizer's step number `done`."""
         if not self.alone(done - 1):
             share_buffers(self._module, self._world)
             self._remember()
             return
-        match self._plan.meeting(done):
-            case Meeting.POD:
+        match self._plan.averaging(done):
+            case Averaging.POD:
                 self._average(self._groups.pod)
-            case Meeting.ALL:
+            case Averaging.ALL:
                 self._average(self._groups.all)
                 share_buffers(self._module, self._world)
                 self._end_block(done)
-            case Meeting.NOBODY:
+            case Averaging.NONE:
                 pass
 
     @contextmanager
@@ -91,7 +91,7 @@ class Replicas:
         """Inside, all replicas hold the model that counts after `done` steps; `own` is what this one holds besides.
 
         That model is the average of all as they are, or where something else is made of the average, the global model
-        of the last meeting. With `optimizer` the optimizer's state is the average, too. Buffers are the caller's to
+        of the last averaging. With `optimizer` the optimizer's state is the average, too. Buffers are the caller's to
         share. Afterwards everything is as it was before.
         """
         held = self._held(optimizer=optimizer)

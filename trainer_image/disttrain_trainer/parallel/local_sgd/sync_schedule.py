@@ -6,10 +6,10 @@ from enum import Enum
 from disttrain_api.relaxed import Bmuf, LocalSgd
 
 
-class Meeting(Enum):
+class Averaging(Enum):
     """Whose parameters are averaged after a step."""
 
-    NOBODY = "nobody"
+    NONE = "none"
     POD = "the replicas of each pod"
     ALL = "all replicas"
 
@@ -22,11 +22,11 @@ class Plan:
     steps: int
     """All of the run: the last block may be short."""
     global_period: int
-    """Equal to `period` where there are no meetings of pods."""
+    """Equal to `period` where pods do not average by themselves."""
     summed_steps: int = 0
     """First steps, in which gradients are summed (post-local SGD, Lin et al. 2020)."""
     plain_steps: int = 0
-    """A meeting within so many steps takes the average as it is (warm-up of BMUF)."""
+    """An averaging within so many steps takes the average as it is (warm-up of BMUF)."""
 
     @classmethod
     def of(cls, settings: LocalSgd | Bmuf, steps: int) -> "Plan":
@@ -41,17 +41,17 @@ class Plan:
         return done < self.summed_steps
 
     def takes_average(self, done: int) -> bool:
-        """Whether the meeting after `done` steps takes the average as it is, whatever the mode."""
+        """Whether the averaging after `done` steps takes the average as it is, whatever the mode."""
         return done <= self.plain_steps
 
-    def meeting(self, done: int) -> Meeting:
+    def averaging(self, done: int) -> Averaging:
         """Return which replicas average after `done` steps, the last of which was taken alone. The end of the run ends
         a block."""
         alone = done - self.summed_steps
         if done == self.steps or alone % self.global_period == 0:
-            return Meeting.ALL
-        return Meeting.POD if alone % self.period == 0 else Meeting.NOBODY
+            return Averaging.ALL
+        return Averaging.POD if alone % self.period == 0 else Averaging.NONE
 
     def together(self, done: int) -> bool:
         """Whether all replicas hold one model after `done` steps."""
-        return done <= self.summed_steps or self.meeting(done) is Meeting.ALL
+        return done <= self.summed_steps or self.averaging(done) is Averaging.ALL

@@ -19,7 +19,7 @@ from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.bubble import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.clock import StageClock
-from disttrain_trainer.parallel.pipeline.experts import tell_experts
+from disttrain_trainer.parallel.pipeline.experts import attach_routing
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.shardable import average_whole, left_whole
@@ -82,7 +82,7 @@ class Pipeline(PipelinePart):
         for stage in stages:
             self._clock.watch(stage)
             if self.routing.layers:
-                tell_experts(stage, self.routing, lambda number: self._batches[number].weights)
+                attach_routing(stage, self.routing, lambda number: self._batches[number].weights)
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:

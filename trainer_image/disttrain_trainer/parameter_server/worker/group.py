@@ -41,9 +41,9 @@ def in_group(config: Config) -> Config:
     alone = mesh.world_size == 1
     if config.report_dir is None and not alone:
         raise InvalidConfiguration(f"{Env.REPORT_DIR} is not set, but the ranks of a pod meet in it as one worker")
-    meeting = None if alone or config.report_dir is None else meeting_file(config.report_dir)
+    store_file = None if alone or config.report_dir is None else meeting_file(config.report_dir)
     rank = config.rank % mesh.world_size
-    return replace(config, rank=rank, world_size=mesh.world_size, mesh=mesh, meeting=meeting)
+    return replace(config, rank=rank, world_size=mesh.world_size, mesh=mesh, store_file=store_file)
 
 
 class GroupPushing(NamedTuple):

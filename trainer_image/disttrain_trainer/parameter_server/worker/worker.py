@@ -157,7 +157,7 @@ class Worker:
         return settings_of(self.config).push is Pushed.PARAMETERS
 
     @property
-    def norm_is_ours(self) -> bool:
+    def computes_norm(self) -> bool:
         """Whether the gradient that counts is this worker's; else it is a sum that servers alone see."""
         return self.updates or not is_together(self.config)
 
@@ -211,7 +211,7 @@ class Worker:
     def _settle_gradients(self) -> None:
         """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
         if self.world.size > 1:
-            if self.norm_is_ours:
+            if self.computes_norm:
                 self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)
             return
         rows = self.tables.take_gradients()
@@ -224,7 +224,7 @@ class Worker:
         for gradient in rows.values():
             held.append(torch.nn.Parameter(gradient.values))
             held[-1].grad = gradient.values
-        if self.norm_is_ours:
+        if self.computes_norm:
             self.norm = total_norm(held, self.world)
             if self.config.training.max_gradient_norm is not None:
                 clip(held, self.norm, self.config.training.max_gradient_norm)

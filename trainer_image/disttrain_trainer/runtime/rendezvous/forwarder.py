@@ -74,11 +74,11 @@ class Forwarder:
         Splice(self._loop.selector, inner, outer)
 
 
-def dial(place: Place, seconds: float, say: Callable[[str], None] = lambda sentence: None) -> socket.socket:
+def dial(place: Place, seconds: float, log: Callable[[str], None] = lambda sentence: None) -> socket.socket:
     """Return a connection to the gateway, of which each side has proved that it knows the key.
 
     Tries again for so many seconds: rank 0 may start later, and its name resolve later. Raises OSError or Refused with
-    what was wrong last. `say`: for the log, of the first refusal.
+    what was wrong last. `log`: takes a sentence, of the first refusal.
     """
     deadline, pause, refused = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS, False
     while True:
@@ -89,7 +89,7 @@ def dial(place: Place, seconds: float, say: Callable[[str], None] = lambda sente
                 raise
             if isinstance(error, Refused) and not refused:
                 refused = True
-                say(f"rendezvous: {place.host}:{place.port}: {error}; trying again for {seconds:g} s")
+                log(f"rendezvous: {place.host}:{place.port}: {error}; trying again for {seconds:g} s")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

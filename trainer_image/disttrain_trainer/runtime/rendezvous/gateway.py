@@ -49,10 +49,10 @@ class Gateway:
     """Listens from the moment it is made, in a thread of its own."""
 
     def __init__(
-        self, listener: socket.socket, store: tuple[str, int], key: bytes, world_size: int, say: Callable[[str], None]
+        self, listener: socket.socket, store: tuple[str, int], key: bytes, world_size: int, log: Callable[[str], None]
     ) -> None:
-        """`store`: address of the store on the loopback interface. `say`: for the log."""
-        self._listener, self._store, self._key, self._world_size, self._say = listener, store, key, world_size, say
+        """`store`: address of the store on the loopback interface. `log`: takes a sentence."""
+        self._listener, self._store, self._key, self._world_size, self._log = listener, store, key, world_size, log
         self._waiting: Waiting[_Caller] = Waiting()
         self.refused = 0
         """Connections that were no rank's of this attempt."""
@@ -139,7 +139,7 @@ class Gateway:
         # A flood of them is a few lines.
         if self.refused & (self.refused - 1) == 0:
             count = "" if self.refused == 1 else f" ({self.refused} so far)"
-            self._say(f"rendezvous: refused a connection from {caller.source}: {why}{count}")
+            self._log(f"rendezvous: refused a connection from {caller.source}: {why}{count}")
 
     def _forget(self, caller: _Caller) -> None:
         self._waiting.remove(caller)

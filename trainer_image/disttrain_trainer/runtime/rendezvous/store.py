@@ -43,12 +43,12 @@ def open_store(place: Place, timeout: timedelta) -> dist.TCPStore:
         port: int = inner.getsockname()[1]
         _allow_descriptors()
         # Lives as long as the process: its thread holds it.
-        Gateway(_listen(place.host, place.port), (_LOOPBACK, port), place.key, place.world_size, _say)
+        Gateway(_listen(place.host, place.port), (_LOOPBACK, port), place.key, place.world_size, _log)
         return dist.TCPStore(
             _LOOPBACK, port, place.world_size, True, timeout, master_listen_fd=inner.detach(), use_libuv=True
         )
     seconds = timeout.total_seconds()
-    forwarder = Forwarder(place, dial(place, seconds, _say), seconds)
+    forwarder = Forwarder(place, dial(place, seconds, _log), seconds)
     return dist.TCPStore(_LOOPBACK, forwarder.port, place.world_size, False, timeout)
 
 
@@ -74,7 +74,7 @@ def _allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     # The gateway's thread carries the connections of all ranks: a log that cannot be written must not end it.
     with suppress(OSError):
         print(f"disttrain: {sentence}", file=sys.stderr, flush=True)
