@@ -57,7 +57,7 @@ def measure(algorithm: AllReduce, values: torch.Tensor, repeats: int, group: dis
     return seconds
 
 
-def tell(ranks: int, algorithm: str, seconds: list[float], hottest: int) -> None:
+def print_result(ranks: int, algorithm: str, seconds: list[float], hottest: int) -> None:
     """Rank 0's line."""
     if dist.get_rank() == 0:
         result = {"ranks": ranks, "algorithm": algorithm, "seconds": seconds, "hottest": hottest}
@@ -73,10 +73,10 @@ def main() -> None:
         for algorithm in AllReduce if dist.get_rank() < ranks else ():
             seconds = measure(algorithm, torch.empty(numbers), repeats, group)
             hottest = hottest_link(algorithm, ranks, numbers)
-            tell(ranks, algorithm, seconds, hottest)
+            print_result(ranks, algorithm, seconds, hottest)
         if dist.get_rank() < ranks:
             found = list(sums(torch.empty(numbers), WARM + repeats, group))
-            tell(ranks, "Servers", [one for one, _ in found[WARM:]], max(sent for _, sent in found))
+            print_result(ranks, "Servers", [one for one, _ in found[WARM:]], max(sent for _, sent in found))
         # Who is not in the group sleeps here, and takes no core from those who are.
         dist.barrier()
     os._exit(0)

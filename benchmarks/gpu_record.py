@@ -92,14 +92,14 @@ def described() -> str:
 def record_tests(folder: Path, log: Path, run: Run, seconds: float) -> int:
     """Run tests/gpu and write down what came of each path, as it comes; pytest's exit code."""
     log.unlink(missing_ok=True)
-    before, told = read(folder), set[str]()
+    before, reported = read(folder), set[str]()
 
     def look() -> None:
         tests = selected(log.read_text().splitlines()) if log.exists() else {}
-        new = [test for test in tests.values() if test.outcome and test.name not in told]
+        new = [test for test in tests.values() if test.outcome and test.name not in reported]
         for test in new:
-            told.add(test.name)
-            print(f"gpu_record.py: {len(told)} of {len(tests)}: {line_of(test)}", flush=True)
+            reported.add(test.name)
+            print(f"gpu_record.py: {len(reported)} of {len(tests)}: {line_of(test)}", flush=True)
         if new:
             write(folder, with_tests(before, outcomes(tests.values()), run))
 

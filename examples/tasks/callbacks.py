@@ -66,11 +66,11 @@ class Best:
         found = (moment.metrics[self.figure], moment.step)
         if self.best is None or found[0] > self.best[0]:
             self.best = found
-            self._say(moment, f"best {self.figure} so far: {found[0]:.3f}; latest checkpoint: step {self.saved}")
+            self._log(moment, f"best {self.figure} so far: {found[0]:.3f}; latest checkpoint: step {self.saved}")
 
     def on_end(self, moment: Moment) -> None:
         if self.best is not None:
-            self._say(moment, f"best {self.figure}: {self.best[0]:.3f}, after step {self.best[1]}")
+            self._log(moment, f"best {self.figure}: {self.best[0]:.3f}, after step {self.best[1]}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": None if self.best is None else list(self.best), "saved": self.saved}
@@ -80,6 +80,6 @@ class Best:
         self.best = None if best is None else (best[0], best[1])
 
     @staticmethod
-    def _say(moment: Moment, what: str) -> None:
+    def _log(moment: Moment, what: str) -> None:
         if moment.rank == 0:
             print(f"step {moment.step}: {what}", flush=True)

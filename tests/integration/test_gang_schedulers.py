@@ -69,7 +69,7 @@ def test_a_gang_runs_as_a_whole_or_takes_no_room(team: GangTeam) -> None:
     assert team.placed("second") == 0
     assert sorted(group["spec"]["minMember"] for group in team.groups()) == [2, 3]
     team.delete("large")
-    eventually(lambda: team.placed("second") == 2, lambda: [team.status("second"), team.scheduler.obituaries()])
+    eventually(lambda: team.placed("second") == 2, lambda: [team.status("second"), team.scheduler.end_messages()])
     team.wait_for("Running", name="second")
     team.delete("second")
     eventually(lambda: not team.pods() and not team.groups())

@@ -14,25 +14,25 @@ from tools.cluster.processes import ProcessId
 from tools.cluster.programs import ASSETS, CLUSTER
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """News go to standard error: standard output holds the one result that scripts read."""
     print(text, file=sys.stderr, flush=True)
 
 
 def assets() -> None:
-    print(build.ensure_assets(say))
+    print(build.ensure_assets(log))
 
 
 def gate() -> None:
-    build.ensure(["helm", *ASSETS], say)  # in the order in which tests ask for them
+    build.ensure(["helm", *ASSETS], log)  # in the order in which tests ask for them
 
 
 def kwok() -> None:
-    print(build.ensure(["kwok"], say)["kwok"])
+    print(build.ensure(["kwok"], log)["kwok"])
 
 
 def up(owner: int | None) -> None:
-    print(os.environ.get("KUBECONFIG") or full.up(say, _process(owner)))
+    print(os.environ.get("KUBECONFIG") or full.up(log, _process(owner)))
 
 
 def down(owner: int | None) -> None:
@@ -52,18 +52,18 @@ def _process(pid: int | None) -> ProcessId | None:
 def check_clean() -> None:
     if left := leftovers.remains():
         raise ClusterError(f"{len(left)} things are left:\n" + "\n".join(f"  {thing}" for thing in left))
-    say("nothing is left of the cluster")
+    log("nothing is left of the cluster")
 
 
 def provide_images() -> None:
-    images.provide(say)
+    images.provide(log)
 
 
 def prefetch() -> None:
     """Both at once: the programs want the processors, the images the network and the disk."""
     with ThreadPoolExecutor() as pool:
-        programs = pool.submit(build.ensure, [*CLUSTER, "kwok"], say)
-        pool.submit(image_builds.build_all, say).result()
+        programs = pool.submit(build.ensure, [*CLUSTER, "kwok"], log)
+        pool.submit(image_builds.build_all, log).result()
         programs.result()
 
 
@@ -110,10 +110,10 @@ def main() -> int:
         else:
             COMMANDS[arguments.command][1]()
     except MissingError as missing:
-        say(f"tools.cluster: {missing}")
+        log(f"tools.cluster: {missing}")
         return 2
     except ClusterError as error:
-        say(f"tools.cluster: {error}")
+        log(f"tools.cluster: {error}")
         return 1
     return 0
 

@@ -17,14 +17,14 @@ from tools.cluster.paths import TOOL_MODULES, binaries_folder, for_one_run
 from tools.cluster.programs import ASSETS, PROGRAMS, Program, to_build
 from tools.cluster.shell import run
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def silent(_: str) -> None:
     """For callers that are libraries."""
 
 
-def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
+def ensure(names: Iterable[str], log: Log = silent) -> dict[str, Path]:
     """Builds what is missing; returns each program's path."""
     names = list(names)
     binaries = binaries_folder()
@@ -35,19 +35,19 @@ def ensure(names: Iterable[str], say: Say = silent) -> dict[str, Path]:
             # who needs a small one does not wait for all the large ones that another builds.
             with exclusive(f"build-{program.folder}"):
                 if to_build([program.name], binaries):
-                    say(f"building {program.name} {program.version()}")
+                    log(f"building {program.name} {program.version()}")
                     _build(program, program.binary(binaries))
     return {name: PROGRAMS[name].binary(binaries) for name in names}
 
 
-def ensure_assets(say: Say = silent) -> Path:
+def ensure_assets(log: Log = silent) -> Path:
     """A folder with etcd, kube-apiserver and kubectl: the one KUBEBUILDER_ASSETS names, else one of our own."""
     if given := os.environ.get("KUBEBUILDER_ASSETS"):
         absent = [name for name in ("etcd", "kube-apiserver") if not (Path(given) / name).is_file()]
         if absent:
             raise MissingError(f"KUBEBUILDER_ASSETS={given} holds no {' and no '.join(absent)}: unset it or correct it")
         return Path(given)
-    return _gather(ensure(ASSETS, say))
+    return _gather(ensure(ASSETS, log))
 
 
 def path_of(name: str) -> Path:

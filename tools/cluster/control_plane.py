@@ -141,7 +141,7 @@ class ControlPlane:
         wait_for(ready_or_dead, seconds, lambda: f"the API server is not ready after {seconds:g} s (log: {daemon.log})")
         for part in (self.etcd, daemon):
             if not part.running():
-                raise ClusterError(part.obituary())
+                raise ClusterError(part.end_message())
 
     # --- identities ---
 

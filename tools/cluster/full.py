@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.cluster import leftovers, network, node_images, preflight, provisioner, services
 from tools.cluster.api import wait_for
-from tools.cluster.build import Say, ensure
+from tools.cluster.build import Log, ensure
 from tools.cluster.control_plane import ControlPlane, Place
 from tools.cluster.errors import ClusterError, MissingError
 from tools.cluster.locks import exclusive
@@ -26,35 +26,35 @@ def kubeconfig_path() -> Path:
     return state_folder() / "control-plane" / "kubeconfig"
 
 
-def up(say: Say, owner: ProcessId | None = None) -> Path:
+def up(log: Log, owner: ProcessId | None = None) -> Path:
     """A healthy cluster, whatever was there before; returns its kubeconfig.
 
     With `owner` a cluster that had to be started belongs to that process: if it dies without `down`, the next `up`
     takes nothing over of what it left, neither pods nor what is in etcd.
     """
     preflight.check()
-    ensure(CLUSTER, say)
+    ensure(CLUSTER, log)
     with exclusive("cluster"):
         if reason := why_replaced():
-            say(f"{reason}: it is replaced")
+            log(f"{reason}: it is replaced")
             leftovers.remove()
         if warning := preflight.room_warning():
-            say(f"warning: {warning}")
+            log(f"warning: {warning}")
         if owner and not state_folder().exists():
             take(owner)
         try:
-            return _ensure_all(say)
+            return _ensure_all(log)
         except MissingError:
             raise
         except ClusterError as trouble:
             if not _fingerprint_file().exists():
                 raise
-            say(f"the running cluster cannot be repaired ({trouble}): it is replaced")
+            log(f"the running cluster cannot be repaired ({trouble}): it is replaced")
             last = _owner()
             leftovers.remove()
             if last:
                 take(last)
-            return _ensure_all(say)
+            return _ensure_all(log)
 
 
 def down(owner: ProcessId | None = None) -> bool:
@@ -111,16 +111,16 @@ def _control_plane() -> ControlPlane:
     return ControlPlane(controller_manager=True, scheduler=True, place=place)
 
 
-def _ensure_all(say: Say) -> Path:
+def _ensure_all(log: Log) -> Path:
     state_folder().mkdir(parents=True, exist_ok=True)
     sign()
     for node in NODES:
         network.add_link(node.link, node.address)
     network.forward(state_folder())
     control_plane = _control_plane()
-    say("control plane")
+    log("control plane")
     control_plane.start()
-    say("nodes")
+    log("nodes")
     node_images.write_pause_image()
     for node in NODES:
         node.start_containerd(control_plane.root_certificate)

@@ -55,9 +55,9 @@ class GangScheduler:
         for daemon in self._daemons:
             daemon.kill()
 
-    def obituaries(self) -> list[str]:
+    def end_messages(self) -> list[str]:
         """What the programs that no longer run have left."""
-        return [daemon.obituary() for daemon in self._daemons if not daemon.running()]
+        return [daemon.end_message() for daemon in self._daemons if not daemon.running()]
 
 
 def coscheduling(control_plane: ControlPlane) -> GangScheduler:

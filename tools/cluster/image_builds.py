@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.cluster import mounts, pip_access
-from tools.cluster.build import Say
+from tools.cluster.build import Log
 from tools.cluster.locks import exclusive
 from tools.cluster.node_images import LAYOUT
 from tools.cluster.paths import IMAGE_TAG, REPOSITORY, images_folder
@@ -28,13 +28,13 @@ BASE_IMAGE = f"localhost/disttrain/base:{_SUITE}-2"
 """The number is to be raised when what follows from the lines above changes."""
 
 
-def build_all(say: Say) -> None:
+def build_all(log: Log) -> None:
     with exclusive("images"):
         # What an interrupted build has left: nobody else builds in this store, and we hold its lock.
         succeeds([*_buildah(), "rm", "--all"])
-        _ensure_base(say)
+        _ensure_base(log)
         for name in IMAGES:
-            say(f"building disttrain/{name}:{IMAGE_TAG}")
+            log(f"building disttrain/{name}:{IMAGE_TAG}")
             _build(name)
         LAYOUT.prune()
         # Layers of former builds. The store is our own: nobody else's images are in it. What cannot be removed now
@@ -42,11 +42,11 @@ def build_all(say: Say) -> None:
         succeeds([*_buildah(), "rmi", "--prune"])
 
 
-def _ensure_base(say: Say) -> None:
+def _ensure_base(log: Log) -> None:
     """Debian with Python, made from packages: the stand-in for the base image that users take from a registry."""
     if succeeds([*_buildah(), "inspect", "--type", "image", BASE_IMAGE]):
         return
-    say("building the base image")
+    log("building the base image")
     tree = images_folder() / "base.tree"
     mounts.unmount_below(tree)  # one that was killed leaves /proc in there
     shutil.rmtree(tree, ignore_errors=True)

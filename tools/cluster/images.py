@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tools.cluster import full, image_builds, node_images
-from tools.cluster.build import Say
+from tools.cluster.build import Log
 from tools.cluster.errors import ClusterError, MissingError
 from tools.cluster.locks import exclusive
 from tools.cluster.nodes import NODES
@@ -16,17 +16,17 @@ from tools.cluster.shell import run
 _NAMES_GIVEN = {"operator": "DISTTRAIN_OPERATOR_IMAGE", "trainer": "DISTTRAIN_TRAINER_IMAGE"}
 
 
-def provide(say: Say) -> None:
+def provide(log: Log) -> None:
     """Build the images and give them to the cluster's nodes; only build them where there is no cluster."""
     given = bool(os.environ.get("KUBECONFIG"))
     if given and all(os.environ.get(variable) for variable in _NAMES_GIVEN.values()):
         return
-    ours = _ours()
-    cluster = None if ours else kind_cluster(_context())
+    own = _is_own_cluster()
+    cluster = None if own else kind_cluster(_context())
     if cluster is not None:
-        _provide_to_kind(cluster, say)
-    elif ours or not given:
-        _provide_here(say)
+        _provide_to_kind(cluster, log)
+    elif own or not given:
+        _provide_here(log)
     else:
         raise MissingError(
             "KUBECONFIG names a cluster that must pull its images: build and push the two Dockerfiles' images and name "
@@ -34,7 +34,7 @@ def provide(say: Say) -> None:
         )
 
 
-def _ours() -> bool:
+def _is_own_cluster() -> bool:
     """Return whether the cluster is the one that `python -m tools.cluster up` starts."""
     named = os.environ.get("KUBECONFIG")
     return Path(named) == full.kubeconfig_path() if named else any(node.containerd.running() for node in NODES)
@@ -48,10 +48,10 @@ def _context() -> str:
         return ""
 
 
-def _provide_here(say: Say) -> None:
-    image_builds.build_all(say)
+def _provide_here(log: Log) -> None:
+    image_builds.build_all(log)
     if any(node.containerd.running() for node in NODES):
-        say("loading the images into the nodes")
+        log("loading the images into the nodes")
         with exclusive("images"):
             node_images.load(image_builds.IMAGES)
 
@@ -63,10 +63,10 @@ def references() -> dict[str, str]:
     }
 
 
-def _provide_to_kind(cluster: str, say: Say) -> None:
+def _provide_to_kind(cluster: str, log: Log) -> None:
     for name, dockerfile in image_builds.DOCKERFILES.items():
         tag = f"disttrain/{name}:{IMAGE_TAG}"
-        say(f"building {tag} with docker, for kind")
+        log(f"building {tag} with docker, for kind")
         run(["docker", "build", "--file", REPOSITORY / dockerfile, "--tag", tag, REPOSITORY])
         run(["kind", "load", "docker-image", tag, "--name", cluster])
 

@@ -56,7 +56,7 @@ class Kueue:
 
         wait_for(ready_or_dead, 120, lambda: f"Kueue is not ready (log: {self._daemon.log})")
         if not self._daemon.running():
-            raise RuntimeError(self._daemon.obituary())
+            raise RuntimeError(self._daemon.end_message())
 
     def kill(self) -> None:
         self._daemon.kill()

@@ -56,12 +56,12 @@ def forward_as_before(state: Path) -> None:
 
 # --- packet filter ---
 
-_OURS = ("KUBE-", "CNI-")
+_OWN_CHAINS = ("KUBE-", "CNI-")
 
 
 def our_chains(saved: str) -> Sequence[str]:
     """`table/chain` for each chain of Kubernetes and CNI in what iptables-save printed."""
-    return [f"{table}/{chain}" for table, chain, _ in _lines(saved) if chain.startswith(_OURS) and _ is None]
+    return [f"{table}/{chain}" for table, chain, _ in _lines(saved) if chain.startswith(_OWN_CHAINS) and _ is None]
 
 
 def removal(saved: str) -> str:
@@ -69,9 +69,9 @@ def removal(saved: str) -> str:
     tables: dict[str, tuple[list[str], list[str]]] = {}
     for table, chain, rule in _lines(saved):
         leading, chains = tables.setdefault(table, ([], []))
-        if rule is None and chain.startswith(_OURS):
+        if rule is None and chain.startswith(_OWN_CHAINS):
             chains.append(chain)
-        elif rule is not None and not chain.startswith(_OURS) and _leads_to_ours(rule):
+        elif rule is not None and not chain.startswith(_OWN_CHAINS) and _leads_to_own(rule):
             leading.append(rule.replace("-A", "-D", 1))
     parts = []
     for table, (leading, chains) in tables.items():
@@ -81,9 +81,9 @@ def removal(saved: str) -> str:
     return "\n".join(parts)
 
 
-def _leads_to_ours(rule: str) -> bool:
+def _leads_to_own(rule: str) -> bool:
     _, jump, target = rule.rpartition(" -j ")
-    return bool(jump) and target.startswith(_OURS)
+    return bool(jump) and target.startswith(_OWN_CHAINS)
 
 
 def _lines(saved: str) -> Iterable[tuple[str, str, str | None]]:

@@ -92,7 +92,7 @@ class Node:
         cgroups.make(self.cgroup)
         self.containerd.start()
         answers = ["ctr", "--address", str(self.socket), "version"]
-        wait_for(lambda: succeeds(answers), 60, self.containerd.obituary, pause=0.2)
+        wait_for(lambda: succeeds(answers), 60, self.containerd.end_message, pause=0.2)
 
     def start_kubelet(self, control_plane: ControlPlane) -> None:
         identity = control_plane.kubeconfig_for(self.name, f"system:node:{self.name}", "system:nodes")

@@ -150,7 +150,7 @@ class Daemon:
             _wait_for_hand_over(child.pid)
         process = ProcessId.of(child.pid)
         if not process:
-            raise ClusterError(self.obituary())
+            raise ClusterError(self.end_message())
         fresh = self.pid_file.with_suffix(".pid.new")
         fresh.write_text(json.dumps({"pid": process.pid, "start_time": process.start_time}))
         fresh.replace(self.pid_file)
@@ -165,7 +165,7 @@ class Daemon:
         """As a crash does it: SIGKILL, no goodbye."""
         self.stop(grace=0)
 
-    def obituary(self) -> str:
+    def end_message(self) -> str:
         """One line about a daemon that does not run: the last thing it logged, and where the rest is."""
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()

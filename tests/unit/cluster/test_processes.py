@@ -70,7 +70,7 @@ def test_a_daemon_that_ended_has_its_last_words_told(tmp_path: Path):
     short.start()
     go.touch()
     wait_for(lambda: not short.running(), GENEROUS, lambda: "it does not end")
-    assert short.obituary() == f"short ended: no room (log: {short.log})"
+    assert short.end_message() == f"short ended: no room (log: {short.log})"
 
 
 def test_a_daemon_is_found_by_its_mark_even_without_its_pid_file(daemon: Daemon, tmp_path: Path):
