@@ -27,7 +27,7 @@ def with_queue_of_label(job: DistTrainingJob) -> tuple[DistTrainingJob, list[Vio
     if policy.gang_scheduler is not GangScheduler.NONE or policy.queue_name is not None:
         name = f", queueName {policy.queue_name}" if policy.queue_name else ""
         given = f"gangScheduler {policy.gang_scheduler}{name}"
-        message = f"queue '{queue}' does not go with `schedulingPolicy` ({given}): remove one of the two"
+        message = f"queue '{queue}' conflicts with `schedulingPolicy` ({given}): remove one of the two"
         return job, [Violation(("metadata", "labels", QUEUE_NAME_LABEL), message, queue)]
     placed = policy.model_copy(update={"gang_scheduler": GangScheduler.KUEUE, "queue_name": queue})
     spec: JobSpec = job.spec.model_copy(

@@ -67,7 +67,7 @@ def transformers_problems(config: TransformersConfig) -> Iterator[Problem]:
 def adapter_problems(config: TransformersConfig) -> Iterator[Problem]:
     """Return the problems of the adapters in a tensor group of several ranks."""
     if config.lora is not None and config.lora.dropout > 0:
-        yield f"{_PATH}.lora.dropout", "does not go with `tensorParallelDegree`: remove one of the two"
+        yield f"{_PATH}.lora.dropout", "conflicts with `tensorParallelDegree`: remove one of the two"
 
 
 def layers_of(config: TransformersConfig) -> tuple[int, int] | None:

@@ -20,27 +20,27 @@ CHECKPOINT_REFUSALS = (
     Refusal(
         "KeepBestNeedsEvaluation",
         f"{CHECKPOINT}.keepBest",
-        "`keepBest` goes by an evaluation at each checkpoint: give `evaluation.interval`, or remove it",
+        "`keepBest` needs an evaluation at each checkpoint: set `evaluation.interval`, or remove it",
         saving(keepBest=1),
     ),
     Refusal(
         "KeepBestNeedsMultiple",
         f"{CHECKPOINT}.keepBest",
-        "`keepBest` goes by an evaluation at each checkpoint: `checkpoint.interval` 10 must be a multiple of"
+        "`keepBest` needs an evaluation at each checkpoint: `checkpoint.interval` 10 must be a multiple of"
         " `evaluation.interval`, which is 4",
         saving(evaluation=4, interval=10, keepBest=1),
     ),
     Refusal(
         "BestMetricNeedsKeepBest",
         f"{CHECKPOINT}.bestMetric",
-        "`bestMetric` says what `keepBest` goes by: give `keepBest`, or remove it",
+        "`bestMetric` has no effect without `keepBest`: set `keepBest`, or remove it",
         saving(evaluation=5, interval=10, bestMetric="Accuracy"),
     ),
     *(
         Refusal(
             "BestMetricNeedsMode",
             f"{CHECKPOINT}.bestMode",
-            "`bestMode` goes with a `bestMetric` of your own, and says which value of it is best: give both",
+            "`bestMode` and a `bestMetric` of your own need each other: set both",
             saving(evaluation=5, interval=10, keepBest=1, **settings),
         )
         for settings in ({"bestMetric": "f1"}, {"bestMode": "Max"})

@@ -31,7 +31,7 @@ COMBINATION_REFUSALS = (
         Refusal(
             f"{field[0].upper()}{field[1:]}NeedsTensor",
             f"{PARALLELISM}.{field}",
-            f"`{field}` needs `tensorParallelDegree` greater than 1: it cuts what a tensor group holds",
+            f"`{field}` needs `tensorParallelDegree` greater than 1: it shards within the tensor group",
             {"parallelism": {field: True}, **GPT_ON_TEXT},
         )
         for field in ("sequenceParallel", "vocabularyParallel")
@@ -40,7 +40,7 @@ COMBINATION_REFUSALS = (
         Refusal(
             f"{field[0].upper()}{field[1:]}NeedsTokens",
             f"{PARALLELISM}.{field}",
-            f"`{field}` is for models of tokens, not for 'mlp': remove it, or train another one",
+            f"`{field}` needs a model of tokens, which 'mlp' is not: remove it, or use another model",
             {"parallelism": {field: True, "tensorParallelDegree": 2}},
         )
         for field in ("sequenceParallel", "vocabularyParallel")
@@ -48,8 +48,8 @@ COMBINATION_REFUSALS = (
     Refusal(
         "VocabularyParallelNeedsCrossEntropy",
         f"{PARALLELISM}.vocabularyParallel",
-        "`vocabularyParallel` leaves the logits cut, of which the loss MeanSquaredError needs all: use the loss"
-        " CrossEntropy, or remove it",
+        "`vocabularyParallel` shards the logits, and the loss MeanSquaredError needs all of them: use CrossEntropy,"
+        " or remove it",
         {
             "parallelism": {"tensorParallelDegree": 2, "vocabularyParallel": True},
             "training": {**GPT_ON_TEXT["training"], "loss": {"name": "MeanSquaredError"}},
@@ -59,8 +59,8 @@ COMBINATION_REFUSALS = (
         Refusal(
             f"DevicesWith{what}",
             f"{PARALLELISM}.devicesPerProcess",
-            f"`devicesPerProcess` 2 does not go with `{degree}` 2, which wants a process per device: choose one"
-            " of the two",
+            f"`devicesPerProcess` 2 conflicts with `{degree}` 2, which needs a process per device: remove one of the"
+            " two",
             {"parallelism": {"devicesPerProcess": 2, degree: 2}},
         )
         for what, degree in CUTS
@@ -68,14 +68,14 @@ COMBINATION_REFUSALS = (
     Refusal(
         "DeviceModeNeedsDevices",
         f"{PARALLELISM}.deviceMode",
-        "`deviceMode` says what several devices of a process do: give `devicesPerProcess`, or remove it",
+        "`deviceMode` needs `devicesPerProcess` greater than 1: set it, or remove `deviceMode`",
         {"parallelism": {"deviceMode": "Place"}},
     ),
     Refusal(
         "DevicesWithOffload",
         f"{PARALLELISM}.devicesPerProcess",
-        "`devicesPerProcess` 2 does not go with `offload.parameters`, which wants a process per device: choose"
-        " one of the two",
+        "`devicesPerProcess` 2 conflicts with `offload.parameters`, which needs a process per device: remove one of"
+        " the two",
         {"training": {"offload": {"parameters": True}}, "parallelism": {"devicesPerProcess": 2}},
     ),
     Refusal(

@@ -37,8 +37,8 @@ GENERAL_REFUSALS = (
     Refusal(
         "WorldSizeMultipleOfDegrees",
         PARALLELISM,
-        "world size 2 (2 pods x 1 processes) must be a multiple of the product of the degrees, which is 3: every stage"
-        " and every part has as many replicas as the others",
+        "world size 2 (2 pods x 1 processes) must be a multiple of the product of the degrees, which is 3: every"
+        " stage and shard has the same number of replicas",
         {"parallelism": {"tensorParallelDegree": 3}},
     ),
     Refusal(
@@ -57,7 +57,7 @@ GENERAL_REFUSALS = (
     Refusal(
         "GpuResourceNeedsGpus",
         "spec.workers.gpuResource",
-        "`gpuResource` needs `gpusPerPod`: say how many of it each pod gets",
+        "`gpuResource` needs `gpusPerPod`: set how many each pod gets",
         {"workers": {"gpuResource": "amd.com/gpu"}},
     ),
     Refusal(
@@ -133,8 +133,7 @@ GENERAL_REFUSALS = (
     Refusal(
         "CheckpointNeedsStorage",
         "spec.training.checkpoint",
-        "`training.checkpoint` needs `spec.storage`, where checkpoints outlive the pods: give it, or"
-        " remove `checkpoint`",
+        "`training.checkpoint` needs `spec.storage`, which outlives the pods: set it, or remove `checkpoint`",
         {"training": {"checkpoint": {"interval": 10}}},
     ),
     Refusal(
@@ -146,13 +145,13 @@ GENERAL_REFUSALS = (
     Refusal(
         "RetentionNeedsClaimTemplate",
         "spec.storage.retentionPolicy",
-        "`retentionPolicy` is about a claim that the operator makes: give `volumeClaimTemplate`, or remove it",
+        "`retentionPolicy` needs a claim that the operator creates: set `volumeClaimTemplate`, or remove it",
         {"storage": CLAIM | {"retentionPolicy": {"whenDeleted": "Delete"}}},
     ),
     Refusal(
         "ClaimHasSize",
         "spec.storage.volumeClaimTemplate.spec",
-        "a claim needs a size: give `resources.requests.storage`, for example 100Gi",
+        "a claim needs a size: set `resources.requests.storage`, for example 100Gi",
         {"storage": {"volumeClaimTemplate": {"spec": {"storageClassName": "fast"}}}},
     ),
     *(
@@ -168,8 +167,8 @@ GENERAL_REFUSALS = (
         Refusal(
             "ClaimMetadata",
             "spec.storage.volumeClaimTemplate.metadata",
-            "labels and annotations that begin with 'disttrain.io/', and the label 'app.kubernetes.io/managed-by', are"
-            " the operator's to set: remove them",
+            "labels and annotations that begin with 'disttrain.io/', and the label 'app.kubernetes.io/managed-by',"
+            " are set by the operator: remove them",
             {"storage": merge(a_claim_template(), {"volumeClaimTemplate": {"metadata": {kind: {key: "x"}}}})},
         )
         for kind, key in (
@@ -187,8 +186,8 @@ GENERAL_REFUSALS = (
     Refusal(
         "FailurePolicyNeedsGang",
         "spec.runPolicy.failurePolicy",
-        "`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change `restartPolicy` (a last"
-        " rule with nothing but `action: FailJob` says what Never says)",
+        "`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change `restartPolicy` (a"
+        " last rule with only `action: FailJob` has the same effect as Never)",
         untrained(
             own_program(),
             runPolicy={"restartPolicy": "Never", "failurePolicy": {"rules": [{"action": "RestartGang"}]}},
@@ -197,14 +196,14 @@ GENERAL_REFUSALS = (
     Refusal(
         "WorkersFailTogether",
         "spec.runPolicy.failurePolicy",
-        "the ranks of `training` train in step and cannot go on without one of them: give rules with RestartPod or"
-        " Ignore `roles: [ps]`, or use RestartGang",
+        "the ranks of `training` train in step and cannot continue without one of them: set `roles: [ps]` in rules"
+        " with RestartPod or Ignore, or use RestartGang",
         {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
     ),
     Refusal(
         "ProgressNeedsTraining",
         "spec.runPolicy.progressDeadlineSeconds",
-        "the steps of a program of your own are not asked for: remove `progressDeadlineSeconds`, or use `training`",
+        "`progressDeadlineSeconds` watches the steps of `training` alone: remove it, or use `training`",
         untrained(own_program(), runPolicy={"progressDeadlineSeconds": 600}),
     ),
     Refusal(
@@ -255,7 +254,7 @@ GENERAL_REFUSALS = (
                 Refusal(
                     f"{role}{name}",
                     f"{path}.spec.{field}",
-                    f"`{field}` is the operator's to set: remove it",
+                    f"`{field}` is set by the operator: remove it",
                     changes(**{field: "mine"}),
                 )
                 for name, field in (
@@ -267,7 +266,8 @@ GENERAL_REFUSALS = (
             Refusal(
                 f"{role}Volumes",
                 f"{path}.spec.volumes",
-                "volume `disttrain-b` must not begin with 'disttrain-', as the operator's own do: rename it",
+                "volume `disttrain-b` must not begin with 'disttrain-', the prefix of the operator's volumes: rename"
+                " it",
                 changes(volumes=[{"name": "a", "emptyDir": {}}, {"name": "disttrain-b", "emptyDir": {}}]),
             ),
             Refusal(
@@ -284,7 +284,7 @@ GENERAL_REFUSALS = (
 )
 
 NAME_REFUSALS = {
-    "a" * 41: "the name has 41 characters and may have at most 40: names of pods and hosts are made of it",
+    "a" * 41: "the name has 41 characters and may have at most 40: names of pods and hosts contain it",
     "2nd-run": "'2nd-run' must begin with a lower-case letter, hold lower-case letters, digits and '-' only, and"
     " end with a letter or digit: a Service has this name",
     "a.b": "'a.b' must begin with a lower-case letter, hold lower-case letters, digits and '-' only, and"

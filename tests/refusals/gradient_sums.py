@@ -1,4 +1,4 @@
-"""Jobs whose way of summing gradients does not go with something else, and some whose does."""
+"""Jobs whose way of summing gradients conflicts with something else, and some whose does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "HookNeedsDdp",
             DATA_PARALLEL,
-            f"`allReduce` and `compression` are hooks of DDP, which does not sum the gradients with `{cut}`: remove"
+            f"`allReduce` and `compression` are hooks of DDP, which does not reduce gradients with `{cut}`: remove"
             " one of the two",
             spec,
         )
@@ -59,17 +59,16 @@ GRADIENT_SUM_REFUSALS = (
     Refusal(
         "HookNeedsReplicas",
         DATA_PARALLEL,
-        "`allReduce` and `compression` are about gradients of several replicas, and there is one: add workers,"
-        " or remove them",
+        "`allReduce` and `compression` need several replicas, and there is one: add workers, or remove them",
         {"workers": {"replicas": 1}, "parallelism": RING},
     ),
     *(
         Refusal(
             "SettingOfDdp",
             DATA_PARALLEL,
-            f"`{setting}` is a setting of DDP that sums the gradients by itself: remove it, or shards, tensor and"
-            " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` that are not"
-            " the default",
+            f"`{setting}` needs DDP's own all-reduce of gradients: remove it, or sharding, tensor and"
+            " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` but the"
+            " default",
             spec,
         )
         for setting, spec in (
@@ -96,7 +95,7 @@ GRADIENT_SUM_REFUSALS = (
         Refusal(
             "SettingOfDdpNeedsReplicas",
             DATA_PARALLEL,
-            f"`{setting}` is about gradients of several replicas, and there is one: add workers, or remove it",
+            f"`{setting}` needs several replicas, and there is one: add workers, or remove it",
             {"workers": {"replicas": 1}, "parallelism": {"dataParallel": {setting: True}}},
         )
         for setting in ("staticGraph", "findUnusedParameters")
@@ -111,24 +110,22 @@ GRADIENT_SUM_REFUSALS = (
     Refusal(
         "CompressionHasOwnExchange",
         f"{DATA_PARALLEL}.allReduce",
-        "`allReduce` Tree does not go with compression TopK, which cannot be summed on its way and has an exchange of"
-        " its own: use Backend",
+        "`allReduce` Tree conflicts with compression TopK, which has an exchange of its own: use Backend",
         {"parallelism": {"dataParallel": {"allReduce": "Tree", "compression": {"name": "TopK"}}}},
     ),
     Refusal(
         "Fp16WithKeptGradients",
         "spec.training.precision",
-        "precision FP16 does not go with compression OneBit, which keeps a part for the next step, where the loss scale"
-        " is another: use BF16 or FP32",
+        "precision FP16 conflicts with compression OneBit, which keeps an error for the next step, whose loss scale"
+        " may differ: use BF16 or FP32",
         {**compressed("OneBit"), "training": {"precision": "FP16"}},
     ),
     *(
         Refusal(
             "SkipStepsJudgesOneGradient",
             "spec.training.skipSteps",
-            "`skipSteps` needs `dataParallel.mode` AllReduce, where ranks update by one gradient, and does not go with"
-            " PipeDream and PipeDream2BW, with FP16, which skips overflows itself, nor with compression that keeps a"
-            " part for the next step",
+            "`skipSteps` needs `dataParallel.mode` AllReduce, and conflicts with PipeDream, PipeDream2BW, FP16, which"
+            " skips overflows itself, and compression with error feedback",
             merge(spec, {"training": {"skipSteps": {}}}),
         )
         for spec in (
@@ -141,8 +138,7 @@ GRADIENT_SUM_REFUSALS = (
     Refusal(
         "MomentumCorrectionNeedsPlainSgd",
         f"{DATA_PARALLEL}.compression.momentumCorrection",
-        "`momentumCorrection` is the momentum of SGD, applied before numbers are chosen: use the optimizer SGD without"
-        " `momentum`",
+        "`momentumCorrection` replaces the momentum of SGD: use the optimizer SGD without `momentum`",
         {
             **compressed("TopK", momentumCorrection=0.9),
             "training": {"optimizer": {"name": "SGD", "momentum": 0.9}},

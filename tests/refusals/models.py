@@ -13,28 +13,28 @@ MODEL_REFUSALS = (
     Refusal(
         "SyncBatchNormNeedsLayers",
         PATH,
-        "`syncBatchNorm` is for models with BatchNorm layers, which 'mlp' has not: remove it",
+        "`syncBatchNorm` needs BatchNorm layers, which 'mlp' does not have: remove it",
         {"parallelism": SYNC},
     ),
     Refusal(
         "SyncBatchNormWithRecomputation",
         PATH,
-        "`syncBatchNorm` does not go with `activationCheckpointing` Full: what is computed twice would count twice in"
-        " the running statistics; remove one of the two",
+        "`syncBatchNorm` conflicts with `activationCheckpointing` Full: recomputed batches would count twice in the"
+        " running statistics; remove one of the two",
         {"parallelism": SYNC, "training": {**RESNET, "activationCheckpointing": "Full"}},
     ),
     Refusal(
         "SyncBatchNormWithDevices",
         PATH,
-        "`syncBatchNorm` does not go with `devicesPerProcess` 2, whose copies would each wait for the others: run a"
+        "`syncBatchNorm` conflicts with `devicesPerProcess` 2, whose copies would wait for each other: run a"
         " process per device, or use `deviceMode` Place",
         {"parallelism": {**SYNC, "devicesPerProcess": 2}, "training": RESNET},
     ),
     Refusal(
         "ModelsLossNeedsEntrypoint",
         "spec.training.loss.name",
-        "`loss.name` Model is a method of a model of your own, which 'mlp' is not: name CrossEntropy or"
-        " MeanSquaredError, or give `model.entrypoint`",
+        "`loss.name` Model needs a model of your own, which 'mlp' is not: use CrossEntropy or MeanSquaredError, or"
+        " set `model.entrypoint`",
         {"training": {"loss": {"name": "Model"}}},
     ),
     Refusal(

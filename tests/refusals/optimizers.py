@@ -37,7 +37,7 @@ OPTIMIZER_REFUSALS = (
         Refusal(
             "WholeMatrices",
             f"{OPTIMIZER}.name",
-            f"the optimizer {name} needs whole matrices on the device, which `{setting}` does not leave: remove one of"
+            f"the optimizer {name} needs whole matrices on the device, and `{setting}` prevents that: remove one of"
             " the two",
             {"parallelism": parallelism, "training": {"optimizer": {"name": name}, **changes}},
         )

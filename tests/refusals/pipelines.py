@@ -22,19 +22,19 @@ PIPELINE_REFUSALS = (
     Refusal(
         "PipelineNeedsDegree",
         PIPELINE,
-        "`pipeline` needs `pipelineParallelDegree` greater than 1: it says how a pipeline works",
+        "`pipeline` needs `pipelineParallelDegree` greater than 1",
         {"parallelism": {"pipeline": {"microbatches": 4}}},
     ),
     Refusal(
         "OneStagePerRank",
         PIPELINE,
-        "schedule 'GPipe' has 1 per rank, `stagesPerRank` is 2: leave it out, or use Interleaved1F1B or LoopedBFS",
+        "schedule 'GPipe' has 1 stage per rank, `stagesPerRank` is 2: remove it, or use Interleaved1F1B or LoopedBFS",
         piped(schedule="GPipe", stagesPerRank=2),
     ),
     Refusal(
         "TwoStagesPerRank",
         PIPELINE,
-        "schedule 'ZBVZeroBubble' has 2 per rank, `stagesPerRank` is 3: leave it out, or use InterleavedZeroBubble",
+        "schedule 'ZBVZeroBubble' has 2 stages per rank, `stagesPerRank` is 3: remove it, or use InterleavedZeroBubble",
         piped(schedule="ZBVZeroBubble", stagesPerRank=3),
     ),
     *(
@@ -60,13 +60,13 @@ PIPELINE_REFUSALS = (
     Refusal(
         "LayersOfEveryStage",
         PIPELINE,
-        "`layersPerStage` has 3 numbers, there are 2 stages: give one for each",
+        "`layersPerStage` has 3 numbers, there are 2 stages: set one for each",
         piped(layersPerStage=[1, 2, 1]),
     ),
     Refusal(
         "LayersOrSplit",
         PIPELINE,
-        "`layersPerStage` says how the layers are split: remove `split`",
+        "`layersPerStage` already splits the layers: remove `split`",
         piped(layersPerStage=[1, 2], split="Even"),
     ),
     Refusal(
@@ -82,8 +82,8 @@ PIPELINE_REFUSALS = (
         Refusal(
             f"{what}WithSplitBackward",
             f"spec.training.{path}",
-            f"{name} does not go with schedule 'ZBVZeroBubble', which computes gradients of inputs and of parameters"
-            f" apart: {reason}; use Interleaved1F1B",
+            f"{name} conflicts with schedule 'ZBVZeroBubble', which computes gradients of inputs and"
+            f" parameters separately: {reason}; use Interleaved1F1B",
             piped(training, schedule="ZBVZeroBubble"),
         )
         for what, path, name, reason, training in (
@@ -92,7 +92,7 @@ PIPELINE_REFUSALS = (
                 "Selective",
                 "activationCheckpointing",
                 "activationCheckpointing Selective",
-                "it computes a layer anew only once; Full goes",
+                "it recomputes a layer only once; Full works",
                 {"activationCheckpointing": "Selective"},
             ),
         )
@@ -115,15 +115,15 @@ FLUSHLESS_REFUSALS = (
     Refusal(
         "PipeDreamHasNoBatches",
         PIPELINE,
-        "schedule 'PipeDream' updates after every microbatch, `microbatches` is 4: leave it out, or use PipeDream2BW",
+        "schedule 'PipeDream' updates after every microbatch, `microbatches` is 4: remove it, or use PipeDream2BW",
         piped(schedule="PipeDream", microbatches=4),
     ),
     *(
         Refusal(
             "FlushlessStagesAreWhole",
             PIPELINE,
-            f"schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` takes apart: use replicas,"
-            " or 1F1B",
+            f"schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` splits: use replicas, or"
+            " 1F1B",
             merge(piped(training, schedule=schedule), {"parallelism": {cut: 2} if cut in degrees else {}, **workers}),
         )
         for degrees in (("dataParallelShardDegree", "tensorParallelDegree"),)
@@ -136,14 +136,14 @@ FLUSHLESS_REFUSALS = (
     Refusal(
         "FlushlessWithNorm",
         "spec.training.maxGradientNorm",
-        "`maxGradientNorm` waits for the gradients of all stages, which would empty the pipeline of schedule"
+        "`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline of schedule"
         " 'PipeDream2BW': remove it, or use 1F1B",
         piped({"maxGradientNorm": 1}, schedule="PipeDream2BW"),
     ),
     Refusal(
         "FlushlessWithFp16",
         "spec.training.precision",
-        "precision FP16 skips a step whose gradient overflows in any stage, and to ask them all would empty the"
+        "precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would drain the"
         " pipeline of schedule 'PipeDream': use BF16 or FP32, or 1F1B",
         piped({"precision": "FP16"}, schedule="PipeDream"),
     ),
@@ -156,14 +156,15 @@ FLUSHLESS_REFUSALS = (
     Refusal(
         "OneStagePerRank",
         PIPELINE,
-        "schedule 'PipeDream' has 1 per rank, `stagesPerRank` is 2: leave it out, or use Interleaved1F1B or LoopedBFS",
+        "schedule 'PipeDream' has 1 stage per rank, `stagesPerRank` is 2: remove it, or use Interleaved1F1B or"
+        " LoopedBFS",
         piped(schedule="PipeDream", stagesPerRank=2),
     ),
     Refusal(
         "WorldSizeMultipleOfDegrees",
         "spec.parallelism",
-        "world size 3 (3 pods x 1 processes) must be a multiple of the product of the degrees, which is 2: every stage"
-        " and every part has as many replicas as the others",
+        "world size 3 (3 pods x 1 processes) must be a multiple of the product of the degrees, which is 2: every"
+        " stage and shard has the same number of replicas",
         merge(piped(schedule="PipeDream"), {"workers": {"replicas": 3}}),
     ),
 )

@@ -7,7 +7,7 @@ from tests.refusals.refusal import SERVERS, WORKERS, Refusal, own_program, serve
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a/zone", "whenUnsatisfiable": "DoNotSchedule"}
 BETWEEN_PODS = (
-    "`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity and"
+    "`gangScheduler` Gate ignores rules between pods: remove required podAffinity and"
     " podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them preferences"
     " (`topology` puts pods together)"
 )
@@ -52,8 +52,8 @@ PLACEMENT_REFUSALS = (
         Refusal(
             f"{role}PriorityClass",
             f"{path}.spec.priorityClassName",
-            "`priorityClassName` low in the template and high in `runPolicy.schedulingPolicy` cannot both be: remove"
-            " one of the two",
+            "`priorityClassName` low in the template and high in `runPolicy.schedulingPolicy` differ: remove one of"
+            " the two",
             changes | {"runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}}},
         )
         for role, path, changes in (
@@ -64,7 +64,7 @@ PLACEMENT_REFUSALS = (
     Refusal(
         "KueueRestartsNoSinglePods",
         "spec.runPolicy.failurePolicy",
-        "RestartPod does not go with `gangScheduler` Kueue, which keeps the name of a pod that ended until all"
+        "RestartPod conflicts with `gangScheduler` Kueue, which keeps the name of a pod that ended until all"
         " of its group have ended: use RestartGang",
         {
             **untrained(own_program()),

@@ -31,8 +31,8 @@ PROGRAM_REFUSALS = (
         Refusal(
             "ExitCodeOfContainer",
             "spec.runPolicy.failurePolicy",
-            "`onExitCodes.containerName` must be `trainer`, or an init container that is no sidecar: no other container"
-            " ends a pod",
+            "`onExitCodes.containerName` must be `trainer`, or an init container that is not a sidecar: no other"
+            " container ends a pod",
             {"workers": _fetching("fetch", **more), "runPolicy": _on_exit("In", [7], containerName=name)},
         )
         for name, more in {"fetsh": {}, "fetch": {"restartPolicy": "Always"}}.items()
@@ -40,13 +40,13 @@ PROGRAM_REFUSALS = (
     Refusal(
         "ExitCodeOfFailure",
         "spec.runPolicy.failurePolicy",
-        "exit code 0 is no failure: remove it from the values of `onExitCodes` with operator In",
+        "exit code 0 is not a failure: remove it from the values of `onExitCodes` with operator In",
         {"runPolicy": _on_exit("In", [0, 7])},
     ),
     Refusal(
         "SomethingToRun",
         "spec.workers",
-        "nothing to run: give `spec.training`, or the container `trainer` an `image` or a `command`",
+        "nothing to run: set `spec.training`, or an `image` or a `command` of the container `trainer`",
         untrained(own_program({"name": "trainer", "args": ["train"]}, {"name": "other", "image": "an/image:1"})),
     ),
     Refusal(
@@ -67,8 +67,8 @@ PROGRAM_REFUSALS = (
         Refusal(
             f"{role}FieldOnce",
             path,
-            "`image`, `command`, `args`, `env`, `envFrom`, `resources`: each of them stands here or in the template's"
-            " container `trainer`, not in both: remove one of the two",
+            "`image`, `command`, `args`, `env`, `envFrom`, `resources`: set each of them here or in the template's"
+            " container `trainer`, not in both",
             changes({"name": "trainer", "image": "an/image:1", "env": []}, env=[]),
         )
         for role, path, changes in BESIDE
@@ -86,19 +86,19 @@ PROGRAM_REFUSALS = (
     Refusal(
         "ServersProgram",
         "spec.parameterServers",
-        "the servers have nothing to run: give their container `trainer` an `image` or a `command`",
+        "the servers have nothing to run: set an `image` or a `command` of their container `trainer`",
         servers({"name": "trainer"}),
     ),
     Refusal(
         "GpusByGpusPerPod",
         "spec.workers",
-        "`nvidia.com/gpu` may not stand in `resources`: ask for it with `gpusPerPod`",
+        "`nvidia.com/gpu` must not be in `resources`: request it with `gpusPerPod`",
         {"workers": own_program({"name": "side", "resources": {"limits": {"nvidia.com/gpu": 1}}})},
     ),
     Refusal(
         "GpusByGpusPerPod",
         "spec.workers",
-        "`nvidia.com/gpu` may not stand in `resources`: ask for it with `gpusPerPod`",
+        "`nvidia.com/gpu` must not be in `resources`: request it with `gpusPerPod`",
         {"workers": {"resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 1}}}},
     ),
 )

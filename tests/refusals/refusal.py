@@ -49,5 +49,5 @@ def pods(replicas: int, processes: int | None = None) -> dict[str, Any]:
 RESERVED_VARIABLES = (
     "environment variables that begin with 'DISTTRAIN_', and MASTER_ADDR, MASTER_PORT, WORLD_SIZE, NODE_RANK,"
     " GROUP_RANK, LOCAL_WORLD_SIZE, RANK, LOCAL_RANK, PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,"
-    " PET_MASTER_PORT, PET_RDZV_ID, are the operator's to set: remove them from the container `trainer`"
+    " PET_MASTER_PORT, PET_RDZV_ID, are set by the operator: remove them from the container `trainer`"
 )

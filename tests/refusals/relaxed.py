@@ -1,4 +1,4 @@
-"""Jobs whose replicas meet less often, with what does not go with that, and some that are accepted."""
+"""Jobs whose replicas meet less often, with what conflicts with that, and some that are accepted."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ RELAXED_REFUSALS = (
         Refusal(
             "RelaxedNeedsWholeReplicas",
             f"{DATA_PARALLEL}.mode",
-            f"`mode` {mode} averages models that ranks hold whole: use AllReduce with shards, tensor or pipeline"
+            f"`mode` {mode} needs a whole model on each rank: use AllReduce with sharding, tensor or pipeline"
             " parallelism, and `offload.parameters`",
             {
                 **FOUR,
@@ -58,7 +58,7 @@ RELAXED_REFUSALS = (
         Refusal(
             "RelaxedHasNoHooks",
             DATA_PARALLEL,
-            "`allReduce` and `compression` are about gradients, and `mode` LocalSGD averages parameters: remove them,"
+            "`allReduce` and `compression` apply to gradients, and `mode` LocalSGD averages parameters: remove them,"
             " or use AllReduce",
             relaxed("LocalSGD", **hook),
         )
@@ -67,7 +67,7 @@ RELAXED_REFUSALS = (
     Refusal(
         "Fp16WithRelaxed",
         "spec.training.precision",
-        "precision FP16 does not go with `mode` BMUF: each replica's loss scaler would skip other steps; use BF16 or"
+        "precision FP16 conflicts with `mode` BMUF: each replica's loss scaler would skip different steps; use BF16 or"
         " FP32",
         {**relaxed("BMUF"), "training": {"precision": "FP16"}},
     ),
@@ -75,7 +75,7 @@ RELAXED_REFUSALS = (
         Refusal(
             "GlobalPeriodIsLonger",
             f"{DATA_PARALLEL}.localSGD.globalPeriod",
-            f"`globalPeriod` {found} must be a multiple of `period` 4 and longer",
+            f"`globalPeriod` {found} must be a multiple of `period` 4 and greater",
             hierarchical(2, 2, period=4, globalPeriod=found),
         )
         for found in (4, 6)

@@ -34,12 +34,12 @@ def of_servers(metadata: Any = None, **pod: Any) -> Raw:
 
 
 LABEL = (
-    "labels that begin with 'disttrain.io/', and 'app.kubernetes.io/managed-by', are the operator's to set: remove them"
+    "labels that begin with 'disttrain.io/', and 'app.kubernetes.io/managed-by', are set by the operator: remove them"
 )
-ANNOTATION = "annotations that begin with 'disttrain.io/' are the operator's to set: remove them"
+ANNOTATION = "annotations that begin with 'disttrain.io/' are set by the operator: remove them"
 CLAIM = (
     "the claim of volume `claimed` has a label or annotation that begins with 'disttrain.io/', or the label"
-    " 'app.kubernetes.io/managed-by', which are the operator's to set: remove them"
+    " 'app.kubernetes.io/managed-by', which are set by the operator: remove them"
 )
 
 RESERVED_NAME_REFUSALS = tuple(

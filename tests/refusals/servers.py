@@ -18,11 +18,11 @@ def on_servers(parallelism: Mapping[str, Any] | None = None, **settings: Any) ->
 
 
 def with_other(setting: str, changes: Mapping[str, Any]) -> Refusal:
-    """A setting that does not go with servers."""
+    """A setting that conflicts with servers."""
     return Refusal(
         "ServersWithOthers",
         f"{DATA_PARALLEL}.mode",
-        f"`mode` ParameterServer does not go with `{setting}`, which is not built for it: remove one of the two",
+        f"`mode` ParameterServer conflicts with `{setting}`, which it does not support: remove one of the two",
         changes,
     )
 
@@ -32,7 +32,7 @@ SERVER_REFUSALS = (
         Refusal(
             "GroupsWithServers",
             "spec.training.optimizer",
-            "`groups` and `weightDecayOn` go by names and shapes of parameters, which servers do not know: remove them,"
+            "`groups` and `weightDecayOn` select parameters by name and shape, which servers do not know: remove them,"
             " or the mode ParameterServer",
             on_servers() | {"training": {"optimizer": optimizer}},
         )
@@ -69,7 +69,7 @@ SERVER_REFUSALS = (
         Refusal(
             "CutModelsNeedGroups",
             "spec.parallelism",
-            "with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker: add"
+            "with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker: set"
             " `parameterServer.groupReduce` WithinGroup, or set the shard, tensor and pipeline degrees to 1",
             {"workers": pods(2, 2), **on_servers({degree: 2}, **settings)},
         )
@@ -83,7 +83,7 @@ SERVER_REFUSALS = (
         Refusal(
             "GroupsArePods",
             "spec.parallelism",
-            "`groupReduce` WithinGroup: ranks that share a model must lie in one pod, so the processes per pod,"
+            "`groupReduce` WithinGroup: ranks that share a model must be in one pod, so the processes per pod,"
             f" {processes}, must be a multiple of the product of the degrees, which is {product}: set"
             " `workers.processesPerPod`",
             {"workers": pods(4, processes), **on_servers(degrees, groupReduce="WithinGroup")},
@@ -96,7 +96,7 @@ SERVER_REFUSALS = (
     Refusal(
         "GroupsHaveRanks",
         f"{DATA_PARALLEL}.parameterServer.groupReduce",
-        "`groupReduce` WithinGroup sums over the ranks of a pod, of which there is one: set `workers.processesPerPod`,"
+        "`groupReduce` WithinGroup sums over the ranks of a pod, and there is one: set `workers.processesPerPod`,"
         " or remove it",
         on_servers(groupReduce="WithinGroup"),
     ),
@@ -127,55 +127,55 @@ SERVER_REFUSALS = (
     Refusal(
         "ServersWithClipping",
         "spec.training.maxGradientNorm",
-        "`maxGradientNorm` does not go with `synchronization` Sync: each server sees its part of the gradient alone;"
+        "`maxGradientNorm` conflicts with `synchronization` Sync: each server sees only its part of the gradient;"
         " use Async or BoundedStaleness, where workers clip what they push",
         {**on_servers(), "training": {"maxGradientNorm": 1.0}},
     ),
     Refusal(
         "ServersWithPreflight",
         "spec.training.preflight",
-        "`preflight` checks what all ranks send each other, and with `mode` ParameterServer workers talk to servers:"
+        "`preflight` checks links between ranks, and with `mode` ParameterServer workers send to servers:"
         " remove it, or use AllReduce",
         {**on_servers(), "training": {"preflight": True}},
     ),
     Refusal(
         "ServersWithDataWorkers",
         "spec.training.dataWorkers",
-        "`dataWorkers` do not go with `mode` ParameterServer, where a worker learns which samples it has when a step"
-        " begins: remove it, or use AllReduce",
+        "`dataWorkers` conflict with `mode` ParameterServer, where a worker gets its samples when a step begins:"
+        " remove it, or use AllReduce",
         {**on_servers(), "training": {"dataWorkers": 2}},
     ),
     Refusal(
         "PowerSgdOnServers",
         f"{DATA_PARALLEL}.compression",
-        "compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an all-reduce, and"
+        "compression PowerSGD conflicts with `mode` ParameterServer: it needs whole matrices and an all-reduce, and"
         " servers hold ranges of numbers; use another compression, for example TopK",
         on_servers({"dataParallel": {"compression": {"name": "PowerSGD"}}}),
     ),
     Refusal(
         "CompressionOfPushedParameters",
         f"{DATA_PARALLEL}.compression",
-        "`compression` does not go with `push` Parameters: what it left out of the parameters would remain in the"
-        " optimizer's state that goes along; use `push` Gradients, or remove `compression`",
+        "`compression` conflicts with `push` Parameters: what it leaves out of the parameters would stay in the"
+        " optimizer's state; use `push` Gradients, or remove `compression`",
         on_servers({"dataParallel": {"compression": {"name": "Int8"}}}, push="Parameters"),
     ),
     Refusal(
         "SettingsOfServersNeedMode",
         f"{DATA_PARALLEL}.parameterServer",
-        "`parameterServer` holds settings of `mode` ParameterServer: set it, or remove them",
+        "`parameterServer` has settings of `mode` ParameterServer: use this mode, or remove them",
         {"parallelism": {"dataParallel": {"parameterServer": {"synchronization": "Async"}}}},
     ),
     Refusal(
         "WorkersOfServersComeBack",
         "spec.runPolicy.failurePolicy",
-        "the work of worker 0, which leads, is done by nobody else: give rules with Ignore `roles: [ps]`, or use"
-        " RestartPod, with which the other workers go on until it is back",
+        "no other worker can replace worker 0, the leader: set `roles: [ps]` in rules with Ignore, or use RestartPod,"
+        " with which the others continue until it is back",
         {**on_servers(), "runPolicy": {"failurePolicy": {"rules": [{"action": "Ignore"}]}}},
     ),
     Refusal(
         "SuccessOfServersOfTraining",
         "spec.runPolicy.successPolicy",
-        "`successPolicy.role` ps does not go with `training`, whose servers serve until the workers are done: use role"
+        "`successPolicy.role` ps conflicts with `training`, whose servers run until the workers are done: use role"
         " worker",
         {**on_servers(), "runPolicy": {"successPolicy": {"role": "ps"}}},
     ),
@@ -198,7 +198,7 @@ SERVER_REFUSALS = (
         Refusal(
             "SnapshotsNeedVolume",
             f"{DATA_PARALLEL}.parameterServer.snapshotInterval",
-            "`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or"
+            "`snapshotInterval` needs a volume in `spec.storage`: add `claimName` or"
             " `volumeClaimTemplate`, or remove the interval",
             {**on_servers(synchronization="Async", snapshotInterval=9), **storage},
         )

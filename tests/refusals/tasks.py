@@ -7,8 +7,8 @@ from tests.refusals.refusal import Refusal
 
 TASK = {"task": {"entrypoint": "mine:Task"}, "model": None, "data": None}
 _LAYOUT = (
-    "`task` does not go with `pipelineParallelDegree`, `devicesPerProcess`, `sequenceParallel`, `vocabularyParallel`"
-    " and parameter servers, which take batches of an input and a target: use replicas, shards or tensor groups"
+    "`task` conflicts with `pipelineParallelDegree`, `devicesPerProcess`, `sequenceParallel`, `vocabularyParallel`"
+    " and parameter servers, which need batches of an input and a target: use replicas, sharding or tensor groups"
 )
 _AGAINST: tuple[Mapping[str, Any], ...] = (
     {"parallelism": {"pipelineParallelDegree": 2}},
@@ -45,7 +45,7 @@ ENTRYPOINT_REFUSALS = (
         Refusal(
             f"{rule}EntrypointAlone",
             f"spec.training.{part}.entrypoint",
-            "`entrypoint` takes the place of `name` and its settings: remove these",
+            "`entrypoint` replaces `name` and its settings: remove these",
             {"training": {part: {**_OWN, **setting}}},
         )
         for rule, part, setting in _ALONE
@@ -54,7 +54,7 @@ ENTRYPOINT_REFUSALS = (
         Refusal(
             "EntrypointOnServers",
             "spec.training",
-            "an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers"
+            "an `entrypoint` of `optimizer` or `lrSchedule` conflicts with `mode` ParameterServer, where servers"
             " update the parameters: remove it, or use AllReduce",
             {
                 "parallelism": {"dataParallel": {"mode": "ParameterServer"}},

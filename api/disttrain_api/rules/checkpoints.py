@@ -40,7 +40,7 @@ CHECKPOINT_RULES = (
         id="KeepBestNeedsEvaluation",
         path="spec.training.checkpoint.keepBest",
         scope="spec.training",
-        sentence="`keepBest` goes by an evaluation at each checkpoint: give `evaluation.interval`, or remove it",
+        sentence="`keepBest` needs an evaluation at each checkpoint: set `evaluation.interval`, or remove it",
         check=_not_judged,
         cel=f"!({_BEST}) || has(self.evaluation.interval)",
         reads=("spec.training.checkpoint.keepBest", "spec.training.evaluation.interval"),
@@ -49,7 +49,7 @@ CHECKPOINT_RULES = (
         id="KeepBestNeedsMultiple",
         path="spec.training.checkpoint.keepBest",
         scope="spec.training",
-        sentence="`keepBest` goes by an evaluation at each checkpoint: `checkpoint.interval` {interval} must be a"
+        sentence="`keepBest` needs an evaluation at each checkpoint: `checkpoint.interval` {interval} must be a"
         " multiple of `evaluation.interval`, which is {evaluation}",
         check=_judged_elsewhere,
         cel=f"!({_BEST}) || !has(self.evaluation.interval) || self.checkpoint.interval % self.evaluation.interval == 0",
@@ -64,7 +64,7 @@ CHECKPOINT_RULES = (
         id="BestMetricNeedsKeepBest",
         path="spec.training.checkpoint.bestMetric",
         scope="spec.training.checkpoint",
-        sentence="`bestMetric` says what `keepBest` goes by: give `keepBest`, or remove it",
+        sentence="`bestMetric` has no effect without `keepBest`: set `keepBest`, or remove it",
         check=lambda spec: when(
             spec.training is not None
             and spec.training.checkpoint is not None
@@ -78,7 +78,7 @@ CHECKPOINT_RULES = (
         id="BestMetricNeedsMode",
         path="spec.training.checkpoint.bestMode",
         scope="spec.training.checkpoint",
-        sentence="`bestMode` goes with a `bestMetric` of your own, and says which value of it is best: give both",
+        sentence="`bestMode` and a `bestMetric` of your own need each other: set both",
         check=_unknown_mode,
         cel=f"has(self.bestMode) ? has(self.bestMetric) : !has(self.bestMetric) || self.bestMetric in {_OWN_FIGURES}",
         reads=("spec.training.checkpoint.bestMetric", "spec.training.checkpoint.bestMode"),

@@ -37,8 +37,8 @@ def _device_rule(what: str, alias: str, field: str) -> Rule:
         id=f"DevicesWith{what}",
         path="spec.parallelism.devicesPerProcess",
         scope="spec.parallelism",
-        sentence=f"`devicesPerProcess` {{devices}} does not go with `{alias}` {{degree}}, which wants a process per"
-        " device: choose one of the two",
+        sentence=f"`devicesPerProcess` {{devices}} conflicts with `{alias}` {{degree}}, which needs a process per"
+        " device: remove one of the two",
         check=lambda spec: when(_devices(spec) > 1 and degree(spec) > 1, devices=_devices(spec), degree=degree(spec)),
         cel=f"{_DEVICES} == 1 || {cel} == 1",
         values={"devices": _DEVICES, "degree": cel},
@@ -58,7 +58,7 @@ def _needs_tensor(alias: str, field: str) -> Rule:
         id=f"{alias[0].upper()}{alias[1:]}NeedsTensor",
         path=f"spec.parallelism.{alias}",
         scope="spec.parallelism",
-        sentence=f"`{alias}` needs `tensorParallelDegree` greater than 1: it cuts what a tensor group holds",
+        sentence=f"`{alias}` needs `tensorParallelDegree` greater than 1: it shards within the tensor group",
         check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _tensor(spec) == 1),
         cel=f"!has(self.{alias}) || !self.{alias} || (has(self.tensorParallelDegree) && self.tensorParallelDegree > 1)",
         reads=(f"spec.parallelism.{alias}", "spec.parallelism.tensorParallelDegree"),
@@ -70,7 +70,7 @@ def _needs_tokens(alias: str, field: str) -> Rule:
     return Rule(
         id=f"{alias[0].upper()}{alias[1:]}NeedsTokens",
         path=f"spec.parallelism.{alias}",
-        sentence=f"`{alias}` is for models of tokens, not for '{{model}}': remove it, or train another one",
+        sentence=f"`{alias}` needs a model of tokens, which '{{model}}' is not: remove it, or use another model",
         check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _model(spec) in others, model=_model(spec)),
         cel=f"!has(self.parallelism.{alias}) || !self.parallelism.{alias} || !({_MODEL} in {others})",
         values={"model": _MODEL},
@@ -113,8 +113,8 @@ COMBINATION_RULES = (
     Rule(
         id="VocabularyParallelNeedsCrossEntropy",
         path="spec.parallelism.vocabularyParallel",
-        sentence="`vocabularyParallel` leaves the logits cut, of which the loss {loss} needs all: use the loss"
-        " CrossEntropy, or remove it",
+        sentence="`vocabularyParallel` shards the logits, and the loss {loss} needs all of them: use CrossEntropy, or"
+        " remove it",
         check=_whole_logits,
         cel="!has(self.parallelism.vocabularyParallel) || !self.parallelism.vocabularyParallel || !has(self.training)"
         " || self.training.loss.name == 'CrossEntropy'",
@@ -128,7 +128,7 @@ COMBINATION_RULES = (
         id="DeviceModeNeedsDevices",
         path="spec.parallelism.deviceMode",
         scope="spec.parallelism",
-        sentence="`deviceMode` says what several devices of a process do: give `devicesPerProcess`, or remove it",
+        sentence="`deviceMode` needs `devicesPerProcess` greater than 1: set it, or remove `deviceMode`",
         check=lambda spec: when(spec.parallelism.device_mode is not None and _devices(spec) == 1),
         cel=f"!has(self.deviceMode) || {_DEVICES} > 1",
         reads=("spec.parallelism.deviceMode", "spec.parallelism.devicesPerProcess"),
@@ -136,8 +136,8 @@ COMBINATION_RULES = (
     Rule(
         id="DevicesWithOffload",
         path="spec.parallelism.devicesPerProcess",
-        sentence="`devicesPerProcess` {devices} does not go with `offload.parameters`, which wants a process per"
-        " device: choose one of the two",
+        sentence="`devicesPerProcess` {devices} conflicts with `offload.parameters`, which needs a process per"
+        " device: remove one of the two",
         check=lambda spec: when(
             _devices(spec) > 1 and spec.training is not None and spec.training.offload.parameters,
             devices=_devices(spec),

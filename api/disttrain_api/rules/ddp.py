@@ -44,9 +44,8 @@ DDP_RULES = (
     Rule(
         id="SettingOfDdp",
         path=_PATH,
-        sentence="`{setting}` is a setting of DDP that sums the gradients by itself: remove it, or shards, tensor and"
-        " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` that are not the"
-        " default",
+        sentence="`{setting}` needs DDP's own all-reduce of gradients: remove it, or sharding, tensor and"
+        " pipeline parallelism, `offload.parameters`, `compression`, and any `mode` and `allReduce` but the default",
         check=_without_ddp,
         cel=f"!{_SET} || ({SHARD} == 1 && !{TENSOR_CUTS} && {PIPELINE} == 1 && !{OFFLOADS}"
         f" && {_CEL}.mode == 'AllReduce' && !has({_CEL}.compression) && {_CEL}.allReduce == 'Backend')",
@@ -62,7 +61,7 @@ DDP_RULES = (
     Rule(
         id="SettingOfDdpNeedsReplicas",
         path=_PATH,
-        sentence="`{setting}` is about gradients of several replicas, and there is one: add workers, or remove it",
+        sentence="`{setting}` needs several replicas, and there is one: add workers, or remove it",
         check=_without_replicas,
         cel=f"!{_SET} || {WORLD} != {OTHERS}",
         values={"setting": _SETTING},

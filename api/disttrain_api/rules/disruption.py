@@ -37,8 +37,8 @@ def _one_priority(role: str, path: str, template: str, has_role: str) -> Rule:
     return Rule(
         id=f"{role}PriorityClass",
         path=f"{path}.spec.priorityClassName",
-        sentence="`priorityClassName` {found} in the template and {wanted} in `runPolicy.schedulingPolicy` cannot both"
-        " be: remove one of the two",
+        sentence="`priorityClassName` {found} in the template and {wanted} in `runPolicy.schedulingPolicy` differ:"
+        " remove one of the two",
         check=check,
         cel=f"{absent} || {own} in ['', {_PRIORITY}]",
         values={"found": own, "wanted": _PRIORITY},
@@ -76,7 +76,7 @@ def _rules() -> Iterable[Rule]:
         id="KueueRestartsNoSinglePods",
         path="spec.runPolicy.failurePolicy",
         scope="spec.runPolicy",
-        sentence="RestartPod does not go with `gangScheduler` Kueue, which keeps the name of a pod that ended"
+        sentence="RestartPod conflicts with `gangScheduler` Kueue, which keeps the name of a pod that ended"
         " until all of its group have ended: use RestartGang",
         check=lambda spec: when(
             spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE and _restarts_single_pods(spec)

@@ -52,7 +52,7 @@ FAILURE_RULES = (
         path="spec.runPolicy.failurePolicy",
         scope="spec.runPolicy",
         sentence="`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change"
-        " `restartPolicy` (a last rule with nothing but `action: FailJob` says what Never says)",
+        " `restartPolicy` (a last rule with only `action: FailJob` has the same effect as Never)",
         check=lambda spec: when(
             spec.run_policy.restart_policy is RestartPolicy.NEVER and spec.run_policy.failure_policy is not None
         ),
@@ -62,8 +62,8 @@ FAILURE_RULES = (
     Rule(
         id="WorkersFailTogether",
         path="spec.runPolicy.failurePolicy",
-        sentence="the ranks of `training` train in step and cannot go on without one of them: give rules with"
-        " RestartPod or Ignore `roles: [ps]`, or use RestartGang",
+        sentence="the ranks of `training` train in step and cannot continue without one of them: set `roles: [ps]` in"
+        " rules with RestartPod or Ignore, or use RestartGang",
         check=lambda spec: when(
             spec.training is not None and not _on_servers(spec) and _of_a_worker(spec, _OF_ONE_POD)
         ),
@@ -75,8 +75,8 @@ FAILURE_RULES = (
     Rule(
         id="WorkersOfServersComeBack",
         path="spec.runPolicy.failurePolicy",
-        sentence="the work of worker 0, which leads, is done by nobody else: give rules with Ignore `roles: [ps]`, or"
-        " use RestartPod, with which the other workers go on until it is back",
+        sentence="no other worker can replace worker 0, the leader: set `roles: [ps]` in rules with Ignore, or use"
+        " RestartPod, with which the others continue until it is back",
         check=lambda spec: when(_on_servers(spec) and _of_a_worker(spec, (FailureAction.IGNORE,))),
         cel=f"!has(self.training) || !({_ON_SERVERS}) || !has(self.runPolicy.failurePolicy)"
         " || !self.runPolicy.failurePolicy.rules.exists(r, r.action == 'Ignore' && (!has(r.roles) || 'worker' in"
@@ -86,7 +86,7 @@ FAILURE_RULES = (
     Rule(
         id="ExitCodeOfContainer",
         path="spec.runPolicy.failurePolicy",
-        sentence="`onExitCodes.containerName` must be `trainer`, or an init container that is no sidecar: no other"
+        sentence="`onExitCodes.containerName` must be `trainer`, or an init container that is not a sidecar: no other"
         " container ends a pod",
         check=lambda spec: when(_ends_no_pod(spec)),
         cel=f"{_ANY_EXIT_CODES} || !has(r.onExitCodes.containerName) || r.onExitCodes.containerName == '{CONTAINER}'"
@@ -97,7 +97,7 @@ FAILURE_RULES = (
     Rule(
         id="ExitCodeOfFailure",
         path="spec.runPolicy.failurePolicy",
-        sentence="exit code 0 is no failure: remove it from the values of `onExitCodes` with operator In",
+        sentence="exit code 0 is not a failure: remove it from the values of `onExitCodes` with operator In",
         check=lambda spec: when(
             any(wanted.operator is ExitCodeOperator.IN and 0 in wanted.values for wanted in _exit_codes(spec))
         ),
@@ -106,8 +106,7 @@ FAILURE_RULES = (
     Rule(
         id="ProgressNeedsTraining",
         path="spec.runPolicy.progressDeadlineSeconds",
-        sentence="the steps of a program of your own are not asked for: remove `progressDeadlineSeconds`, or use"
-        " `training`",
+        sentence="`progressDeadlineSeconds` watches the steps of `training` alone: remove it, or use `training`",
         check=lambda spec: when(spec.run_policy.progress_deadline_seconds is not None and spec.training is None),
         cel="!has(self.runPolicy.progressDeadlineSeconds) || has(self.training)",
         reads=("spec.runPolicy.progressDeadlineSeconds", "spec.training"),
@@ -115,7 +114,7 @@ FAILURE_RULES = (
     Rule(
         id="SuccessOfServersOfTraining",
         path="spec.runPolicy.successPolicy",
-        sentence="`successPolicy.role` ps does not go with `training`, whose servers serve until the workers are done:"
+        sentence="`successPolicy.role` ps conflicts with `training`, whose servers run until the workers are done:"
         " use role worker",
         check=lambda spec: when(
             spec.run_policy.success_policy.role is Role.PS

@@ -83,8 +83,8 @@ FLUSHLESS_RULES = (
         id="PipeDreamHasNoBatches",
         path=_PIPELINE,
         scope=_PIPELINE,
-        sentence="schedule 'PipeDream' updates after every microbatch, `microbatches` is {found}: leave it out, or"
-        " use PipeDream2BW",
+        sentence="schedule 'PipeDream' updates after every microbatch, `microbatches` is {found}: remove it, or use"
+        " PipeDream2BW",
         check=_several_microbatches,
         cel=f"!({_IS_PIPEDREAM}) || !has(self.microbatches) || self.microbatches == 1",
         values={"found": "self.microbatches"},
@@ -92,7 +92,7 @@ FLUSHLESS_RULES = (
     Rule(
         id="FlushlessStagesAreWhole",
         path=_PIPELINE,
-        sentence="schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` takes apart: use"
+        sentence="schedule '{schedule}' keeps versions of a stage's whole weights, which `{cut}` splits: use"
         " replicas, or 1F1B",
         check=_cut,
         cel=f"!({FLUSHLESS}) || ({_CUT}) == ''",
@@ -102,7 +102,7 @@ FLUSHLESS_RULES = (
     Rule(
         id="FlushlessWithNorm",
         path="spec.training.maxGradientNorm",
-        sentence="`maxGradientNorm` waits for the gradients of all stages, which would empty the pipeline of schedule"
+        sentence="`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline of schedule"
         " '{schedule}': remove it, or use 1F1B",
         check=_norm,
         cel=f"!({FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
@@ -112,8 +112,8 @@ FLUSHLESS_RULES = (
     Rule(
         id="FlushlessWithFp16",
         path="spec.training.precision",
-        sentence="precision FP16 skips a step whose gradient overflows in any stage, and to ask them all would empty"
-        " the pipeline of schedule '{schedule}': use BF16 or FP32, or 1F1B",
+        sentence="precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would"
+        " drain the pipeline of schedule '{schedule}': use BF16 or FP32, or 1F1B",
         check=_scaled,
         cel=f"!({FLUSHLESS}) || !has(self.training) || self.training.precision != 'FP16'",
         values={"schedule": f"{_AT}.pipeline.schedule"},

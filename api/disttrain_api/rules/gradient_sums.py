@@ -119,7 +119,7 @@ GRADIENT_SUM_RULES = (
     Rule(
         id="HookNeedsDdp",
         path=_DATA_PARALLEL,
-        sentence="`allReduce` and `compression` are hooks of DDP, which does not sum the gradients with `{cut}`: remove"
+        sentence="`allReduce` and `compression` are hooks of DDP, which does not reduce gradients with `{cut}`: remove"
         " one of the two",
         check=_hook_without_ddp,
         cel=f"!{_HAS_HOOK} || ({SHARD} == 1 && !{TENSOR_CUTS} && {PIPELINE} == 1 && !{OFFLOADS})",
@@ -135,8 +135,7 @@ GRADIENT_SUM_RULES = (
     Rule(
         id="HookNeedsReplicas",
         path=_DATA_PARALLEL,
-        sentence="`allReduce` and `compression` are about gradients of several replicas, and there is one: add workers,"
-        " or remove them",
+        sentence="`allReduce` and `compression` need several replicas, and there is one: add workers, or remove them",
         check=_hook_without_replicas,
         cel=f"!{_HAS_HOOK} || {_CEL}.mode == 'ParameterServer' || {WORLD} != {OTHERS}",
         reads=(_DATA_PARALLEL, *READS_LAYOUT),
@@ -145,8 +144,8 @@ GRADIENT_SUM_RULES = (
         id="CompressionHasOwnExchange",
         path=f"{_DATA_PARALLEL}.allReduce",
         scope=_DATA_PARALLEL,
-        sentence="`allReduce` {algorithm} does not go with compression {name}, which cannot be summed on its way and"
-        " has an exchange of its own: use Backend",
+        sentence="`allReduce` {algorithm} conflicts with compression {name}, which has an exchange of its own: use"
+        " Backend",
         check=_own_exchange,
         cel=f"self.allReduce == 'Backend' || !has(self.compression) || self.compression.name in {list_of(_SUMMED)}",
         values={"algorithm": "self.allReduce", "name": "self.compression.name"},
@@ -155,8 +154,8 @@ GRADIENT_SUM_RULES = (
     Rule(
         id="Fp16WithKeptGradients",
         path="spec.training.precision",
-        sentence="precision FP16 does not go with compression {name}, which keeps a part for the next step, where the"
-        " loss scale is another: use BF16 or FP32",
+        sentence="precision FP16 conflicts with compression {name}, which keeps an error for the next step, whose"
+        " loss scale may differ: use BF16 or FP32",
         check=_scaled_rest,
         cel="!has(self.training) || self.training.precision != 'FP16'"
         f" || !({COMPRESSION_NAME} in {list_of(KEEP_THE_REST)})",
@@ -166,8 +165,7 @@ GRADIENT_SUM_RULES = (
     Rule(
         id="MomentumCorrectionNeedsPlainSgd",
         path=f"{_COMPRESSION}.momentumCorrection",
-        sentence="`momentumCorrection` is the momentum of SGD, applied before numbers are chosen: use the optimizer SGD"
-        " without `momentum`",
+        sentence="`momentumCorrection` replaces the momentum of SGD: use the optimizer SGD without `momentum`",
         check=_momentum_twice,
         cel=f"!has(self.training) || !has({_CEL}.compression) || !has({_CEL}.compression.momentumCorrection)"
         f" || {_CEL}.compression.momentumCorrection == 0.0 || (self.training.optimizer.name == 'SGD'"

@@ -130,7 +130,7 @@ LAYOUT_RULES = (
         id="WorldSizeMultipleOfDegrees",
         path="spec.parallelism",
         sentence="world size {world} ({pods} pods x {processes} processes) must be a multiple of the product of"
-        " the degrees, which is {product}: every stage and every part has as many replicas as the others",
+        " the degrees, which is {product}: every stage and shard has the same number of replicas",
         check=_does_not_divide,
         cel=f"has({_REPLICATE}) || ({WORLD}) % ({OTHERS}) == 0",
         values={"world": WORLD, "pods": PODS, "processes": PROCESSES, "product": OTHERS},
@@ -161,7 +161,7 @@ LAYOUT_RULES = (
         id="GpuResourceNeedsGpus",
         path="spec.workers.gpuResource",
         scope="spec.workers",
-        sentence="`gpuResource` needs `gpusPerPod`: say how many of it each pod gets",
+        sentence="`gpuResource` needs `gpusPerPod`: set how many each pod gets",
         check=lambda spec: when(
             spec.workers.gpus_per_pod is None and spec.workers.gpu_resource != DEFAULT_GPU_RESOURCE
         ),

@@ -36,7 +36,7 @@ MODEL_RULES = (
     Rule(
         id="SyncBatchNormNeedsLayers",
         path=_PATH,
-        sentence="`syncBatchNorm` is for models with BatchNorm layers, which '{model}' has not: remove it",
+        sentence="`syncBatchNorm` needs BatchNorm layers, which '{model}' does not have: remove it",
         check=_nothing_to_normalise,
         cel=f"{_OFF} || !has(self.training) || !has(self.training.model.name)"
         f" || !(self.training.model.name in {list(_WITHOUT)})",
@@ -46,7 +46,7 @@ MODEL_RULES = (
     Rule(
         id="SyncBatchNormWithRecomputation",
         path=_PATH,
-        sentence="`syncBatchNorm` does not go with `activationCheckpointing` {kind}: what is computed twice would count"
+        sentence="`syncBatchNorm` conflicts with `activationCheckpointing` {kind}: recomputed batches would count"
         " twice in the running statistics; remove one of the two",
         check=_recomputed,
         cel=f"{_OFF} || !has(self.training) || self.training.activationCheckpointing == 'None'",
@@ -57,8 +57,8 @@ MODEL_RULES = (
         id="SyncBatchNormWithDevices",
         path=_PATH,
         scope="spec.parallelism",
-        sentence="`syncBatchNorm` does not go with `devicesPerProcess` {devices}, whose copies would each wait for"
-        " the others: run a process per device, or use `deviceMode` Place",
+        sentence="`syncBatchNorm` conflicts with `devicesPerProcess` {devices}, whose copies would wait for each"
+        " other: run a process per device, or use `deviceMode` Place",
         check=_copies,
         cel="!self.dataParallel.syncBatchNorm || !has(self.devicesPerProcess) || self.devicesPerProcess == 1"
         " || (has(self.deviceMode) && self.deviceMode == 'Place')",
@@ -69,8 +69,8 @@ MODEL_RULES = (
         id="ModelsLossNeedsEntrypoint",
         path="spec.training.loss.name",
         scope="spec.training",
-        sentence="`loss.name` Model is a method of a model of your own, which '{model}' is not: name CrossEntropy or"
-        " MeanSquaredError, or give `model.entrypoint`",
+        sentence="`loss.name` Model needs a model of your own, which '{model}' is not: use CrossEntropy or"
+        " MeanSquaredError, or set `model.entrypoint`",
         check=lambda spec: when(
             spec.training is not None
             and spec.training.loss.name is LossName.MODEL

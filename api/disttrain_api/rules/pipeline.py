@@ -52,7 +52,8 @@ def _stages_per_rank_must_be(
     return Rule(
         id=identifier,
         path="spec.parallelism.pipeline",
-        sentence=f"schedule '{{schedule}}' has {wanted} per rank, `stagesPerRank` is {{stages}}: {advice}",
+        sentence=f"schedule '{{schedule}}' has {wanted} stage{'s' * (wanted > 1)} per rank, `stagesPerRank` is"
+        f" {{stages}}: {advice}",
         check=check,
         cel=f"!({_one_of(schedules)}) || {STAGES_PER_RANK} == {wanted}",
         values={"schedule": SCHEDULE, "stages": STAGES_PER_RANK},
@@ -66,8 +67,8 @@ def _not_with_split_backward(
     return Rule(
         id=f"{what}WithSplitBackward",
         path=path,
-        sentence=f"{name} does not go with schedule '{{schedule}}', which computes gradients of inputs and of"
-        f" parameters apart: {reason}; use Interleaved1F1B",
+        sentence=f"{name} conflicts with schedule '{{schedule}}', which computes gradients of inputs and"
+        f" parameters separately: {reason}; use Interleaved1F1B",
         check=lambda spec: when(
             _uses(spec, SPLIT_BACKWARD_SCHEDULES) and applies(spec), schedule=str(schedule_of(spec.parallelism))
         ),
@@ -108,15 +109,15 @@ PIPELINE_RULES = (
     Rule(
         id="PipelineNeedsDegree",
         path="spec.parallelism.pipeline",
-        sentence="`pipeline` needs `pipelineParallelDegree` greater than 1: it says how a pipeline works",
+        sentence="`pipeline` needs `pipelineParallelDegree` greater than 1",
         check=lambda spec: when(spec.parallelism.pipeline is not None and _degree(spec) == 1),
         cel=f"!has(self.parallelism.pipeline) || {PIPELINE} > 1",
         reads=_READS,
     ),
     _stages_per_rank_must_be(
-        "OneStagePerRank", 1, SINGLE_STAGE_SCHEDULES, "leave it out, or use Interleaved1F1B or LoopedBFS"
+        "OneStagePerRank", 1, SINGLE_STAGE_SCHEDULES, "remove it, or use Interleaved1F1B or LoopedBFS"
     ),
-    _stages_per_rank_must_be("TwoStagesPerRank", 2, V_SCHEDULES, "leave it out, or use InterleavedZeroBubble"),
+    _stages_per_rank_must_be("TwoStagesPerRank", 2, V_SCHEDULES, "remove it, or use InterleavedZeroBubble"),
     Rule(
         id="MicrobatchesFillStages",
         path="spec.parallelism.pipeline",
@@ -144,7 +145,7 @@ PIPELINE_RULES = (
     Rule(
         id="LayersOfEveryStage",
         path="spec.parallelism.pipeline",
-        sentence="`layersPerStage` has {given} numbers, there are {stages} stages: give one for each",
+        sentence="`layersPerStage` has {given} numbers, there are {stages} stages: set one for each",
         check=_other_number_of_stages,
         cel=f"{PIPELINE} == 1 || !({_HAS_LAYERS}) || {_LAYERS}.size() == {STAGES}",
         values={"given": f"{_LAYERS}.size()", "stages": STAGES},
@@ -154,7 +155,7 @@ PIPELINE_RULES = (
         id="LayersOrSplit",
         path="spec.parallelism.pipeline",
         scope="spec.parallelism",
-        sentence="`layersPerStage` says how the layers are split: remove `split`",
+        sentence="`layersPerStage` already splits the layers: remove `split`",
         check=lambda spec: when(
             spec.parallelism.pipeline is not None
             and spec.parallelism.pipeline.layers_per_stage is not None
@@ -176,7 +177,7 @@ PIPELINE_RULES = (
         "Selective",
         "spec.training.activationCheckpointing",
         "activationCheckpointing Selective",
-        "it computes a layer anew only once; Full goes",
+        "it recomputes a layer only once; Full works",
         lambda spec: (
             spec.training is not None and spec.training.activation_checkpointing is ActivationCheckpointing.SELECTIVE
         ),

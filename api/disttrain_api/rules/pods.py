@@ -23,8 +23,8 @@ _TORCHRUN_VARIABLES = tuple(
     value for key, value in vars(Env).items() if key.isupper() and not value.startswith(_RESERVED_VARIABLES)
 )
 _OPERATORS_VARIABLE = (
-    f"environment variables that begin with '{_RESERVED_VARIABLES}', and {', '.join(_TORCHRUN_VARIABLES)}, are the"
-    " operator's to set: remove them from the container `trainer`"
+    f"environment variables that begin with '{_RESERVED_VARIABLES}', and {', '.join(_TORCHRUN_VARIABLES)}, are set by"
+    " the operator: remove them from the container `trainer`"
 )
 # CEL: the variable (e) is the operator's to set.
 _IS_RESERVED = f"e.name.startsWith('{_RESERVED_VARIABLES}') || e.name in {list(_TORCHRUN_VARIABLES)}"
@@ -202,7 +202,7 @@ POD_RULES = (
     Rule(
         id="SomethingToRun",
         path="spec.workers",
-        sentence="nothing to run: give `spec.training`, or the container `trainer` an `image` or a `command`",
+        sentence="nothing to run: set `spec.training`, or an `image` or a `command` of the container `trainer`",
         check=lambda spec: when(spec.training is None and not _has_program(spec.workers.pod_template)),
         cel=f"has(self.training) || {_has_cel('self.workers', 'image', 'command')}"
         f" || {_some_trainer('self.workers.template', _HAS_PROGRAM)}",
@@ -222,7 +222,7 @@ POD_RULES = (
     Rule(
         id="ServersProgram",
         path="spec.parameterServers",
-        sentence="the servers have nothing to run: give their container `trainer` an `image` or a `command`",
+        sentence="the servers have nothing to run: set an `image` or a `command` of their container `trainer`",
         check=lambda spec: when(
             spec.training is None
             and spec.parameter_servers is not None
@@ -253,7 +253,7 @@ POD_RULES = (
         id="GpusByGpusPerPod",
         path="spec.workers",
         scope="spec.workers",
-        sentence="`{name}` may not stand in `resources`: ask for it with `gpusPerPod`",
+        sentence="`{name}` must not be in `resources`: request it with `gpusPerPod`",
         check=_gpu_in_template,
         cel=f"{_no_gpus_cel('self')} && (!has(self.template.spec)"
         f" || ({_gpu_cel('containers')} && {_gpu_cel('initContainers')}))",
@@ -265,8 +265,8 @@ POD_RULES = (
             id=f"{role}FieldOnce",
             path=path,
             scope=path,
-            sentence=f"{', '.join(f'`{name}`' for name in SHORTCUTS)}: each of them stands here or in the template's"
-            " container `trainer`, not in both: remove one of the two",
+            sentence=f"{', '.join(f'`{name}`' for name in SHORTCUTS)}: set each of them here or in the template's"
+            " container `trainer`, not in both",
             check=lambda spec, path=path: when(_given_twice(role_of(spec, path))),  # type: ignore[misc]
             cel=f"!{_some_trainer('self.template', _TWICE)}",
             reads=(path,),
@@ -298,7 +298,7 @@ POD_RULES = (
         for rule in _per_role(
             field[0].upper() + field[1:],
             f"spec.{field}",
-            f"`{field}` is the operator's to set: remove it",
+            f"`{field}` is set by the operator: remove it",
             lambda template, field=field: when(field in _object(template, "spec")),  # type: ignore[misc]
             "false",
         )
@@ -307,14 +307,14 @@ POD_RULES = (
         "Labels",
         "metadata.labels",
         # A message that names the key would count as too expensive: nothing bounds the length of keys.
-        f"labels that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are the operator's to set: remove them",
+        f"labels that begin with '{RESERVED_PREFIX}', and '{Label.MANAGED_BY}', are set by the operator: remove them",
         lambda template: when(has_reserved_label(_object(template, "metadata"))),
         f"!self.exists(k, {RESERVED_LABEL})",
     ),
     *_per_role(
         "Annotations",
         "metadata.annotations",
-        f"annotations that begin with '{RESERVED_PREFIX}' are the operator's to set: remove them",
+        f"annotations that begin with '{RESERVED_PREFIX}' are set by the operator: remove them",
         lambda template: when(has_reserved_annotation(_object(template, "metadata"))),
         f"!self.exists(k, {RESERVED_ANNOTATION})",
     ),
@@ -322,7 +322,7 @@ POD_RULES = (
         "Claims",
         "spec.volumes",
         f"the claim of volume `{{name}}` has a label or annotation that begins with '{RESERVED_PREFIX}', or the label"
-        f" '{Label.MANAGED_BY}', which are the operator's to set: remove them",
+        f" '{Label.MANAGED_BY}', which are set by the operator: remove them",
         _reserved_in_claim,
         f"!self.exists(v, {_CLAIM_IS_RESERVED})",
         {"name": f"self.filter(v, {_CLAIM_IS_RESERVED})[0].name"},
@@ -330,7 +330,7 @@ POD_RULES = (
     *_per_role(
         "Volumes",
         "spec.volumes",
-        f"volume `{{name}}` must not begin with '{VOLUME_PREFIX}', as the operator's own do: rename it",
+        f"volume `{{name}}` must not begin with '{VOLUME_PREFIX}', the prefix of the operator's volumes: rename it",
         _operator_volume,
         f"self.all(v, !v.name.startsWith('{VOLUME_PREFIX}'))",
         {"name": f"self.filter(v, v.name.startsWith('{VOLUME_PREFIX}'))[0].name"},

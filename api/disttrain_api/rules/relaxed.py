@@ -80,7 +80,7 @@ RELAXED_RULES = (
     Rule(
         id="RelaxedNeedsWholeReplicas",
         path=_MODE,
-        sentence="`mode` {mode} averages models that ranks hold whole: use AllReduce with shards, tensor or pipeline"
+        sentence="`mode` {mode} needs a whole model on each rank: use AllReduce with sharding, tensor or pipeline"
         " parallelism, and `offload.parameters`",
         check=lambda spec: _relaxed_when(spec, cut_by(spec) is not None),
         cel=f"!{_RELAXED} || ({SHARD} == 1 && !{TENSOR_CUTS} && {PIPELINE} == 1 && !{OFFLOADS})",
@@ -106,7 +106,7 @@ RELAXED_RULES = (
         id="RelaxedHasNoHooks",
         path=_DATA_PARALLEL,
         scope=_DATA_PARALLEL,
-        sentence="`allReduce` and `compression` are about gradients, and `mode` {mode} averages parameters: remove"
+        sentence="`allReduce` and `compression` apply to gradients, and `mode` {mode} averages parameters: remove"
         " them, or use AllReduce",
         check=lambda spec: _relaxed_when(spec, has_hook(spec)),
         cel=f"!(self.mode in {_MODES}) || (!has(self.compression) && self.allReduce == 'Backend')",
@@ -115,7 +115,8 @@ RELAXED_RULES = (
     Rule(
         id="Fp16WithRelaxed",
         path="spec.training.precision",
-        sentence="precision FP16 does not go with `mode` {mode}: each replica's loss scaler would skip other steps; use"
+        sentence="precision FP16 conflicts with `mode` {mode}: each replica's loss scaler would skip different steps;"
+        " use"
         " BF16 or FP32",
         check=lambda spec: _relaxed_when(spec, spec.training is not None and spec.training.precision is Precision.FP16),
         cel=f"!{_RELAXED} || !has(self.training) || self.training.precision != 'FP16'",
@@ -126,7 +127,7 @@ RELAXED_RULES = (
         id="GlobalPeriodIsLonger",
         path=_GLOBAL_PERIOD,
         scope=f"{_DATA_PARALLEL}.localSGD",
-        sentence="`globalPeriod` {found} must be a multiple of `period` {period} and longer",
+        sentence="`globalPeriod` {found} must be a multiple of `period` {period} and greater",
         check=_uneven_periods,
         cel="!has(self.globalPeriod) || (self.globalPeriod > self.period && self.globalPeriod % self.period == 0)",
         values={"found": "self.globalPeriod", "period": "self.period"},

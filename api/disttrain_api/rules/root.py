@@ -37,7 +37,7 @@ NAME_RULES = (
     NameRule(
         id="NameLength",
         sentence=f"the name has {{length}} characters and may have at most {MAX_JOB_NAME_LENGTH}:"
-        " names of pods and hosts are made of it",
+        " names of pods and hosts contain it",
         pattern=f"^.{{0,{MAX_JOB_NAME_LENGTH}}}$",
     ),
     NameRule(

@@ -64,7 +64,7 @@ SCHEDULING_RULES = (
     Rule(
         id="GateSeesNodesOnly",
         path=_GANG,
-        sentence="`gangScheduler` Gate chooses nodes without looking at rules between pods: remove required podAffinity"
+        sentence="`gangScheduler` Gate ignores rules between pods: remove required podAffinity"
         " and podAntiAffinity and topologySpreadConstraints with DoNotSchedule from the templates, or make them"
         " preferences (`topology` puts pods together)",
         check=lambda spec: when(_gate_cannot_see(spec)),

@@ -1,4 +1,4 @@
-"""Parameters on servers: what such a job needs, and what does not go with it."""
+"""Parameters on servers: what such a job needs, and what conflicts with it."""
 
 from disttrain_api.parallelism import (
     AllReduce,
@@ -62,7 +62,7 @@ def _pushes_parameters(spec: JobSpec) -> bool:
 
 
 def _unfit(spec: JobSpec) -> str | None:
-    """The first setting that does not go with servers."""
+    """The first setting that conflicts with servers."""
     for alias, field, _ in _DEGREES:
         if (getattr(spec.parallelism, field) or 1) > 1:
             return alias
@@ -149,8 +149,7 @@ SERVER_RULES = (
     Rule(
         id="ServersWithOthers",
         path=_MODE,
-        sentence="`mode` ParameterServer does not go with `{setting}`, which is not built for it: remove one of the"
-        " two",
+        sentence="`mode` ParameterServer conflicts with `{setting}`, which it does not support: remove one of the two",
         check=_servers_with_unfit,
         cel=f"!({_IS_MODE}) || ({_UNFIT}) == ''",
         values={"setting": _UNFIT},
@@ -165,8 +164,8 @@ SERVER_RULES = (
     Rule(
         id="CutModelsNeedGroups",
         path="spec.parallelism",
-        sentence="with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker: add"
-        " `parameterServer.groupReduce` WithinGroup, or set the shard, tensor and pipeline degrees to 1",
+        sentence="with `mode` ParameterServer ranks can share a model only where the ranks of a pod are one worker:"
+        " set `parameterServer.groupReduce` WithinGroup, or set the shard, tensor and pipeline degrees to 1",
         check=_cut_without_groups,
         cel=f"!({_IS_MODE}) || {_HAS_GROUPS} || {OTHERS} == 1",
         reads=("spec.parallelism",),
@@ -174,7 +173,7 @@ SERVER_RULES = (
     Rule(
         id="GroupsArePods",
         path="spec.parallelism",
-        sentence="`groupReduce` WithinGroup: ranks that share a model must lie in one pod, so the processes per pod,"
+        sentence="`groupReduce` WithinGroup: ranks that share a model must be in one pod, so the processes per pod,"
         " {processes}, must be a multiple of the product of the degrees, which is {product}: set"
         " `workers.processesPerPod`",
         check=_cut_across_pods,
@@ -185,7 +184,7 @@ SERVER_RULES = (
     Rule(
         id="GroupsHaveRanks",
         path=f"{_SETTINGS}.groupReduce",
-        sentence="`groupReduce` WithinGroup sums over the ranks of a pod, of which there is one: set"
+        sentence="`groupReduce` WithinGroup sums over the ranks of a pod, and there is one: set"
         " `workers.processesPerPod`, or remove it",
         check=lambda spec: when(_has_groups(spec) and spec.workers.ranks_per_pod == 1),
         cel=f"!{_HAS_GROUPS} || {PROCESSES} > 1",
@@ -204,8 +203,8 @@ SERVER_RULES = (
     Rule(
         id="ServersWithClipping",
         path="spec.training.maxGradientNorm",
-        sentence="`maxGradientNorm` does not go with `synchronization` Sync: each server sees its part of the gradient"
-        " alone; use Async or BoundedStaleness, where workers clip what they push",
+        sentence="`maxGradientNorm` conflicts with `synchronization` Sync: each server sees only its part of the"
+        " gradient; use Async or BoundedStaleness, where workers clip what they push",
         check=lambda spec: when(
             _has_mode(spec)
             and _synchronization(spec) is Synchronization.SYNC
@@ -220,8 +219,8 @@ SERVER_RULES = (
     Rule(
         id="ServersWithPreflight",
         path="spec.training.preflight",
-        sentence="`preflight` checks what all ranks send each other, and with `mode` ParameterServer workers talk to"
-        " servers: remove it, or use AllReduce",
+        sentence="`preflight` checks links between ranks, and with `mode` ParameterServer workers send to servers:"
+        " remove it, or use AllReduce",
         check=lambda spec: when(_has_mode(spec) and spec.training is not None and spec.training.preflight),
         cel=f"!({_IS_MODE}) || !has(self.training) || !self.training.preflight",
         reads=(_MODE, "spec.training.preflight"),
@@ -229,8 +228,8 @@ SERVER_RULES = (
     Rule(
         id="ServersWithDataWorkers",
         path="spec.training.dataWorkers",
-        sentence="`dataWorkers` do not go with `mode` ParameterServer, where a worker learns which samples it has when"
-        " a step begins: remove it, or use AllReduce",
+        sentence="`dataWorkers` conflict with `mode` ParameterServer, where a worker gets its samples when a step"
+        " begins: remove it, or use AllReduce",
         check=lambda spec: when(_has_mode(spec) and spec.training is not None and spec.training.data_workers > 0),
         cel=f"!({_IS_MODE}) || !has(self.training) || self.training.dataWorkers == 0",
         reads=(_MODE, "spec.training.dataWorkers"),
@@ -239,7 +238,7 @@ SERVER_RULES = (
         id="PowerSgdOnServers",
         path=f"{_DATA_PARALLEL}.compression",
         scope=_DATA_PARALLEL,
-        sentence="compression PowerSGD does not go with `mode` ParameterServer: it needs whole matrices and an"
+        sentence="compression PowerSGD conflicts with `mode` ParameterServer: it needs whole matrices and an"
         " all-reduce, and servers hold ranges of numbers; use another compression, for example TopK",
         check=lambda spec: when(
             _has_mode(spec) and getattr(_data_parallel(spec).compression, "name", None) is CompressionName.POWER_SGD
@@ -251,8 +250,8 @@ SERVER_RULES = (
         id="CompressionOfPushedParameters",
         path=f"{_DATA_PARALLEL}.compression",
         scope=_DATA_PARALLEL,
-        sentence="`compression` does not go with `push` Parameters: what it left out of the parameters would remain in"
-        " the optimizer's state that goes along; use `push` Gradients, or remove `compression`",
+        sentence="`compression` conflicts with `push` Parameters: what it leaves out of the parameters would stay in"
+        " the optimizer's state; use `push` Gradients, or remove `compression`",
         check=lambda spec: when(_pushes_parameters(spec) and _data_parallel(spec).compression is not None),
         cel="!has(self.compression) || !has(self.parameterServer) || self.parameterServer.push == 'Gradients'",
         reads=(f"{_DATA_PARALLEL}.compression", f"{_SETTINGS}.push"),
@@ -261,7 +260,7 @@ SERVER_RULES = (
         id="SettingsOfServersNeedMode",
         path=_SETTINGS,
         scope=_DATA_PARALLEL,
-        sentence="`parameterServer` holds settings of `mode` ParameterServer: set it, or remove them",
+        sentence="`parameterServer` has settings of `mode` ParameterServer: use this mode, or remove them",
         check=lambda spec: when(_data_parallel(spec).parameter_server is not None and not _has_mode(spec)),
         cel="!has(self.parameterServer) || self.mode == 'ParameterServer'",
         reads=(_SETTINGS, _MODE),
@@ -279,7 +278,7 @@ SERVER_RULES = (
     Rule(
         id="SnapshotsNeedVolume",
         path=f"{_SETTINGS}.snapshotInterval",
-        sentence="`snapshotInterval` needs a volume in `spec.storage`, where snapshots can lie: add `claimName` or"
+        sentence="`snapshotInterval` needs a volume in `spec.storage`: add `claimName` or"
         " `volumeClaimTemplate`, or remove the interval",
         check=lambda spec: when(
             (spec.storage is None or spec.storage.url is not None)

@@ -160,7 +160,7 @@ SETTING_RULES = (
     Rule(
         id="WholeMatrices",
         path="spec.training.optimizer.name",
-        sentence="the optimizer {name} needs whole matrices on the device, which `{setting}` does not leave: remove one"
+        sentence="the optimizer {name} needs whole matrices on the device, and `{setting}` prevents that: remove one"
         " of the two",
         check=_cut_matrices,
         cel=f"!has(self.training) || !(self.training.optimizer.name in {[name.value for name in _OF_MATRICES]})"
@@ -172,7 +172,7 @@ SETTING_RULES = (
         id="OptimizerEntrypointAlone",
         path="spec.training.optimizer.entrypoint",
         scope="spec.training.optimizer",
-        sentence="`entrypoint` takes the place of `name` and its settings: remove these",
+        sentence="`entrypoint` replaces `name` and its settings: remove these",
         check=_own_with_others,
         cel="!has(self.entrypoint) || (self.name == 'AdamW'"
         f"{''.join(f' && !has(self.{alias})' for alias, _, names in _OF_NAMED if OptimizerName.ADAMW in names)})",
@@ -182,7 +182,7 @@ SETTING_RULES = (
         id="LrScheduleEntrypointAlone",
         path="spec.training.lrSchedule.entrypoint",
         scope="spec.training.lrSchedule",
-        sentence="`entrypoint` takes the place of `name` and its settings: remove these",
+        sentence="`entrypoint` replaces `name` and its settings: remove these",
         check=_own_schedule_with_others,
         cel="!has(self.entrypoint) || (self.name == 'Constant' && self.warmupSteps == 0 && !has(self.minimumRatio))",
         reads=("spec.training.lrSchedule",),
@@ -190,7 +190,7 @@ SETTING_RULES = (
     Rule(
         id="EntrypointOnServers",
         path="spec.training",
-        sentence="an `entrypoint` of `optimizer` or `lrSchedule` does not go with `mode` ParameterServer, where servers"
+        sentence="an `entrypoint` of `optimizer` or `lrSchedule` conflicts with `mode` ParameterServer, where servers"
         " update the parameters: remove it, or use AllReduce",
         check=_own_on_servers,
         cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
@@ -200,7 +200,7 @@ SETTING_RULES = (
     Rule(
         id="GroupsWithServers",
         path="spec.training.optimizer",
-        sentence="`groups` and `weightDecayOn` go by names and shapes of parameters, which servers do not know: remove"
+        sentence="`groups` and `weightDecayOn` select parameters by name and shape, which servers do not know: remove"
         " them, or the mode ParameterServer",
         check=_groups_with_servers,
         cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
@@ -274,8 +274,7 @@ SETTING_RULES = (
     Rule(
         id="CheckpointNeedsStorage",
         path="spec.training.checkpoint",
-        sentence="`training.checkpoint` needs `spec.storage`, where checkpoints outlive the pods: give it, or remove"
-        " `checkpoint`",
+        sentence="`training.checkpoint` needs `spec.storage`, which outlives the pods: set it, or remove `checkpoint`",
         check=lambda spec: when(
             spec.training is not None and spec.training.checkpoint is not None and spec.storage is None
         ),

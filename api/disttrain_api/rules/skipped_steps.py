@@ -25,9 +25,8 @@ SKIPPED_STEP_RULES = (
     Rule(
         id="SkipStepsJudgesOneGradient",
         path="spec.training.skipSteps",
-        sentence="`skipSteps` needs `dataParallel.mode` AllReduce, where ranks update by one gradient, and does not go"
-        " with PipeDream and PipeDream2BW, with FP16, which skips overflows itself, nor with compression that keeps a"
-        " part for the next step",
+        sentence="`skipSteps` needs `dataParallel.mode` AllReduce, and conflicts with PipeDream, PipeDream2BW, FP16,"
+        " which skips overflows itself, and compression with error feedback",
         check=_skipped_with_another,
         cel="!has(self.training) || !has(self.training.skipSteps) || (self.parallelism.dataParallel.mode == 'AllReduce'"
         f" && !({FLUSHLESS}) && self.training.precision != 'FP16'"

@@ -54,7 +54,7 @@ STORAGE_RULES = (
         id="RetentionNeedsClaimTemplate",
         path=f"{_STORAGE}.retentionPolicy",
         scope=_STORAGE,
-        sentence="`retentionPolicy` is about a claim that the operator makes: give `volumeClaimTemplate`, or remove it",
+        sentence="`retentionPolicy` needs a claim that the operator creates: set `volumeClaimTemplate`, or remove it",
         check=lambda spec: when(
             spec.storage is not None
             and spec.storage.retention_policy is not None
@@ -67,7 +67,7 @@ STORAGE_RULES = (
         id="ClaimHasSize",
         path=f"{_TEMPLATE}.spec",
         scope=f"{_TEMPLATE}.spec",
-        sentence="a claim needs a size: give `resources.requests.storage`, for example 100Gi",
+        sentence="a claim needs a size: set `resources.requests.storage`, for example 100Gi",
         check=lambda spec: when(
             spec.storage is not None
             and spec.storage.volume_claim_template is not None
@@ -92,8 +92,8 @@ STORAGE_RULES = (
         id="ClaimMetadata",
         path=f"{_TEMPLATE}.metadata",
         scope=f"{_TEMPLATE}.metadata",
-        sentence=f"labels and annotations that begin with '{RESERVED_PREFIX}', and the label '{Label.MANAGED_BY}', are"
-        " the operator's to set: remove them",
+        sentence=f"labels and annotations that begin with '{RESERVED_PREFIX}', and the label '{Label.MANAGED_BY}',"
+        " are set by the operator: remove them",
         check=_reserved,
         cel=f"!{metadata_is_reserved('self')}",
     ),

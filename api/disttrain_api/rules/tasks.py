@@ -42,9 +42,9 @@ TASK_RULES = (
     Rule(
         id="TaskWithLayout",
         path="spec.training.task",
-        sentence="`task` does not go with `pipelineParallelDegree`, `devicesPerProcess`, `sequenceParallel`,"
-        " `vocabularyParallel` and parameter servers, which take batches of an input and a target: use replicas, shards"
-        " or tensor groups",
+        sentence="`task` conflicts with `pipelineParallelDegree`, `devicesPerProcess`, `sequenceParallel`,"
+        " `vocabularyParallel` and parameter servers, which need batches of an input and a target: use replicas,"
+        " sharding or tensor groups",
         check=_against,
         cel=f"!has(self.training) || !has(self.training.task) || !({_WRONG})",
         reads=("spec.training.task", *(f"spec.parallelism.{alias}" for alias in (*_LAYOUTS, *_CUTS, _SERVERS))),

@@ -123,7 +123,7 @@ def test_a_name_may_be_left_to_the_api_server(length: int) -> None:
             f"generateName: {'s' * (MAX_JOB_NAME_LENGTH - 4)}",
             (
                 f"3: metadata.generateName: the name has {MAX_JOB_NAME_LENGTH + 1} characters and may have at most"
-                f" {MAX_JOB_NAME_LENGTH}: names of pods and hosts are made of it; the API server adds 5 characters"
+                f" {MAX_JOB_NAME_LENGTH}: names of pods and hosts contain it; the API server adds 5 characters"
             ),
         ),
         (

@@ -38,7 +38,8 @@ def test_where_nothing_is_to_run_the_container_with_the_program_is_named(
     containers: list[dict[str, Any]], hint: str | None
 ) -> None:
     (found,) = problems(a_manifest(**untrained(own_program(*containers))))
-    assert found.message == "nothing to run: give `spec.training`, or the container `trainer` an `image` or a `command`"
+    nothing = "nothing to run: set `spec.training`, or an `image` or a `command` of the container `trainer`"
+    assert found.message == nothing
     assert (found.path, found.hint) == ("spec.workers", hint)
     (found,) = problems(a_manifest(**untrained(own_program(), parameterServers=own_program(*containers))))
     assert (found.path, found.hint) == ("spec.parameterServers", hint)

@@ -36,7 +36,7 @@ def test_the_label_names_the_queue(policy: dict[str, object]) -> None:
 def test_a_label_beside_another_scheduler_or_queue_is_refused(policy: dict[str, object], given: str) -> None:
     (problem,) = problems(labelled(**policy))
     assert str(problem) == (
-        f"metadata.labels['{QUEUE}']: queue 'research' does not go with `schedulingPolicy` ({given}): remove one of the"
+        f"metadata.labels['{QUEUE}']: queue 'research' conflicts with `schedulingPolicy` ({given}): remove one of the"
         " two"
     )
 
@@ -48,7 +48,7 @@ def test_rules_see_the_queue_that_the_label_names() -> None:
         "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod"}]}},
     }
     (problem,) = problems(manifest)
-    assert "RestartPod does not go with `gangScheduler` Kueue" in problem.message
+    assert "RestartPod conflicts with `gangScheduler` Kueue" in problem.message
 
 
 @pytest.mark.parametrize("labels", [None, [], "x", {QUEUE: 7}, {QUEUE: None}, {QUEUE: ""}, {"other": "research"}])

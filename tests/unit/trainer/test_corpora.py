@@ -131,7 +131,7 @@ HOSTILE = {
         lambda folder: (folder / "manifest.json").write_text((folder / "manifest.json").read_text() + " "),
         "is not as it was written",
     ),
-    "another type": (lambda folder: rewritten(folder, tokenType="uint32"), "uint32 does not go with 256"),
+    "another type": (lambda folder: rewritten(folder, tokenType="uint32"), "uint32 conflicts with 256"),
     "another format": (lambda folder: rewritten(folder, format="disttrain-corpus/9"), "expected 'disttrain-corpus/1'"),
     "many tokens": (lambda folder: rewritten(folder, shards__0__tokens=2**40), "has .* bytes, expected 2199023255552"),
     "shards twice": (lambda folder: rewritten(folder, shards__1__number=0), "do not rise"),

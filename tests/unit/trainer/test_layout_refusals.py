@@ -22,7 +22,7 @@ def table(function="tabled", optimizer="SGD", **settings):
 
 
 def sparse(taker, name="embed.weight"):
-    return f"`training.model`: the gradient of `{name}` is sparse, which does not go with {taker}: use `parallelism."
+    return f"`training.model`: the gradient of `{name}` is sparse, which conflicts with {taker}: use `parallelism."
 
 
 NOT_SUMMED = "`embed.weight`, `bag.weight` is sparse; replicas sum it where each uses the embedding in every step"

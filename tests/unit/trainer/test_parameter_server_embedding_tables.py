@@ -48,11 +48,11 @@ REFUSED = {
     "max_norm": ({"training": trained(config={"max_norm": 1.0})}, "embed.weight has max_norm"),
     "compressed": (
         {"training": trained(), "dataParallel": {"compression": {"name": "Int8"}}},
-        "`parallelism.dataParallel.compression` does not go with embed.weight",
+        "`parallelism.dataParallel.compression` conflicts with embed.weight",
     ),
     "parameters": (
         {"training": trained(), "settings": {"push": "Parameters"}},
-        "`parallelism.dataParallel.parameterServer.push: Parameters` does not go with embed.weight",
+        "`parallelism.dataParallel.parameterServer.push: Parameters` conflicts with embed.weight",
     ),
 }
 

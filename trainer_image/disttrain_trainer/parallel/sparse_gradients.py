@@ -79,7 +79,7 @@ def require_dense(names: Iterable[str], taker: str | None) -> None:
     """Raises InvalidConfiguration where parameters of these names have sparse gradients and `taker` takes none."""
     for name in names if taker is not None else ():
         raise InvalidConfiguration(
-            f"`training.model`: the gradient of `{name}` is sparse, which does not go with {taker}: use "
+            f"`training.model`: the gradient of `{name}` is sparse, which conflicts with {taker}: use "
             "`parallelism.dataParallel.mode` ParameterServer, or sparse=False"
         )
 

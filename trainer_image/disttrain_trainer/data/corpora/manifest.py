@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> CorpusManifest:
     if manifest.tokens > MAX_TOKENS:
         raise CorpusError(f"{path}: {manifest.tokens} tokens, expected at most {MAX_TOKENS}")
     if TokenType.holding(manifest.tokenizer.vocabulary) is not manifest.token_type:
-        raise CorpusError(f"{path}: {manifest.token_type} does not go with {manifest.tokenizer.vocabulary} tokens")
+        raise CorpusError(f"{path}: {manifest.token_type} conflicts with {manifest.tokenizer.vocabulary} tokens")
     return manifest
 
 

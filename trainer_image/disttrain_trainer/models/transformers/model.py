@@ -91,7 +91,7 @@ class CausalLanguageModel(nn.Module):
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
         if self.lora is not None and self.lora.dropout:
-            raise ValueError("`training.model.config.lora.dropout` does not go with it: remove one of the two")
+            raise ValueError("`training.model.config.lora.dropout` conflicts with it: remove one of the two")
         adapted = () if self.lora is None else self.lora.targets
         return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
 

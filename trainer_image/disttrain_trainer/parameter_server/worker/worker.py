@@ -57,7 +57,7 @@ def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
     }
     for name in (name for name, is_given in given.items() if is_given and tables):
         raise InvalidConfiguration(
-            f"`parallelism.dataParallel.{name}` does not go with {next(iter(tables))} of an embedding with sparse=True,"
+            f"`parallelism.dataParallel.{name}` conflicts with {next(iter(tables))} of an embedding with sparse=True,"
             " of which workers push the rows of their batch alone: remove one of the two"
         )
 
