@@ -161,7 +161,7 @@ class Verdict(StatusModel):
     message: str
     """A sentence for people."""
     class_: Annotated[str | None, Field(alias="class")] = None
-    """Kind of the cause: Configuration (a restart would meet it again), Program, OutOfMemory, OutOfStorage, Killed,
+    """Kind of the cause: Configuration (a restart would fail the same way), Program, OutOfMemory, OutOfStorage, Killed,
     Disruption (preempted, evicted, drained, rejected), NodeLost, PodLost, Stopped, PeerLost, Hang or NotStarted.
     Absent: nothing failed."""
     action: str | None = None

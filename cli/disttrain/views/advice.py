@@ -2,50 +2,50 @@
 
 # The reasons of disttrain_api.names.Reason and exit_reason, and the kubelet's. {name}, {namespace} are filled in.
 FAILED: dict[str, str] = {
-    "InvalidSpec": "Correct the manifest (`disttrain validate FILE` says everything that is wrong), delete the job and"
+    "InvalidSpec": "Correct the manifest (`disttrain validate FILE` lists every problem), delete the job and"
     " submit it again",
-    "InvalidConfiguration": "Correct the manifest as the sentence says; a restart would meet it again",
+    "InvalidConfiguration": "Correct the manifest as the message says; a restart would fail the same way",
     "DataNotFound": "Make the data available to every pod (a volume, or the image), or correct the path",
     "EntrypointNotImportable": "Put the module into the image, or correct `entrypoint`; `disttrain run FILE` tries it"
     " here",
-    "CheckpointMismatch": "Name an empty `training.checkpoint.folder`, or bring back the checkpoint's model",
+    "CheckpointMismatch": "Set `training.checkpoint.folder` to an empty folder, or restore the checkpoint's model",
     "StorageNotShared": "Use storage that all pods share: a claim with ReadWriteMany, or `storage.url`",
-    "StorageFull": "Free or enlarge the storage, or keep fewer checkpoints; then submit the job again: it goes on from"
-    " the last complete one",
-    "CheckpointBroken": "Remove the damaged checkpoint's folder, and the job begins from the one before it",
-    "EvaluationFailed": "Correct the evaluation, or let `training.evaluation.onFailure` be Warn",
-    "CheckpointsTaken": "Give each job a `training.checkpoint.folder` of its own: another one writes to this one's",
+    "StorageFull": "Free or enlarge the storage, or keep fewer checkpoints; then submit the job again: it continues"
+    " from the last complete one",
+    "CheckpointBroken": "Remove the damaged checkpoint's folder; the job then starts from the one before it",
+    "EvaluationFailed": "Correct the evaluation, or set `training.evaluation.onFailure` to Warn",
+    "CheckpointsTaken": "Give each job its own `training.checkpoint.folder`: another job writes to this one's",
     "EvaluationAborted": "Correct the evaluation; until then the job trains without it",
     "OOMKilled": "Raise the container's memory limit, or lower `training.microBatchSize`, or set"
     " `training.activationCheckpointing`; a shard degree spreads the model over more ranks",
     "RankFailed": "Correct the program; the exception is above, and the log has the rest",
     "PodFailed": "Correct the program; the log of its pod has more",
-    "InitContainerFailed": "Correct the init container that is named, or what it asks for",
+    "InitContainerFailed": "Correct the named init container, or what it needs",
     "NonFiniteLoss": "Lower the learning rate or clip gradients (`training.optimizer`), or use BF16 instead of FP16",
-    "LeftEarly": "Remove the call that leaves the process before its work is done",
+    "LeftEarly": "Remove the call that exits the process before its work is done",
     "DiskFull": "Give the pods more ephemeral storage, or write less",
-    "PortInUse": "Without `hostNetwork` this ends by itself; with it, another program of the node has the port",
+    "PortInUse": "Without `hostNetwork` this resolves itself; with it, another program on the node uses the port",
     "NetworkFaulty": "Take the named node out of service (`kubectl cordon`) and look at its network, or at its DNS",
-    "PeerLost": "Look at the log of the peer that is named; of programs of your own, at the others' exceptions",
-    "NodeLost": "Look at the node; the job needs nothing of you where others have room",
-    "Evicted": "Ask for as much memory and disk as the pod uses, so that its node does not evict it",
-    "StorageLimitExceeded": "Raise the limit that is named (`sizeLimit` of the volume, or `ephemeral-storage` in the"
+    "PeerLost": "Look at the log of the named peer; for your own programs, at the exceptions of the other ranks",
+    "NodeLost": "Look at the node; the job continues by itself if other nodes have room",
+    "Evicted": "Request as much memory and disk as the pod uses, so that its node does not evict it",
+    "StorageLimitExceeded": "Raise the named limit (`sizeLimit` of the volume, or `ephemeral-storage` in the"
     " container's limits), or write less",
-    "Rejected": "Nothing, where other nodes have room; look at the node where it refuses pods again and again",
+    "Rejected": "Nothing if other nodes have room; look at the node if it refuses pods repeatedly",
     "Preempted": "Give the job a higher `priorityClassName`, or let it wait in a queue",
-    "Drained": "Nothing: the node was emptied by somebody, and the job goes on elsewhere",
-    "PodLost": "Find out who deletes pods (`disttrain events {name}`)",
-    "Stopped": "Find out who stops pods: they obeyed a SIGTERM",
+    "Drained": "Nothing: the node was drained, and the job continues elsewhere",
+    "PodLost": "Find out what deletes pods (`disttrain events {name}`)",
+    "Stopped": "Find out what stops pods: they ended on SIGTERM",
     "Fenced": "Nothing: a newer attempt owns the checkpoints",
-    "RestartsExhausted": "Mend the cause and submit it again: with `storage` it goes on from the last checkpoint",
-    "WaitingForAddress": "Mend the cluster's DNS, or the network between it and the pods that are named",
-    "StartingDeadlineExceeded": "Mend what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
+    "RestartsExhausted": "Fix the cause and submit the job again: with `storage` it continues from the last checkpoint",
+    "WaitingForAddress": "Fix the cluster's DNS, or the network between it and the named pods",
+    "StartingDeadlineExceeded": "Fix what kept the pods from starting, or raise `runPolicy.startingDeadlineSeconds`",
     "ProgressDeadlineExceeded": "Look at where the rank waits (the calls are above, the innermost first): in a"
-    " collective call for a peer that left it out, or for data; where a step may take that long, raise"
+    " collective call that a peer did not make, or for data; if a step may take that long, raise"
     " `runPolicy.progressDeadlineSeconds`",
-    "DeadlineExceeded": "Raise `spec.activeDeadlineSeconds`, and submit it again: with `storage` it"
-    " goes on from the last checkpoint",
-    "NoRoom": "Ask for fewer or smaller pods, free room, or raise `schedulingPolicy.timeoutSeconds`",
+    "DeadlineExceeded": "Raise `spec.activeDeadlineSeconds`, and submit the job again: with `storage` it continues"
+    " from the last checkpoint",
+    "NoRoom": "Request fewer or smaller pods, free room, or raise `schedulingPolicy.timeoutSeconds`",
     "GateOff": "Choose another `gangScheduler`, or ask an administrator for the gate",
 }
 
@@ -53,20 +53,20 @@ PENDING: dict[str, str] = {
     "WaitingForAddress": "`kubectl get endpointslices -n {namespace}` shows whether worker 0 has an address in the"
     " job's Service; `kubectl get pods -n kube-system` whether the cluster's DNS runs",
     "Unschedulable": "`kubectl get nodes` and `disttrain doctor` show what the cluster has",
-    "WaitingForRoom": "Wait for room, or ask for fewer or smaller pods; `disttrain doctor` shows what the nodes have",
+    "WaitingForRoom": "Wait for room, or request fewer or smaller pods; `disttrain doctor` shows what the nodes have",
     "RoomLost": "Nothing: the gang tries again",
     "Queued": "`kubectl get workloads -n {namespace}` shows Kueue's reason and the place in the queue",
     "QueueNotServed": "Ask an administrator for Kueue in this namespace, or remove the queue's name",
-    "VolumeNotBound": "`kubectl describe pvc -n {namespace}` says what the claim waits for",
-    "ClaimNotFound": "Make the PersistentVolumeClaim, or name another in `storage.claimName`",
+    "VolumeNotBound": "`kubectl describe pvc -n {namespace}` shows what the claim waits for",
+    "ClaimNotFound": "Create the PersistentVolumeClaim, or name another in `storage.claimName`",
     "ManagedElsewhere": "Look at the controller that `spec.managedBy` names",
-    "OperatorForbidden": "An administrator gives the operator this right; the chart's own roles have it",
+    "OperatorForbidden": "Ask an administrator to grant the operator this right; the chart's own roles include it",
     "OperatorError": "Report it, with the operator's log (`kubectl logs -n disttrain deploy/disttrain`)",
     "CreateFailed": "`disttrain events {name}` shows what was refused",
 }
 
 CLASSES: dict[str, str] = {
-    "Configuration": "a restart would meet it again, so there was none",
+    "Configuration": "a restart would fail the same way, so there was none",
     "Disruption": "the cluster ended it, so the restart is not counted",
     "NodeLost": "the node was lost, so the restart is not counted",
     "NotStarted": "not all of its pods had started, so the restart is not counted",

@@ -43,7 +43,7 @@ class Cause:
 
     @property
     def permanent(self) -> bool:
-        """Whether a restart would meet it again."""
+        """Whether a restart would fail the same way."""
         return self.class_ is FailureClass.CONFIGURATION
 
     @property

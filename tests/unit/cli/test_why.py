@@ -81,7 +81,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("nobody looks", None, {}, ["no operator has looked at it"], ["disttrain doctor"]),
     ("another's", held("ManagedElsewhere"), {"managedBy": "x.io/y"}, ["names the controller x.io/y"], ["managedBy"]),
     ("no room", held("Unschedulable", "0/3 nodes"), {}, ["since 5m (Unschedulable): 0/3 nodes", "2 pods"], ["doctor"]),
-    ("gate", held("WaitingForRoom", "needs 8 pods"), {}, ["needs 8 pods"], ["ask for fewer or smaller pods"]),
+    ("gate", held("WaitingForRoom", "needs 8 pods"), {}, ["needs 8 pods"], ["request fewer or smaller pods"]),
     ("queue", held("Queued", "waiting in queue q"), {}, ["waiting in queue q"], ["kubectl get workloads -n default"]),
     ("no Kueue", held("QueueNotServed"), {}, ["QueueNotServed"], ["administrator"]),
     ("image", held("ImagePullBackOff", 'image "a" cannot be pulled'), {}, ['image "a" cannot be pulled'], []),
@@ -132,7 +132,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),
     ("memory", failed("OOMKilled"), {}, ["failed 5m ago in attempt 1 (OOMKilled): rank 0 did it"], ["memory limit"]),
     ("exhausted", failed("RestartsExhausted", **{"class": "OutOfMemory"}), {}, ["RestartsExhausted"], ["memory limit"]),
-    ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would meet it again"], ["correct the path"]),
+    ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would fail the same way"], ["correct the path"]),
     ("spec", failed("InvalidSpec"), {}, ["InvalidSpec"], ["disttrain validate"]),
     ("deadline", failed("DeadlineExceeded"), {}, ["(DeadlineExceeded)"], ["activeDeadlineSeconds"]),
     ("nan", failed("NonFiniteLoss"), {}, ["NonFiniteLoss"], ["learning rate"]),
@@ -197,7 +197,7 @@ def test_an_init_container_is_named_with_the_way_to_its_log() -> None:
     assert "init container fetch of worker 0" in found.paragraph
     assert "exited with code 7: its log says why (InitContainerFailed)" in found.paragraph
     assert "It said: no such bucket." in found.paragraph
-    assert found.todo == ("Correct the init container that is named, or what it asks for",)
+    assert found.todo == ("Correct the named init container, or what it needs",)
     assert found.next[0] == "kubectl logs digits-3f9a1-worker-0-a1 -n default -c fetch"
 
 
