@@ -52,7 +52,7 @@ def restart(client: Client, name: str) -> int:
         try:
             job = _until(client, job, ConditionType.SUSPENDED)
         except (CommandError, KeyboardInterrupt):
-            print_stderr(f"the job stays suspended: `disttrain resume {name}` lets it go on")
+            print_stderr(f"the job stays suspended: `disttrain resume {name}` resumes it")
             raise
     client.resume(name)
     show(f"{_named(job)} goes on{_saved(job)}")

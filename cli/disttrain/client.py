@@ -48,7 +48,7 @@ class Client:
         self, *, namespace: str | None = None, context: str | None = None, configuration: "Configuration | None" = None
     ) -> None:
         if configuration is not None and context is not None:
-            raise CommandError("configuration and context both say which cluster is meant: give one of them", USAGE)
+            raise CommandError("configuration and context both name a cluster: give one of them", USAGE)
         access = find_access(context) if configuration is None else access_of(configuration)
         self.namespace = namespace or access.namespace
         self._given_namespace = namespace
@@ -167,7 +167,7 @@ class Client:
                 time.sleep(_RETRY_SECONDS)
             job = self._again(name, namespace, look_again_at)
             if job.uid != uid:
-                raise CommandError(f"{namespace}/{name} was deleted and made again")
+                raise CommandError(f"{namespace}/{name} was deleted and recreated")
             yield job
 
     def _again(self, name: str, namespace: str, until: float | None) -> RemoteJob:

@@ -61,7 +61,9 @@ def doctor(client_of: Callable[[], Client]) -> int:
         bad = bad or finding.state == "bad"
     show("")
     show(
-        "Something is wrong: begin at the first BAD line." if bad else "Next: disttrain init, disttrain submit job.yaml"
+        "Something is wrong: start with the first BAD line."
+        if bad
+        else "Next: disttrain init, disttrain submit job.yaml"
     )
     return int(bad)
 
@@ -231,7 +233,7 @@ def of_lease(lease: Raw, now: datetime) -> Finding:
         return Finding("bad", "operator", "no replica leads", todo)
     silent = (now - renewed).total_seconds()
     if silent > 30:
-        return Finding("bad", "operator", f"{holder} led, and has said nothing for {silent:.0f} s", todo)
+        return Finding("bad", "operator", f"{holder} led, and has not renewed its lease for {silent:.0f} s", todo)
     return Finding("ok", "operator", f"{holder} leads")
 
 

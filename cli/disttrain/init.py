@@ -61,7 +61,7 @@ def write(options: ManifestOptions, target: Path, *, force: bool) -> None:
         with target.open("w" if force else "x") as file:
             file.write(text)
     except FileExistsError as error:
-        raise CommandError(f"{target} is there already: name another file with -o, or give --force") from error
+        raise CommandError(f"{target} exists: name another file with -o, or give --force") from error
     except OSError as error:
         raise CommandError(f"cannot write {target}: {error.strerror}") from error
 

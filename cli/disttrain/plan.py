@@ -38,7 +38,7 @@ def plan(path: str, rank: int, gpu_memory: str | None, *, as_json: bool) -> int:
         parts += ["", f"of rank {rank} of {ranks}:", table(view.MEMORY_HEADINGS, rows)]
     parts += ["", *view.remarks(memory)]
     if gpu_bytes is not None and not on_one_gpu(job.spec):
-        parts.append("Whether it fits is not known: not all of a rank lies on one GPU.")
+        parts.append("Whether it fits is not known: not all of a rank is on one GPU.")
     if is_terminal() and found is None and path != STDIN:
         parts.append(f"Next: disttrain submit {path}, or disttrain run {path}")
     show(rendered(*parts))

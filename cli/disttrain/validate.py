@@ -39,7 +39,7 @@ def given(path: str) -> DistTrainingJob:
     source = _source(path)
     found = manifest.read_stream(sys.stdin.buffer, source) if path == STDIN else manifest.read(path)
     if found.others:
-        print_stderr(f"{source}: passed over {found.others}: this command takes the {KIND} alone")
+        print_stderr(f"{source}: skipped {found.others}: this command reads the {KIND} alone")
     for sentence in advice(found.job.spec):
         print_stderr(f"{source}: {sentence}")
     return found.job

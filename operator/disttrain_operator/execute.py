@@ -251,7 +251,7 @@ class _Round:
         except (NotFound, Conflict):
             return  # it is gone, or the name is another's by now
         except (Forbidden, Invalid) as error:
-            message = f"it may not be let go: {error.message}"
+            message = f"it cannot be released: {error.message}"
             self.problems["Pod", action.name] = CreateProblem(
                 "Pod", action.name, error.code, Reason.NOT_RELEASED, message
             )

@@ -55,7 +55,7 @@ async def wait_for_jobs(client: Client, namespace: str | None) -> None:
         except NotFound:
             sentence = f"the CustomResourceDefinition {PLURAL}.{GROUP} is not installed: apply it, I am waiting"
         except KubeError as error:
-            sentence = f"the API server at {client.access.server} does not serve me yet: {error}"
+            sentence = f"the API server at {client.access.server} does not serve the operator yet: {error}"
         if sentence != logged or poll % REMINDER_POLLS == 0:
             logger.warning(sentence)
             logged = sentence

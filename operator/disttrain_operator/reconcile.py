@@ -61,7 +61,7 @@ MAX_CRASH_SECONDS = 120.0
 _MAX_DOUBLINGS = 10
 
 _MAX_REFUSAL = 500
-_TOO_LARGE = "The job is larger than what is stored: delete it, or write it with less text in `spec` and `metadata`."
+_TOO_LARGE = "The job is larger than the API server can store: delete it, or shorten its `spec` and `metadata`."
 _NOT_TAKEN = "Is the CustomResourceDefinition that of the operator's release? `helm upgrade` brings both to one."
 
 Decide = Callable[[Job, Observed, datetime], Decision]
@@ -236,13 +236,17 @@ class Reconciler:
         self._reported_refusals[job.uid] = job.generation
         words = cut(refusal.message, _MAX_REFUSAL)
         logger.warning(
-            "%s/%s: the API server takes no status of it, so nothing is done for it: %s", job.namespace, job.name, words
+            "%s/%s: the API server refuses every status of it, so nothing is done for it: %s",
+            job.namespace,
+            job.name,
+            words,
         )
         reason, what_to_do = Reason.OPERATOR_ERROR, _NOT_TAKEN
         if isinstance(refusal, ContentTooLarge):
             reason, what_to_do = Reason.INVALID_SPEC, _TOO_LARGE
         message = (
-            f"The API server takes no status of this job, so the operator does nothing for it: {words}. {what_to_do}"
+            f"The API server refuses every status of this job, so the operator does nothing for it: {words}."
+            f" {what_to_do}"
         )
         with suppress(Exception):
             event = Event(reason, message, warning=True)

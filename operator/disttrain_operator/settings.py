@@ -205,7 +205,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
     if settings.gang_gate and settings.namespaces:
         parser.error("--gang-gate needs an operator that serves all namespaces: leave --namespace out, or --gang-gate")
     if settings.token_key_secret and settings.token_key_file:
-        parser.error("--token-key-file and --token-key-secret both say where the key is: leave one out")
+        parser.error("--token-key-file and --token-key-secret both name the key: give only one")
     return settings
 
 

@@ -54,7 +54,7 @@ async def key_of_secret(client: Client, secret: str) -> bytes:
         except AccessError:
             raise
         except KubeError as error:
-            sentence = f"the Secret {secret} with the key of the jobs' tokens can be neither read nor made: {error}"
+            sentence = f"the Secret {secret} with the key of the jobs' tokens can be neither read nor created: {error}"
         if sentence != logged or poll % REMINDER_POLLS == 0:
             logger.warning(sentence)
             logged = sentence
@@ -73,7 +73,7 @@ async def _found_or_made(client: Client, collection: str, name: str) -> Raw:
     except Conflict:
         # Another replica was faster, or the answer to our own first request was lost.
         return await client.get(path)
-    logger.info("made the Secret %s with a new key for the tokens of jobs", name)
+    logger.info("created the Secret %s with a new key for the tokens of jobs", name)
     return made
 
 

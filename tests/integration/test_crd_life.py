@@ -65,12 +65,12 @@ def test_every_part_of_the_spec_is_either_frozen_or_free(jobs: Jobs) -> None:
 def test_a_job_that_has_run_is_frozen(jobs: Jobs, begun: str, path: str) -> None:
     at, sentence = "spec", f"`{path}` may not change once the job has run"
     if path == "spec.managedBy":
-        at, sentence = path, f"`{path}` may never change: make another job"
+        at, sentence = path, f"`{path}` may never change: create another job"
     elif path in ("spec.workers", "spec.parameterServers"):
         sentence += ", but while it is Suspended: set `spec.suspend` first"
     else:
         sentence += (
-            ": make another job, which goes on from the checkpoints of this one where `training.checkpoint.folder`"
+            ": create another job, which resumes from the checkpoints of this one if `training.checkpoint.folder`"
             " names their folder"
         )
     assert (at, sentence) in causes(jobs.patch(begun, {"spec": FROZEN[path]}))
@@ -160,7 +160,7 @@ def test_who_manages_a_job_never_changes_not_even_before_it_has_run(
 ) -> None:
     name = jobs.a_job(suspend=True, **({"managedBy": first} if first else {}))
     refused = jobs.patch(name, {"spec": {"managedBy": then}})
-    message = "`spec.managedBy` may never change: make another job"
+    message = "`spec.managedBy` may never change: create another job"
     assert causes(refused) == [("spec.managedBy", message)]
 
 

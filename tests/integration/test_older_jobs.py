@@ -82,7 +82,7 @@ def test_what_was_meant_to_wait_waits_under_the_new_definition(
         eventually(lambda: len(team.pods()) == 2, team.pods)
         eventually(lambda: team.condition("Suspended", "suspended")["status"] == "True")
         assert team.condition("Suspended", "suspended")["message"] == (
-            "spec.runPolicy.suspend is true; it is `spec.suspend` now: remove it to go on, as `disttrain resume` does"
+            "spec.runPolicy.suspend is true; it is `spec.suspend` now: remove it to resume, as `disttrain resume` does"
         )
         eventually(lambda: team.condition("Running", "gated")["reason"] == "GateOff")
         assert "status" not in job(team, "managed"), "it is the other controller's"

@@ -88,7 +88,7 @@ def test_the_api_server_makes_the_name_where_it_may(control_plane: ControlPlane,
     job["metadata"] = {"generateName": "s" * (MAX_JOB_NAME_LENGTH - 5)}
     path.write_text(yaml.safe_dump_all([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}}, job]))
     code, out, err = ended(submit(path, "-n", namespace))
-    assert (code, err) == (0, f"{path}: passed over ConfigMap code: this command takes the DistTrainingJob alone\n")
+    assert (code, err) == (0, f"{path}: skipped ConfigMap code: this command reads the DistTrainingJob alone\n")
     (stored,) = control_plane.api.ask("GET", JOBS.format(namespace)).json()["items"]
     assert f"dtj/{stored['metadata']['name']} created" in out
     assert len(stored["metadata"]["name"]) == MAX_JOB_NAME_LENGTH

@@ -98,7 +98,7 @@ def test_a_program_whose_log_finds_no_room_is_judged_with_the_reason(workplace: 
     assert run.exit_code == 1
     assert "exited with code 1: no space is left on the disk of" in run.condition("Failed")["message"]
     assert f"cannot write {workplace.folder}/disttrain-runs/" in run.stderr
-    assert f"status.yaml: {FULL}; the job goes on without it" in run.stderr
+    assert f"status.yaml: {FULL}; the job continues without it" in run.stderr
     assert f"status.yaml is not up to date: {FULL}" in run.stderr.splitlines()[-1]
     assert "Traceback" not in run.stderr
     assert not run.left()

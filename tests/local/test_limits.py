@@ -26,7 +26,7 @@ def refused(run: Run, *numbers: str) -> None:
     assert run.exit_code == 1
     (line,) = run.stderr.splitlines()
     assert line.startswith("disttrain: the job does not fit this machine: ")
-    assert line.endswith("or start it all the same with --yes")
+    assert line.endswith("or start it anyway with --yes")
     for number in numbers:
         assert number in line
     assert not (run.folder / "disttrain-runs").exists(), "nothing has begun"

@@ -168,7 +168,7 @@ def test_a_job_that_is_made_suspended_says_so_and_ends(workplace: Workplace) -> 
     assert run.exit_code == 0, run.stderr
     assert run.status["phase"] == "Suspended"
     assert run.status["attempt"] == 0
-    assert "go on with: disttrain run --resume disttrain-runs/own-" in run.stderr
+    assert "resume with: disttrain run --resume disttrain-runs/own-" in run.stderr
     again = workplace.run("--resume", run.home)
     assert again.exit_code == 0, again.stderr
     assert again.status["phase"] == "Succeeded"
@@ -229,7 +229,7 @@ def test_sigterm_and_a_closed_terminal_suspend_as_ctrl_c_does(workplace: Workpla
     run.until(lambda: len(run.below()) == 2, "the program runs")
     run.signal(number)
     assert run.wait() == 128 + number
-    assert "go on with: disttrain run --resume" in run.stderr
+    assert "resume with: disttrain run --resume" in run.stderr
     assert not run.left()
 
 

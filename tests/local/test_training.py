@@ -184,7 +184,7 @@ def test_ctrl_c_suspends_after_a_checkpoint_and_resume_goes_on(workplace: Workpl
     assert saved == logged_steps(run.log(0, attempt=1))[-1] or saved % interval, "written because of the signal"
     uid = yaml.safe_load((run.home / "status.yaml").read_text())["metadata"]["uid"]
     hint = run.stderr.splitlines()[-1]
-    assert f"Suspended · checkpoint at step {saved} · go on with: disttrain run --resume " in hint
+    assert f"Suspended · checkpoint at step {saved} · resume with: disttrain run --resume " in hint
 
     again = workplace.run("--resume", hint.rpartition(" ")[2])
     assert again.exit_code == 0, again.stderr

@@ -146,10 +146,10 @@ FREEZE_RULES = (
             "spec.runPolicy.schedulingPolicy",
         ),
         "may not change once the job has run",
-        f"make another job, which goes on from the checkpoints of this one where {_FOLDER} names their folder",
+        f"create another job, which resumes from the checkpoints of this one if {_FOLDER} names their folder",
         (f"!({_HAS_RUN})", f"({_STATUS_IS_WRITTEN})"),
         ("spec.workers", "spec.parameterServers"),
     ),
     # Another controller may be at work on a job that has no attempt of ours.
-    FreezeRule(("spec.managedBy",), "may never change", "make another job"),
+    FreezeRule(("spec.managedBy",), "may never change", "create another job"),
 )

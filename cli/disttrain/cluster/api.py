@@ -191,7 +191,7 @@ def _decoded(payload: bytes, what: str) -> Raw:
     except ValueError as error:
         raise CommandError(f"{what}: the answer is not JSON ({error}); is this an API server?") from error
     if not isinstance(answer, dict):
-        raise CommandError(f"{what}: the answer is no object; is this an API server?")
+        raise CommandError(f"{what}: the answer is not an object; is this an API server?")
     return answer
 
 

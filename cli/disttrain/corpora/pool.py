@@ -35,7 +35,7 @@ def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], workers: int) -
             for future in as_completed(running):
                 yield running[future], future.result()
         except BrokenProcessPool as error:
-            raise CorpusError("a worker was killed, perhaps for want of memory: give fewer --workers") from error
+            raise CorpusError("a worker was killed, perhaps for lack of memory: use fewer --workers") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             # A shard may take minutes yet; where all are done, these are idle.

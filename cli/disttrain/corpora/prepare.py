@@ -102,7 +102,7 @@ def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda
     taken. What was complete then stays, and the same call goes on from there.
     """
     if os.path.lexists(settings.output):
-        raise CorpusError(f"{settings.output} is there already: name another folder, or remove it")
+        raise CorpusError(f"{settings.output} exists: name another folder, or remove it")
     content = read_tokenizer(settings)
     tokenizer = describe_tokenizer(settings, build_encoder(settings.tokenizer, kind_of(settings), content), content)
     sources = find_sources(settings)
@@ -129,7 +129,8 @@ def _begin(
     own = hashlib.sha256(json.dumps(options).encode()).hexdigest().encode()
     if work.plan.exists() and read_small(work.plan, _MAX_PLAN_BYTES) != own:
         raise CorpusError(
-            f"{work.partial} was begun with other sources, another tokenizer or other options: give those, or remove it"
+            f"{work.partial} was started with other sources, another tokenizer or other options: use those, or remove"
+            " it"
         )
     work.corpus.mkdir(exist_ok=True)
     if content is not None:
@@ -221,8 +222,8 @@ def _sentences(settings: Settings) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise CorpusError(
-                f"no room in {settings.output.absolute().parent} for the corpus: make some and give the same command "
-                f"again; finished shards stay in {settings.partial}"
+                f"no room in {settings.output.absolute().parent} for the corpus: free some and run the same command"
+                f" again; finished shards stay in {settings.partial}"
             ) from error
         place = error.filename or settings.partial
         raise CorpusError(f"{place} cannot be written: {error.strerror or error}") from error

@@ -98,7 +98,7 @@ def cut_into_parts(sources: Sequence[Source], part_bytes: int) -> list[tuple[Pie
     if part:
         parts.append(tuple(part))
     if len(parts) > MAX_SHARDS:
-        raise CorpusError(f"{len(parts)} shards, expected at most {MAX_SHARDS}: give a larger --shard-size")
+        raise CorpusError(f"{len(parts)} shards, expected at most {MAX_SHARDS}: use a larger --shard-size")
     return parts
 
 
@@ -131,7 +131,7 @@ def _raise(error: OSError) -> None:
 
 def _require_outside(folder: Path, output: Path) -> None:
     if output.absolute().resolve().is_relative_to(folder.resolve()):
-        raise CorpusError(f"{output} lies in {folder}, which is read: name another folder to write to")
+        raise CorpusError(f"{output} lies in {folder}, which is read: write to another folder")
 
 
 def _source(path: Path) -> Source:

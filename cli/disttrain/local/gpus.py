@@ -22,7 +22,7 @@ def gpu_slices(spec: JobSpec, environment: Mapping[str, str] = os.environ) -> li
         return [""] * pods
     if spec.workers.gpu_resource != DEFAULT_GPU_RESOURCE:
         raise CommandError(
-            f"disttrain run gives out NVIDIA GPUs only, not {spec.workers.gpu_resource}; "
+            f"disttrain run assigns NVIDIA GPUs only, not {spec.workers.gpu_resource}; "
             "send the job to a cluster with `disttrain submit`"
         )
     devices = _devices(environment)

@@ -31,7 +31,7 @@ def require_room(spec: JobSpec, modules: Sequence[str], *, yes: bool = False) ->
 def _require_yes(misfit: Misfit, yes: bool) -> None:
     """Raise CommandError unless the user wants to start such a job."""
     if misfit.certain and not yes:
-        raise CommandError(f"{misfit.sentence}; {_ADVICE}, or start it all the same with --yes")
+        raise CommandError(f"{misfit.sentence}; {_ADVICE}, or start it anyway with --yes")
     answer = None if yes else ask(f"disttrain: {misfit.sentence}. Start it?")
     if answer is False:
         raise CommandError(f"not started; {_ADVICE}")

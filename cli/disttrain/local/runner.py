@@ -158,7 +158,7 @@ class LocalRun:
         before = self._unwritten
         self._store()
         if self._unwritten is not None and before is None:
-            self.view.log(f"cannot write {self.folder.status_file}: {self._unwritten}; the job goes on without it")
+            self.view.log(f"cannot write {self.folder.status_file}: {self._unwritten}; the job continues without it")
         self.view.status(decision.status)
         return True
 

@@ -33,7 +33,7 @@ def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None)
         return " · ".join(["Succeeded", *_figures(status), *_places(folder, storage), *_time(status)])
     if _holds(status, ConditionType.SUSPENDED):
         at = f" · checkpoint at step {status.checkpoint.step}" if status.checkpoint else " · no checkpoint"
-        return f"Suspended{at} · go on with: disttrain run --resume {short(folder.path)}"
+        return f"Suspended{at} · resume with: disttrain run --resume {short(folder.path)}"
     return "\n".join(_failure(status, folder))
 
 

@@ -26,7 +26,7 @@ def rank_memory(manifest: DistTrainingJob, rank: int) -> RankMemory:
     """Return what a rank of the job needs. Raises CommandError where the trainer refuses the job."""
     spec = manifest.spec
     if spec.training is None:
-        return RankMemory(rank, unknown="the job has a command of its own, of which nothing is known")
+        return RankMemory(rank, unknown="the job has a command of its own")
     answer = _ask_trainer(manifest, rank)
     if "error" in answer:
         raise CommandError(f"rank {rank} could not be built: {answer['error']}")

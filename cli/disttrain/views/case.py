@@ -105,10 +105,10 @@ def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:
 def goes_on_from(case: Case) -> str:
     status = case.job.status
     if status.checkpoint is not None:
-        return f"It goes on from the checkpoint of step {status.checkpoint.step}."
+        return f"It continues from the checkpoint of step {status.checkpoint.step}."
     if not has_storage(case.job):
         return "It has no `storage`, so it begins at step 0 again."
-    return "No checkpoint is known yet; it goes on from the newest one that is complete."
+    return "No checkpoint is known yet; it continues from the newest complete one."
 
 
 def log_commands(case: Case, number: int, verdict: Verdict | None) -> tuple[str, ...]:

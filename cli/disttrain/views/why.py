@@ -110,7 +110,7 @@ def _held(case: Case, reason: str, message: str) -> Why:
     sentences += _deadline(case, reason)
     advice = PENDING.get(reason)
     if reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_ROOM):
-        sentences.append(f"The job wants all of its {pods_of(job)} at once.")
+        sentences.append(f"The job needs all of its {pods_of(job)} at once.")
     todo = [filled(advice, job)] if advice else []
     return Why(" ".join(sentences), tuple(todo), (f"disttrain events {name}", f"disttrain describe {name}"))
 
@@ -197,7 +197,7 @@ def _suspended(case: Case) -> Why:
         f"the last checkpoint is of step {status.checkpoint.step}" if status.checkpoint else "no checkpoint is known"
     )
     if not job.suspend:
-        return Why(f"{job.name} was suspended and goes on now: {saved}.", next=(f"disttrain logs -f {job.name}",))
+        return Why(f"{job.name} was suspended and resumes now: {saved}.", next=(f"disttrain logs -f {job.name}",))
     if _is_suspending(job):
         left = sum(pod.pod_alive for pod in case.pods)
         return Why(
@@ -207,7 +207,7 @@ def _suspended(case: Case) -> Why:
     stored = "" if has_storage(job) or status.checkpoint else " It has no `storage`, so it will begin at step 0."
     return Why(
         f"{job.name} is suspended (spec.suspend is true): it has no pods, and {saved}.{stored}",
-        (f"`disttrain resume {job.name}` lets it go on",),
+        (f"`disttrain resume {job.name}` resumes it",),
     )
 
 
@@ -263,7 +263,7 @@ def _silent_nodes(case: Case) -> Finding:
         return None, None
     listed = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
     return (
-        f"Kubernetes does not hear of node {listed}: the ranks there may hang, and with them all others.",
+        f"Kubernetes has no contact with node {listed}: the ranks there may hang, and with them all others.",
         "Wait: the operator gives a dead node up, and restarts the gang elsewhere; `kubectl get nodes` shows the node",
     )
 
@@ -274,7 +274,7 @@ def _replaced(case: Case) -> Finding:
         return None, None
     last = replacements[-1]
     when = f"{plain(last.pod)} {case.since(last.time)} ago"
-    return f"{len(replacements)} times a pod was made again alone, last {when} ({plain(last.reason)}).", None
+    return f"{len(replacements)} times a single pod was recreated, last {when} ({plain(last.reason)}).", None
 
 
 def _often_restarted(case: Case) -> Finding:
@@ -297,7 +297,7 @@ def _progress(case: Case) -> Finding:
     rate = f" at {progress.samples_per_second:,.0f} samples/s" if progress.samples_per_second else ""
     moment = parse_time(progress.update_time)
     stale = moment is not None and (case.now - moment).total_seconds() > STALE_SECONDS
-    advice = "Look at the log: where it stands still, a rank hangs or its data is slow" if stale else None
+    advice = "Look at the log: if it has stopped, a rank hangs or its data is slow" if stale else None
     failed = f" Its evaluation failed: {plain(progress.evaluation_failure)}." if progress.evaluation_failure else ""
     skipped = f" {progress.skipped_steps} steps were skipped." if progress.skipped_steps else ""
     return f"{known}{rate}.{failed}{skipped}", advice

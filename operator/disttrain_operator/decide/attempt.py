@@ -50,7 +50,7 @@ def wait_for_attempt(
 def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple[Event, ...] = ()) -> Transition:
     """One look at a gang that does not run yet: what has to go goes, what is missing is made, and why it waits."""
     old = remove_old(gang, now)
-    replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
+    replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS)
     actions = (*old.actions, *replaced.actions, *create_missing(gang))
     reason, message = why_not_running(gang, now)
     if not events and reason not in USUAL_REASONS:

@@ -255,7 +255,7 @@ def _failed_node(attempt: Attempt) -> str | None:
 
 
 def _step_at_last_restart(status: JobStatus) -> int | None:
-    """The newest checkpoint that was known when an attempt ended or a pod was made again alone."""
+    """The newest checkpoint that was known when an attempt ended or a pod was recreated alone."""
     steps = [attempt.checkpoint_step for attempt in status.attempts if attempt.end_time is not None]
     if status.attempts:
         steps += [entry.checkpoint_step for entry in status.attempts[-1].replacements]

@@ -39,7 +39,7 @@ class Cause:
     class_: FailureClass
     reason: str
     follows: Replacement | None = None
-    """The pod that was made again alone shortly before, where this one ended because it lost it: that was the cause."""
+    """The pod that was recreated alone shortly before, where this one ended because it lost it: that was the cause."""
 
     @property
     def permanent(self) -> bool:

@@ -33,7 +33,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         ("unauthorized", "denied", "forbidden", "authorization failed", "authentication required"),
-        "the registry has no such image or does not give it to this pod",
+        "the registry has no such image or denies it to this pod",
         "check the image's name, and the imagePullSecrets of the template or of the service account",
     ),
     (

@@ -53,7 +53,7 @@ def _await_last_reports(situation: Situation, verdict: Verdict) -> Transition:
     why = f"attempt {situation.gang.attempt} has failed"
     removal = remove(alive, situation.run_policy, situation.now, why, SURVIVOR_GRACE_SECONDS)
     message = continued(
-        verdict.message, "no restart is left: the other pods are stopped to hear whether there is a new checkpoint"
+        verdict.message, "no restart is left: the other pods are stopped to learn whether there is a new checkpoint"
     )
     event = Event(Reason.POD_FAILED, message, warning=True)
     status = set_pending_verdict(situation.status, verdict)

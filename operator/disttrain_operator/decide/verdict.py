@@ -73,7 +73,7 @@ def _of_replaced(
     cause: Cause, replaced: Replacement, matched: MatchedAction, rank: int | None, policy: RunPolicy
 ) -> Verdict:
     """The verdict where a pod ended because it lost one that was made again: that one is named."""
-    before = f"pod {replaced.pod} failed ({replaced.reason}) and was made again alone, after which"
+    before = f"pod {replaced.pod} failed ({replaced.reason}) and was recreated alone, after which"
     return Verdict(
         reason=replaced.reason,
         message=f"{before} {_sentence(cause, rank, policy)}",

@@ -25,7 +25,7 @@ _ABSENT = re.compile(r'persistentvolumeclaim "([^"]{1,253})" not found')
 _LEAVING = re.compile(r'persistentvolumeclaim "([^"]{1,253})" is being deleted')
 
 _WAIT = (
-    "its PersistentVolumeClaim has no volume yet: its storage class makes it; where that takes long, `kubectl describe"
+    "its PersistentVolumeClaim has no volume yet: its storage class creates it; if that takes long, `kubectl describe"
     " pvc` says why"
 )
 
@@ -52,7 +52,8 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
         return _WAIT
     if any(words in lower for words in _NOT_HERE):
         return (
-            f"its volume cannot be had on any node: {text[:500]}; `kubectl describe pvc` and `kubectl get pv` say more"
+            f"its volume is not available on any node: {text[:500]}; `kubectl describe pvc` and `kubectl get pv` say"
+            " more"
         )
     return None
 

@@ -27,15 +27,15 @@ _ADVICE = {
     Reason.CRASH_LOOP: "read the container's log",
     "FailedMount": "check that all that the volumes of the template name exists in this namespace",
     "FailedAttachVolume": "`kubectl describe pvc` and `kubectl get pv` say more",
-    "Multi-Attach": "pods on several nodes need a claim with access mode ReadWriteMany; of a pod that is gone it is let"
-    " go within minutes",
-    "FailedCreatePodSandBox": "it is the node's network or container runtime: tell who runs the cluster, or keep the"
-    " job off that node",
+    "Multi-Attach": "pods on several nodes need a claim with access mode ReadWriteMany; the volume of a deleted pod"
+    " is released within minutes",
+    "FailedCreatePodSandBox": "it is the node's network or container runtime: tell the cluster's administrator, or"
+    " keep the job off that node",
     Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
     Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
     Reason.OPERATOR_FORBIDDEN: "give the operator's service account this right",
-    Reason.FORBIDDEN: "let the template meet the namespace's rules, or change them",
+    Reason.FORBIDDEN: "make the template follow the namespace's rules, or change them",
     _IDS: "where the template has no user and group the operator sets them: `podDefaults.userId: null` in the chart's"
     " values leaves them to the cluster, `runPolicy.podSecurity: Template` this job's whole security context to its"
     " template",
@@ -83,7 +83,7 @@ def unexplained(gang: Gang) -> str | None:
     if pod is None:
         return None
     if not pod.node:
-        return f"no scheduler has taken pod {pod.name} or said why not; does the one that its template names run?"
+        return f"no scheduler has bound pod {pod.name} or reported why not; does the one that its template names run?"
     events = f"`kubectl get events --field-selector involvedObject.name={pod.name}`"
     return f"pod {pod.name} on node {pod.node} gives no reason; for an hour or so {events} may"
 
@@ -126,8 +126,8 @@ def _of_queue(gang: Gang, reason: str) -> str:
     if reason == Reason.QUEUED:
         return f"waiting in queue {queue} of Kueue; its Workload for attempt {gang.attempt} says for what"
     return (
-        f"the pods name queue {queue}, but Kueue does not take them: install it with its integration `pod`, and let it"
-        " manage this namespace"
+        f"the pods name queue {queue}, but Kueue does not manage them: install it with its integration `pod`, and let"
+        " it manage this namespace"
     )
 
 

@@ -328,9 +328,9 @@ def _parsed(answer: bytes, method: str, path: str) -> Raw:
     except orjson.JSONDecodeError as error:
         if answer[:1] == b"{" and answer.rstrip()[-1:] == b"}":
             raise Undecodable(f"{method} {path}: the answer cannot be decoded: {error.msg}") from error
-        raise Unavailable(f"{method} {path}: the answer is no JSON") from error
+        raise Unavailable(f"{method} {path}: the answer is not JSON") from error
     if not isinstance(parsed, dict):
-        raise Unavailable(f"{method} {path}: the answer is no object")
+        raise Unavailable(f"{method} {path}: the answer is not an object")
     return parsed
 
 

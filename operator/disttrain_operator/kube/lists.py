@@ -128,7 +128,7 @@ def _read_page(body: bytes, path: str, trim: Trim, unread: Unread) -> Page:
             metadata, items = parsed["metadata"], parsed.get("items") or []
             page = Page(int(metadata["resourceVersion"]), metadata.get("continue") or "")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Unavailable(f"GET {path}: the answer is no list") from error
+            raise Unavailable(f"GET {path}: the answer is not a list") from error
         items.reverse()
         _trim_all(page, (items.pop() for _ in range(len(items))), trim, unread)
         return page
@@ -151,7 +151,7 @@ def _taken_apart(
     try:
         return _take_apart(body, why, parse, trim, unread)
     except Malformed as error:
-        raise Unavailable(f"GET {path}: the answer is no list: {why}") from error
+        raise Unavailable(f"GET {path}: the answer is not a list: {why}") from error
 
 
 def _take_apart(body: bytes, why: str, parse: Callable[[bytes], Any], trim: Trim, unread: Unread) -> Page:

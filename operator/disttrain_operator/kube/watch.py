@@ -163,7 +163,7 @@ class Watch(ABC):
                     self._take(line)
                 await self._wait_for_room()
                 if self._missed and self._clock() - self._listed_at >= RELIST_SECONDS:
-                    raise BrokenStreamError("an event did not say which object it is about")
+                    raise BrokenStreamError("an event does not name its object")
 
     def _take(self, line: bytes) -> None:
         try:

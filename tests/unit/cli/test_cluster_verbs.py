@@ -262,7 +262,7 @@ def test_on_a_terminal_each_verb_says_what_one_would_do_next(
         ((404, b"404 page not found"), "the cluster does not know DistTrainingJobs; install the chart first"),
         ((500, b"<html>"), "cannot read default/digits: 500"),
         ((200, b"<html>"), "the answer is not JSON"),
-        ((200, b"[]"), "the answer is no object"),
+        ((200, b"[]"), "the answer is not an object"),
     ],
 )
 def test_what_the_api_server_refuses_is_one_sentence(

@@ -193,11 +193,11 @@ def test_what_cannot_be_begun_is_said(tmp_path: Path, tokenizer: Path) -> None:
     for changes, sentence in [
         ({"sources": (tmp_path / "missing",)}, "missing does not exist"),
         ({"sources": (tmp_path / "empty",)}, "holds no file that matches"),
-        ({"sources": (tmp_path,)}, "which is read: name another folder"),
+        ({"sources": (tmp_path,)}, "which is read: write to another folder"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json cannot be read"),
         ({"tokenizer": str(tmp_path / "bad.json")}, "bad.json is no tokenizer.json"),
         ({"end_of_document": "256"}, "is no token of bytes, nor a number below 256"),
-        ({"output": tmp_path / "a.txt"}, "is there already"),
+        ({"output": tmp_path / "a.txt"}, "exists: name another folder"),
     ]:
         with pytest.raises(CorpusError, match=sentence):
             prepare(Settings(**(asked | changes)))
@@ -205,7 +205,7 @@ def test_what_cannot_be_begun_is_said(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "b.jsonl").write_text("{")
     with pytest.raises(CorpusError, match="not JSON"):
         prepare(Settings(**(asked | {"sources": (tmp_path / "b.jsonl",)})))
-    with pytest.raises(CorpusError, match="was begun with other sources"):
+    with pytest.raises(CorpusError, match="was started with other sources"):
         prepare(Settings(**asked))
 
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path: Path) -> Non
         settings = Settings((sources,), "bytes", disk / "corpus", part_bytes=100_000)
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(disk_room(disk) - 700_000))
-        with pytest.raises(CorpusError, match=r"no room in .* give the same command again"):
+        with pytest.raises(CorpusError, match=r"no room in .* run the same command again"):
             prepare(settings)
         ballast.unlink()
         told = []

@@ -58,7 +58,7 @@ def test_a_file_is_not_replaced_unasked(
     assert main(["init", "--name", "first"]) == 0
     assert main(["validate", "job.yaml"]) == 0
     assert main(["init", "--name", "second"]) == 1
-    assert "job.yaml is there already" in capfd.readouterr().err
+    assert "job.yaml exists" in capfd.readouterr().err
     assert "name: first" in (tmp_path / "job.yaml").read_text()
     assert main(["init", "--name", "second", "--force"]) == 0
     assert "name: second" in (tmp_path / "job.yaml").read_text()

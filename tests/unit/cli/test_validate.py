@@ -67,7 +67,7 @@ def fed(monkeypatch: pytest.MonkeyPatch, *documents: object) -> None:
 
 
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"mode": "x"}}
-PASSED_OVER = "passed over ConfigMap code: this command takes the DistTrainingJob alone"
+PASSED_OVER = "skipped ConfigMap code: this command reads the DistTrainingJob alone"
 
 
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def progress(**more: Any) -> dict[str, Any]:
     return {"step": 42, "totalSteps": 100, "updateTime": TIME} | more
 
 
-SUSPENDED = [a_condition("Suspended", "True", "Suspended", "spec.suspend is true; set it to false to go on")]
+SUSPENDED = [a_condition("Suspended", "True", "Suspended", "spec.suspend is true; set it to false to resume")]
 SUSPENDING = [a_condition("Suspended", "False", "Suspending", "spec.suspend is true: pods write a checkpoint and stop")]
 
 SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], list[str]]] = [
@@ -132,7 +132,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),
     ("memory", failed("OOMKilled"), {}, ["failed 5m ago in attempt 1 (OOMKilled): rank 0 did it"], ["memory limit"]),
     ("exhausted", failed("RestartsExhausted", **{"class": "OutOfMemory"}), {}, ["RestartsExhausted"], ["memory limit"]),
-    ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would fail the same way"], ["correct the path"]),
+    ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would fail the same"], ["correct the path"]),
     ("spec", failed("InvalidSpec"), {}, ["InvalidSpec"], ["disttrain validate"]),
     ("deadline", failed("DeadlineExceeded"), {}, ["(DeadlineExceeded)"], ["activeDeadlineSeconds"]),
     ("nan", failed("NonFiniteLoss"), {}, ["NonFiniteLoss"], ["learning rate"]),
@@ -261,7 +261,7 @@ def test_a_silent_node_is_named() -> None:
     pod = running(a_raw_pod(a_job()))
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     found = why(RemoteJob(a_raw_job(status=runs())), [pod], [], LATER)
-    assert "does not hear of node node1" in found.paragraph
+    assert "has no contact with node node1" in found.paragraph
     assert "kubectl get nodes" in " ".join(found.todo)
 
 

@@ -185,7 +185,7 @@ def test_a_pod_whose_room_is_lost_is_made_again() -> None:
     assert [pod.uid for pod in of_kind(decision, DeletePod)] == [gated.pods[1]["metadata"]["uid"]]
     assert [(event.reason, event.warning) for event in decision.events] == [("RoomLost", True)]
     assert gated.said()[0] == "RoomLost"
-    assert gated.said()[1].endswith("was let go and not scheduled within 30 s: taken")
+    assert gated.said()[1].endswith("was released and not scheduled within 30 s: taken")
     del gated.pods[1]
     (made,) = of_kind(gated.decide(NO_WORD), CreatePod)
     assert (made.index, made.attempt, made.gated) == (1, 1, True)

@@ -116,12 +116,12 @@ IDS = (
         ("Forbidden", ".containers[0].runAsUser: Invalid value: 65532: must be in the ranges: [7, 9]", {}, IDS),
         ("Forbidden", ".spec.securityContext.fsGroup: Invalid value: []int64{65532}: not an allowed group", {}, IDS),
         ("InvalidPod", "denied request: securityContext.runAsGroup must not be set", {}, IDS),
-        ("Forbidden", "supplementalGroups and more", {}, "let the template meet the namespace's rules, or change them"),
+        ("Forbidden", "supplementalGroups and more", {}, "make the template follow the namespace's rules"),
         (
             "Forbidden",
             "runAsUser: 7",
             {"podSecurity": "Template"},
-            "let the template meet the namespace's rules, or change",
+            "make the template follow the namespace's rules, or change",
         ),
         ("InvalidPod", "spec.containers[0].name: Required", {}, "correct the pod template"),
         (

@@ -96,7 +96,7 @@ def test_a_gang_keeps_no_room_for_long_that_the_scheduler_does_not_give_it(
         assert len(deleted) == 2, "no half gang keeps its room"
         assert (decision.status.attempt, decision.status.restarts_since_checkpoint) == (2, 0), "which costs no restart"
         assert decision.status.attempts[0].verdict is not None
-        assert "gives its room back" in decision.status.attempts[0].verdict.message
+        assert "releases its room" in decision.status.attempts[0].verdict.message
 
 
 def test_a_gang_that_is_refused_again_and_again_waits_longer_and_longer() -> None:

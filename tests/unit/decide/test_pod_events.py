@@ -117,15 +117,18 @@ def held_up(reason: str, message: str, **spec: Any) -> World:
             "FailedAttachVolume",
             TWICE,
             (
-                "; pods on several nodes need a claim with access mode ReadWriteMany; of a pod that is gone it is let"
-                " go within minutes"
+                "; pods on several nodes need a claim with access mode ReadWriteMany; the volume of a deleted pod is"
+                " released within minutes"
             ),
         ),
         ("FailedAttachVolume", "rpc error", "; `kubectl describe pvc` and `kubectl get pv` say more"),
         (
             "FailedCreatePodSandBox",
             SANDBOX,
-            "; it is the node's network or container runtime: tell who runs the cluster, or keep the job off that node",
+            (
+                "; it is the node's network or container runtime: tell the cluster's administrator, or keep the job off"
+                " that node"
+            ),
         ),
         ("SomethingNew", "of a later Kubernetes", ""),
     ],
@@ -187,7 +190,7 @@ def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
     )
 
 
-UNTAKEN = f"no scheduler has taken pod {POD} or said why not; does the one that its template names run?"
+UNTAKEN = f"no scheduler has bound pod {POD} or reported why not; does the one that its template names run?"
 
 
 def test_where_nobody_says_anything_it_is_said_after_five_minutes_where_to_look() -> None:

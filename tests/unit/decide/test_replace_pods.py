@@ -127,7 +127,7 @@ def test_a_server_that_was_made_again_is_the_cause_where_workers_then_leave_and_
     found = verdict(world)
     assert (found.reason, found.pod, found.action) == ("PodFailed", "digits-3f9a1-ps-0-a1", "RestartWithoutCounting")
     assert found.message == (
-        "pod digits-3f9a1-ps-0-a1 failed (PodFailed) and was made again alone, after which rank 0 (pod "
+        "pod digits-3f9a1-ps-0-a1 failed (PodFailed) and was recreated alone, after which rank 0 (pod "
         "digits-3f9a1-worker-0-a1 on node node1) exited with code 91: parameter server 0 at here:1 was started anew "
         "and has lost what it held"
     )

@@ -9,7 +9,7 @@ from tests.builders import a_claim_template
 from tests.unit.decide.world import World, a_world
 
 WAIT = (
-    "its PersistentVolumeClaim has no volume yet: its storage class makes it; where that takes long, `kubectl describe"
+    "its PersistentVolumeClaim has no volume yet: its storage class creates it; if that takes long, `kubectl describe"
     " pvc` says why"
 )
 
@@ -44,7 +44,7 @@ def refused_by_the_scheduler(message: str, **spec: Any) -> World:
         (
             "0/3 nodes are available: 3 node(s) didn't find available persistent volumes to bind. preemption: none",
             (
-                "its volume cannot be had on any node: 0/3 nodes are available: 3 node(s) didn't find available"
+                "its volume is not available on any node: 0/3 nodes are available: 3 node(s) didn't find available"
                 " persistent volumes to bind; `kubectl describe pvc` and `kubectl get pv` say more"
             ),
         ),

@@ -173,13 +173,13 @@ async def test_a_job_that_can_have_no_status_is_left_alone_longer_and_longer_and
             queue.add(shell.key)
             await eventually(lambda: len(queue.left) >= 20 and events(api))
     assert queue.left[:7] == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0]
-    words = "the API server takes no status of it, so nothing is done for it: etcdserver: request is too large"
+    words = "the API server refuses every status of it, so nothing is done for it: etcdserver: request is too large"
     assert said(caplog) == [f"default/digits: {words}"]
     (event,) = events(api)
     assert (event["type"], event["reason"]) == ("Warning", "InvalidSpec")
     assert event["message"] == (
-        "The API server takes no status of this job, so the operator does nothing for it: etcdserver: request is too"
-        " large. The job is larger than what is stored: delete it, or write it with less text in `spec` and `metadata`."
+        "The API server refuses every status of this job, so the operator does nothing for it: etcdserver: request is"
+        " too large. The job is larger than the API server can store: delete it, or shorten its `spec` and `metadata`."
     )
 
 
@@ -201,7 +201,7 @@ async def test_another_spec_is_told_anew_and_one_that_is_taken_goes_on(
             assert {event["reason"] for event in events(api)} == {"OperatorError"}
             api.refusals.remove(refusing)
             await eventually(lambda: len(shell.pods()) == 3 and not queue.failures(shell.key))
-    assert sum("takes no status" in words for words in said(caplog)) == 2
+    assert sum("refuses every status" in words for words in said(caplog)) == 2
     assert shell.job()["status"]["attempt"] == 1
 
 

@@ -85,7 +85,7 @@ def test_the_secret_of_the_key_is_named_with_its_namespace(wrong: str, capsys: p
         read_settings(["--token-key-secret=ops/tokens", "--token-key-file=/key"], {})
     said = capsys.readouterr().err
     assert "must be namespace/name" in said
-    assert "leave one out" in said
+    assert "give only one" in said
 
 
 async def test_ready_is_synced_and_healthy_is_trying(client: Client) -> None:

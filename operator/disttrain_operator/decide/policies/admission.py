@@ -94,7 +94,7 @@ class _Waiting:
             return None
         first, others = late[0], f" (and {len(late) - 1} more)" if len(late) > 1 else ""
         why = first.waiting.message if first.waiting is not None else "the scheduler gives no reason"
-        message = f"pod {first.name}{others} was let go and not scheduled within {SCHEDULING_SECONDS} s: {why[:500]}"
+        message = f"pod {first.name}{others} was released and not scheduled within {SCHEDULING_SECONDS} s: {why[:500]}"
         # Not by force: a pod that was bound a moment ago may run already. One without a node goes at once anyway.
         actions = tuple(DeletePod(pod.name, pod.uid, SURVIVOR_GRACE_SECONDS, message) for pod in late)
         transition = bring_up(self._gang, self._now, self._now + _LATER)
@@ -123,8 +123,8 @@ class _Waiting:
             self._situation,
             Verdict(
                 reason=Reason.UNSCHEDULABLE,
-                message=f"pod {first.name}{others} was let go and not scheduled within {REFUSED_SECONDS} s, so the gang"
-                f" gives its room back: {why[:500]}",
+                message=f"pod {first.name}{others} was released and not scheduled within {REFUSED_SECONDS} s, so the"
+                f" gang releases its room: {why[:500]}",
                 class_=FailureClass.NOT_STARTED,
                 action=FailureAction.RESTART_WITHOUT_COUNTING,
             ),

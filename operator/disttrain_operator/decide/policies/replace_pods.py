@@ -45,14 +45,14 @@ def note_replacements(situation: Situation) -> Transition | None:
         status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now)
         message = message or verdict.message
     state = State.RUNNING if ran(status) else State.STARTING
-    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is made again", warning=True)
+    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is recreated", warning=True)
     return Transition(state, Reason.REPLACING_PODS, message, status, events=(event,), look_again_at=now)
 
 
 def replace_pods(situation: Situation) -> Transition | None:
     """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
     job, gang, now = situation.job, situation.gang, situation.now
-    removal = remove(gang.replaced, situation.run_policy, now, "it is made again", SURVIVOR_GRACE_SECONDS)
+    removal = remove(gang.replaced, situation.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS)
     if not ran(job.status):
         return None
     known = {(pod.role, pod.index) for pod in gang.pods}
@@ -66,7 +66,7 @@ def replace_pods(situation: Situation) -> Transition | None:
     deadlines = [(at, pod.name) for pod in unstarted if (at := _must_run_by(job, pod.name)) is not None]
     if deadlines and (first := min(deadlines))[0] <= now:
         return _too_late(situation, first[1], why)
-    reason, sentence = why or (Reason.REPLACING_PODS, "a pod that failed is made again, the others go on")
+    reason, sentence = why or (Reason.REPLACING_PODS, "a failed pod is recreated, the others continue")
     actions = (*removal.actions, *create(gang, due))
     later = [at for at in (*times, removal.look_again_at, *(at for at, _ in deadlines)) if at is not None and now < at]
     return Transition(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
@@ -80,14 +80,14 @@ def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
 
 
 def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:
-    """When the pod of this name, which was made again alone, must run; None: whenever it does."""
+    """When the pod of this name, which was recreated alone, must run; None: whenever it does."""
     seconds, begun = job.spec.run_policy.starting_deadline_seconds, _begins_at(job, pod)
     return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
 
 
 def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Transition:
     seconds = situation.run_policy.starting_deadline_seconds
-    message = f"pod {pod}, made again alone, did not run within startingDeadlineSeconds ({seconds})"
+    message = f"pod {pod}, recreated alone, did not run within startingDeadlineSeconds ({seconds})"
     if why is not None:
         message += f": {why[1]}"
     reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED

@@ -14,9 +14,9 @@ def suspend(situation: Situation) -> Transition | None:
     if not situation.spec.suspend:
         return None
     former = next((field for field in situation.job.carried if CARRIED[field][1] == "spec.suspend"), None)
-    field, advice = former or "spec.suspend", "set it to false to go on"
+    field, advice = former or "spec.suspend", "set it to false to resume"
     if former is not None:
-        advice = f"{MOVED[former]}: remove it to go on, as `disttrain resume` does"
+        advice = f"{MOVED[former]}: remove it to resume, as `disttrain resume` does"
     verdict = Verdict(reason=Reason.SUSPENDED, message=f"{field} was set")
     status = end_attempt(situation.status, situation.now, verdict).model_copy(update={"start_time": None})
     existing = [pod for pod in situation.observed.pods if not pod.gone]
