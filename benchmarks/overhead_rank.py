@@ -50,7 +50,7 @@ def trainer_step() -> Step:
         if checkpoints is not None:
             checkpoints.collect()
 
-    strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, updated))
+    strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, lambda: False, updated))
     metrics = start_metrics(config, world, state, reporter, strategy)
     results = strategy.run(sys.maxsize)
     return lambda: metrics.record(next(results))

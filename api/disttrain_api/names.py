@@ -35,6 +35,8 @@ HOST_AGENT_PORTS = range(15_500, 20_000)
 """Ports of the agents of such pods; as many as HOST_PORTS has pairs."""
 TOKEN_HEADER = "X-Disttrain-Token"
 """Header with the token of the job's agents. Not Authorization, which the API server's proxy keeps for itself."""
+CHECKPOINT_PATH = "/v1/checkpoint"
+"""Where an agent is asked for a checkpoint."""
 STACKS_SIGNAL = 40
 """Real-time signal on which a rank of the trainer writes the stacks of its threads. Linux only."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
@@ -73,6 +75,10 @@ class Label:
 
 GANG_GATE = f"{GROUP}/gang"
 """Scheduling gate of pods that wait until their whole gang fits."""
+
+
+CHECKPOINT_REQUEST = f"{GROUP}/checkpoint-request"
+"""Annotation of a job whose every new value asks for a checkpoint; 64 characters of it count."""
 
 
 class Annotation:

@@ -53,6 +53,10 @@ class AsyncClient:
         """Resume a suspended job from its last checkpoint."""
         return await asyncio.to_thread(self._client.resume, name, namespace=namespace)
 
+    async def checkpoint(self, name: str, *, namespace: str | None = None) -> RemoteJob:
+        """Ask the job's ranks for a checkpoint. It runs on meanwhile."""
+        return await asyncio.to_thread(self._client.checkpoint, name, namespace=namespace)
+
     async def delete(self, name: str, *, namespace: str | None = None) -> None:
         """Delete the job; its pods go with it."""
         await asyncio.to_thread(self._client.delete, name, namespace=namespace)

@@ -10,6 +10,7 @@
 import math
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,7 +21,7 @@ from disttrain.cluster.connect import access_of, find_access
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import USAGE, CommandError
 from disttrain_api import manifest
-from disttrain_api.names import GROUP, PLURAL, VERSION, Label
+from disttrain_api.names import CHECKPOINT_REQUEST, GROUP, PLURAL, VERSION, Label
 from disttrain_api.spec import DistTrainingJob
 
 if TYPE_CHECKING:
@@ -91,6 +92,13 @@ class Client:
     def resume(self, name: str, *, namespace: str | None = None) -> RemoteJob:
         """Resume a suspended job from its last checkpoint; return the job as it is then stored."""
         return self._set_suspend(name, False, namespace)
+
+    def checkpoint(self, name: str, *, namespace: str | None = None) -> RemoteJob:
+        """Ask the job's ranks for a checkpoint; return the job as it is then stored. It runs on meanwhile."""
+        namespace = namespace or self.namespace
+        body = {"metadata": {"annotations": {CHECKPOINT_REQUEST: uuid.uuid4().hex}}}
+        what = f"cannot ask {namespace}/{name} for a checkpoint"
+        return RemoteJob(self.api.patch(_job(namespace, name), body, what=what))
 
     def _set_suspend(self, name: str, value: bool, namespace: str | None) -> RemoteJob:
         namespace = namespace or self.namespace

@@ -23,6 +23,8 @@ from disttrain.errors import CommandError
 from disttrain.local.folder import DEFAULT_RUNS, RunFolder, new_run
 from disttrain.logs.pick import BEFORE
 from disttrain.terminal import last_lines, plain_log
+from disttrain_agent.checkpoint_request import request_checkpoint
+from disttrain_agent.environment import report_dir
 from disttrain_api import manifest
 from disttrain_api.spec import DistTrainingJob
 from disttrain_api.status import ConditionType
@@ -115,6 +117,16 @@ class LocalClient:
         if not self._is_over(folder):
             raise CommandError(f"{name} runs already")
         self._start(folder)
+        return self.get(name)
+
+    def checkpoint(self, name: str) -> RemoteJob:
+        """Ask the job's ranks for a checkpoint. It runs on meanwhile."""
+        scratches = (self._folder(name) / "pods").glob("*")
+        if not any(request_checkpoint(report_dir(scratch)) for scratch in scratches):
+            raise CommandError(
+                f"{name} takes no request for a checkpoint: it does not train now, has no `storage`, has parameter"
+                " servers, or a command of its own"
+            )
         return self.get(name)
 
     def delete(self, name: str) -> None:

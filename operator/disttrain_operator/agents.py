@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
-from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
 from disttrain_api.report import (
     MAX_AGENT_ANSWER_BYTES,
     MAX_STACKS_ANSWER_BYTES,
@@ -55,7 +55,7 @@ class Agent:
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
 _STATUS, _STACKS = "/v1/status", "/v1/stacks"
-_MOST_BYTES = {_STATUS: MAX_AGENT_ANSWER_BYTES, _STACKS: MAX_STACKS_ANSWER_BYTES}
+_MOST_BYTES = {_STATUS: MAX_AGENT_ANSWER_BYTES, _STACKS: MAX_STACKS_ANSWER_BYTES, CHECKPOINT_PATH: 4096}
 
 
 class Agents:
@@ -78,6 +78,8 @@ class Agents:
         self._ask_with = ask
         self._slots = asyncio.Semaphore(AT_A_TIME)
         self._live: dict[str, Live] = {}
+        self._requests: dict[str, str] = {}
+        """The last request for a checkpoint that an agent has taken, by job."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
@@ -145,12 +147,26 @@ class Agents:
             return
         self.counts["agent_answers"] += 1
         self._failures.pop(uid, None)
+        await self._pass_on_request(agent, ask)
         stall = stall_of(status) if status is not None else None
         if stall is not None and self._exceeds(uid, stall):
             live = replace(live, stall=await self._located(agent, ask, stall))
         if live != self._live.get(uid):
             self._live[uid] = live
             self._wake(uid)
+
+    async def _pass_on_request(self, agent: Agent, ask: Ask) -> None:
+        """Ask the ranks for a checkpoint where somebody has asked the job for another one since."""
+        request = self._world.checkpoint_request(agent.job_uid)
+        if request is None or request == self._requests.get(agent.job_uid):
+            return
+        try:
+            await ask(agent, self._token_of(agent.job_uid), CHECKPOINT_PATH)
+        except Exception as error:
+            # It is asked again with the next answer: ranks that start do not take requests yet.
+            logger.debug("the agent of pod %s at %s takes no request: %r", agent.pod_uid, agent.host, error)
+            return
+        self._requests[agent.job_uid] = request
 
     def _exceeds(self, uid: str, stall: Stall) -> bool:
         job = self._world.job(uid) if stall.seconds >= MIN_SECONDS else None
@@ -182,6 +198,9 @@ class Agents:
         for memory in (self._live, self._failures, self._skips):
             for uid in [uid for uid in memory if uid not in uids]:
                 del memory[uid]
+        # Another attempt of the job is not asked for what a former one was.
+        for uid in [uid for uid in self._requests if self._world.key_of(uid) is None]:
+            del self._requests[uid]
 
 
 def agent_of(job_uid: str, pod: Raw) -> Agent | None:
@@ -221,7 +240,8 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
 def _over_http(session: aiohttp.ClientSession) -> Ask:
     async def ask(agent: Agent, token: str, path: str) -> bytes:
         url, headers = f"http://{agent.host}:{agent.port}{path}", {TOKEN_HEADER: token}
-        async with session.get(url, headers=headers, allow_redirects=False) as response:
+        method = "POST" if path == CHECKPOINT_PATH else "GET"
+        async with session.request(method, url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise aiohttp.ClientError(f"it answers {response.status}")
             return await read_body(response, _MOST_BYTES[path])

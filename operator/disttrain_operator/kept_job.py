@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from disttrain_api.moved import carried_over
-from disttrain_api.names import API_VERSION
+from disttrain_api.names import API_VERSION, CHECKPOINT_REQUEST
 from disttrain_api.queue_label import queue_label
 from disttrain_api.size import size_problems
 from disttrain_operator.decide.observed import Job, job_facts
@@ -76,6 +76,7 @@ def _kept(raw: Raw) -> Raw:
         "state": _word(_at(status, "goodput", "state")),
         "gang": _word(_at(read_as, "runPolicy", "schedulingPolicy", "gangScheduler")),
         "begun": _begun(status),
+        "checkpoint_request": _word(_at(metadata, "annotations", CHECKPOINT_REQUEST)),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
     }
 

@@ -213,6 +213,11 @@ class World:
         raw = self.jobs.get(uid)
         return None if raw is None or self.jobs.is_unreadable(uid) else self._job(uid, raw)
 
+    def checkpoint_request(self, uid: str) -> str | None:
+        """The last request for a checkpoint of a job; None: there is none."""
+        raw = self.jobs.get(uid)
+        return None if raw is None else raw.get("checkpoint_request")
+
     def has_service(self, job: Job, name: str) -> bool:
         """Whether the job's Service of that name exists."""
         return name in self._services(job)

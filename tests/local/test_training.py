@@ -4,11 +4,13 @@ import json
 import re
 import signal
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from disttrain import CommandError, LocalClient
 from tests.builders import a_claim_template
 
 from .conftest import Run, Workplace, held_digits
@@ -203,3 +205,24 @@ def test_a_run_whose_runner_was_killed_is_resumed(workplace: Workplace) -> None:
     again = workplace.run("--resume", run.home)
     assert again.exit_code == 0, again.stderr
     resumed_and_succeeded(again)
+
+
+def test_a_run_writes_a_checkpoint_that_is_asked_for_and_goes_on(workplace: Workplace) -> None:
+    training = {"steps": 1_000_000, "checkpoint": {"interval": 1_000_000}}
+    run = workplace.start(workplace.write("asked", workers={"replicas": 2}, training=training, storage=STORED))
+    client = LocalClient(runs=run.folder / "disttrain-runs")
+
+    def asked() -> bool:
+        # Nobody takes it before they train.
+        with suppress(CommandError):
+            client.checkpoint("asked")
+            return True
+        return False
+
+    run.until(asked, "the ranks take the request")
+    run.until(lambda: checkpoints(run), "there is a checkpoint")
+    (step,) = checkpoints(run)
+    run.until(lambda: any(at > step for at in logged_steps(run.log(0, 1))), "it trains on")
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert (step, run.status["attempt"]) == (min(checkpoints(run)), 1)

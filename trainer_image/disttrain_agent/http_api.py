@@ -1,9 +1,10 @@
-"""The agent's HTTP API: read-only, for clients with its token (disttrain_api.agent_token).
+"""The agent's HTTP API, for clients with its token (disttrain_api.agent_token).
 
     GET /healthz                    without a token
     GET /v1/status                  AgentStatus
     GET /v1/logs?rank=R&tail=N      the last lines of a rank
     GET /v1/stacks                  the stacks of all ranks
+    POST /v1/checkpoint             ask the ranks for a checkpoint
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
 """
@@ -20,7 +21,7 @@ from aiohttp import web
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_agent.look import Look
 from disttrain_agent.output import KEPT_LINES
-from disttrain_api.names import TOKEN_HEADER
+from disttrain_api.names import CHECKPOINT_PATH, TOKEN_HEADER
 
 _DEFAULT_TAIL = 100
 _MAX_DIGITS = 10
@@ -44,10 +45,11 @@ class Api:
     def __init__(self, look: Look, token: str, admission: Admission, limits: Limits) -> None:
         self._look, self._token, self._refused = look, token.encode(), admission.refused
         self._rate = Bucket(limits.requests_per_second, asyncio.get_running_loop().time())
-        self._routes: Mapping[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
-            "/v1/status": self._status,
-            "/v1/logs": self._logs,
-            "/v1/stacks": self._stacks,
+        self._routes: Mapping[str, tuple[str, Callable[[web.BaseRequest], Awaitable[Any]]]] = {
+            "/v1/status": ("GET", self._status),
+            "/v1/logs": ("GET", self._logs),
+            "/v1/stacks": ("GET", self._stacks),
+            CHECKPOINT_PATH: ("POST", self._checkpoint),
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -74,9 +76,10 @@ class Api:
         route = self._routes.get(request.path)
         if route is None:
             raise RefusedError(404, f"no such page; there are {', '.join(self._routes)}")
-        if request.method != "GET":
-            raise RefusedError(405, "only GET is answered")
-        return await route(request)
+        method, answer = route
+        if request.method != method:
+            raise RefusedError(405, f"only {method} is answered")
+        return await answer(request)
 
     async def _status(self, request: web.BaseRequest) -> Any:
         status = self._look.status(self._refused)
@@ -91,6 +94,12 @@ class Api:
 
     async def _stacks(self, request: web.BaseRequest) -> Any:
         return {"stacks": await self._look.stacks()}
+
+    async def _checkpoint(self, request: web.BaseRequest) -> Any:
+        if not self._look.ask_for_checkpoint():
+            why = "its ranks do not train now, or the job has no `storage`, or it has parameter servers"
+            raise RefusedError(409, f"no checkpoint can be asked for: {why}")
+        return {"requested": True}
 
 
 class RefusedError(Exception):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from disttrain_agent.checkpoint_request import request_checkpoint
 from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.processes import Processes, RankProcess
 from disttrain_agent.reports import Reports
@@ -18,7 +19,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class Look:
-    """A view of the ranks of one pod. It changes nothing."""
+    """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint."""
 
     def __init__(self, pod: PodEnvironment, processes: Processes, reports: Reports) -> None:
         self._pod, self._processes, self._reports = pod, processes, reports
@@ -40,6 +41,10 @@ class Look:
             ranks = self._processes.ranks
             found = await asyncio.gather(*(self._stacks(process) for process in ranks))
             return {str(process.rank): text for process, text in zip(ranks, found, strict=True)}
+
+    def ask_for_checkpoint(self) -> bool:
+        """Ask the ranks for a checkpoint; False where none of them would write one."""
+        return bool(self._processes.alive) and request_checkpoint(self._pod.report_dir)
 
     async def _stacks(self, process: RankProcess) -> str:
         path = stacks_file(self._pod.report_dir, process.rank)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_agent.environment import meeting_file, stacks_file
 from disttrain_api.report import MAX_TERMINATION_MESSAGE_BYTES, PodReport, RankFailure, RankReport, encode_pod_report
 
@@ -38,7 +39,8 @@ class Reports:
         What a former life has left in it says nothing about this one.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        meeting_file(self._folder).unlink(missing_ok=True)
+        for path in (meeting_file(self._folder), checkpoint_request_file(self._folder)):
+            path.unlink(missing_ok=True)
         for rank in self._ranks:
             path = report_path(self._folder, rank)
             path.unlink(missing_ok=True)

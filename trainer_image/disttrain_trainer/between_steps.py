@@ -14,6 +14,7 @@ from disttrain_trainer.evaluate import evaluate
 from disttrain_trainer.evaluation_mark import read_mark, write_mark
 from disttrain_trainer.intervals import next_due
 from disttrain_trainer.metrics.report import Metrics, Reporter, log_first_rank
+from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError
 from disttrain_trainer.runtime.mesh import World
@@ -32,6 +33,7 @@ class BetweenSteps:
     strategy: Strategy
     metrics: Metrics
     checkpoints: Checkpoints | None
+    request: CheckpointRequest
     reporter: Reporter
 
     @property
@@ -41,14 +43,19 @@ class BetweenSteps:
 
     def do_what_is_due(self, until: int) -> None:
         """Save and evaluate after a run that was to take steps up to `until`, as the steps that are done ask for it.
-        Raises Stopped, with a checkpoint, where the ranks have agreed to stop.
+        Also save where somebody has asked for it. Raises Stopped, with a checkpoint, where the ranks have agreed to
+        stop.
 
         The checkpoint comes first: an evaluation that fails costs no step.
         """
         stopping = self.strategy.stopping and self.state.step < self.config.training.steps
-        with self.strategy.consistent(optimizer=self.checkpoints is not None and (stopping or self._save_is_due)):
-            # Who stops before the first step of a run has done already what was due there.
-            if not self.strategy.stopping or self.state.step == until:
+        saving = self.checkpoints is not None and (stopping or self.strategy.saving or self._save_is_due)
+        with self.strategy.consistent(optimizer=saving):
+            if self.checkpoints is not None and self.strategy.saving:
+                self.request.answered()
+                self._save(self.checkpoints, wait=False)
+            # A run that ends before its first step comes after what was due there.
+            if not (self.strategy.stopping or self.strategy.saving) or self.state.step == until:
                 if self.checkpoints is not None and self._save_is_due:
                     self._save(self.checkpoints, wait=self._at_the_end)
                 if self._evaluation_is_due:

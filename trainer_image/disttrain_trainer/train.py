@@ -15,13 +15,14 @@ from disttrain_trainer.checks.layer_watch import watching_layers
 from disttrain_trainer.checks.preflight.check import check_network
 from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_callbacks, start_metrics
 from disttrain_trainer.state import State
 from disttrain_trainer.strategies.base import Surroundings
-from disttrain_trainer.strategies.choose import build_job_state, open_strategy
+from disttrain_trainer.strategies.choose import build_job_state, has_servers, open_strategy
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -45,10 +46,13 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
             profiler.step()
             _report_saved(checkpoints, reporter)
 
-        around = Surroundings(config, world, state, lambda: _must_end(stop, checkpoints), updated)
+        request = CheckpointRequest(None if checkpoints is None or has_servers(config) else config.report_dir)
+        around = Surroundings(
+            config, world, state, lambda: _must_end(stop, checkpoints), lambda: _must_save(request, state), updated
+        )
         with open_strategy(around) as strategy:
             metrics = start_metrics(config, world, state, reporter, strategy)
-            between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, reporter)
+            between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, request, reporter)
             with closing(metrics.sink):
                 start_callbacks(state, checkpoints)
                 if not strategy.joined:
@@ -65,6 +69,11 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
 def _must_end(stop: StopRequest, checkpoints: Checkpoints | None) -> bool:
     """Return whether this rank must stop or knows of a failed checkpoint; the save of the stop raises the cause."""
     return stop.requested or (checkpoints is not None and checkpoints.failed)
+
+
+def _must_save(request: CheckpointRequest, state: State) -> bool:
+    """Return whether this rank was asked for a checkpoint. Before the first step there is nothing to keep."""
+    return state.step > 0 and request.pending
 
 
 def _report_saved(checkpoints: Checkpoints | None, reporter: Reporter) -> None:

@@ -43,6 +43,19 @@ def resume(name: JobName, namespace: Namespace = None, context: Context = None) 
     return resume(Client(namespace=namespace, context=context), name)
 
 
+def checkpoint(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until the checkpoint is complete")] = True,
+) -> int:
+    """Have a running job write a checkpoint now, between two that are due."""
+    from disttrain.change import checkpoint
+    from disttrain.client import Client
+
+    return checkpoint(Client(namespace=namespace, context=context), name, wait=wait)
+
+
 def restart(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
     """Start a new attempt: suspend the job, wait until its pods have written a checkpoint and ended, and resume it."""
     from disttrain.change import restart

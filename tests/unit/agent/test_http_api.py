@@ -15,8 +15,9 @@ import pytest
 
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_api.agent_token import agent_token
-from disttrain_api.names import STACKS_SIGNAL, TOKEN_HEADER, Env
+from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_HEADER, Env
 from disttrain_api.report import AgentStatus, decode_agent_status
+from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from tests.waiting import GENEROUS
 from tools.cluster.paths import REPOSITORY
 
@@ -123,16 +124,34 @@ def test_stacks_name_the_function_that_a_rank_is_in_and_a_rank_that_is_stopped_s
     let_go(asked)
 
 
+def test_ranks_that_listen_see_each_request_for_a_checkpoint(asked: Pod) -> None:
+    """Red without: the check that the file is there, a time that always grows."""
+    code, answer = ask(asked, CHECKPOINT_PATH, method="POST")
+    assert (code, "its ranks do not train now" in answer["error"]) == (409, True)
+    request = CheckpointRequest(asked.folder / "scratch" / REPORTS_FOLDER)
+    peer = CheckpointRequest(asked.folder / "scratch" / REPORTS_FOLDER)
+    assert not request.pending
+    for _ in range(3):
+        assert ask(asked, CHECKPOINT_PATH, method="POST") == (200, {"requested": True})
+        assert request.pending
+        assert peer.pending, "each rank answers for itself"
+        request.answered()
+        assert not request.pending
+        peer.answered()
+    let_go(asked)
+
+
 def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -> None:
     for token in (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9"):
-        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/stacks", "/v1/none"):
+        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none"):
             code, answer = ask(asked, path, token)
             assert (code, list(answer)) == (401, ["error"])
     assert ask(asked, "/healthz", None) == (200, {"ok": True})
     assert ask(asked, "/v1/none")[0] == 404
     assert ask(asked, "/v1/status", method="DELETE")[0] == 405
+    assert ask(asked, CHECKPOINT_PATH)[0] == 405, "asking for a checkpoint changes something"
     assert ask(asked, "/v1/status", data=b"{}")[0] == 413
-    assert status_of(asked).refused["token"] == 24
+    assert status_of(asked).refused["token"] == 30
     let_go(asked)
 
 

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"message": "not found"})
             return
         collection, _, name = self.path.rpartition("/")
-        self.api.put(collection, {**body, "metadata": {"name": name}})
+        self.api.put(collection, {**body, "metadata": body.get("metadata", {}) | {"name": name}})
         self._answer(200, self.api.objects[self.path])
 
     def _written(self, method: str) -> Raw:

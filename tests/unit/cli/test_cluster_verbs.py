@@ -12,6 +12,7 @@ import yaml
 
 import disttrain.jobs
 from disttrain.main import main
+from disttrain_api.names import CHECKPOINT_REQUEST
 from disttrain_api.times import timestamp
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, ended, running
 from tests.unit.cli.fake_api import JOBS, FakeApi, a_condition
@@ -228,7 +229,52 @@ def test_a_restart_of_a_job_that_fails_meanwhile_says_so(api: FakeApi, capfd: py
     assert "finished before it was suspended (Failed)" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["suspend", "resume", "restart"])
+def a_job_with_storage(*holding: str, **changes: Any) -> dict[str, Any]:
+    return a_raw_job(**{"status": a_status(*holding), "storage": {"claimName": "kept"}, **changes})
+
+
+def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    path, asked = f"{JOBS.format('default')}/digits", list[str]()
+    api.put_job(a_job_with_storage("Running"))
+
+    def play() -> None:
+        with api.changed:
+            api.changed.wait_for(lambda: "annotations" in api.objects[path]["metadata"], timeout=GENEROUS)
+            asked.append(api.objects[path]["metadata"]["annotations"][CHECKPOINT_REQUEST])
+        checkpoint = {"step": 7, "path": "/checkpoints/digits/step-7", "time": "2026-11-01T00:00:00Z"}
+        api.put_job(api.objects[path] | {"status": a_status("Running", checkpoint=checkpoint)})
+
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    out = said(capfd, "checkpoint", "digits")
+    player.join()
+    assert out.splitlines()[1] == "the checkpoint of step 7 is complete: /checkpoints/digits/step-7"
+    said(capfd, "checkpoint", "digits", "--no-wait")
+    assert asked[0] != api.objects[path]["metadata"]["annotations"][CHECKPOINT_REQUEST], "each request is another"
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (a_job_with_storage("Suspended"), "it does not run (Suspended)"),
+        (a_raw_job(status=a_status("Running")), "it has no `storage`"),
+        (a_job_with_storage("Running", training=None), "it has a command of its own"),
+        (
+            a_job_with_storage("Running", parallelism={"dataParallel": {"mode": "ParameterServer"}}),
+            "with parameter servers",
+        ),
+    ],
+)
+def test_a_job_that_writes_no_checkpoint_now_is_not_asked(
+    api: FakeApi, capfd: pytest.CaptureFixture[str], job: dict[str, Any], why: str
+) -> None:
+    api.put_job(job)
+    assert main(["checkpoint", "digits"]) == 1
+    assert f"cannot be asked for a checkpoint: {why}" in capfd.readouterr().err
+    assert not [line for line in api.asked if line.startswith("PATCH")]
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "suspend", "resume", "restart"])
 def test_a_finished_job_is_not_changed(api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Complete", "Finished")))
     assert main([verb, "digits"]) == 1

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disttrain_api.names import AGENT_PORT, CONTAINER, TOKEN_HEADER, Env, Role
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER, Env, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
 from disttrain_operator.agents import Agent, Agents, Ask, _over_http, agent_of
 from disttrain_operator.decide.observed import Live
@@ -62,6 +62,7 @@ class Fleet:
         self.woken: list[str] = []
         self.answers: Callable[[Agent], bytes] = lambda agent: an_answer()
         self.stacks: Callable[[Agent], bytes] = lambda agent: STACKS
+        self.checkpoints: Callable[[Agent], bytes] = lambda agent: b"{}"
         self.agents = Agents(
             self.world, lambda uid: f"token of {uid}", self.woken.append, lambda: True, interval=10, per_second=1e6
         )
@@ -73,6 +74,8 @@ class Fleet:
     async def _ask(self, agent: Agent, token: str, path: str) -> bytes:
         if path == "/v1/stacks":
             return self.stacks(agent)
+        if path == CHECKPOINT_PATH:
+            return self.checkpoints(agent)
         self.asked.append((agent, token))
         return self.answers(agent)
 
@@ -112,6 +115,40 @@ async def test_what_is_no_answer_of_this_attempt_is_dropped_and_counted(answer: 
     fleet.answers = lambda agent: answer
     assert await fleet.round() is None
     assert (fleet.woken, fleet.agents.counts["agent_answers_dropped"]) == ([], 1)
+
+
+async def test_each_new_request_for_a_checkpoint_reaches_an_agent_once() -> None:
+    """Red without: the comparison with the last request, the next try after a refusal, the memory over attempts."""
+    fleet, taken = Fleet(a_pod()), list[int]()
+
+    def job(version: int, request: str) -> None:
+        metadata = {"resourceVersion": str(version), "annotations": {CHECKPOINT_REQUEST: request}}
+        fleet.world.jobs.observe(a_raw_job() | {"metadata": a_raw_job()["metadata"] | metadata})
+
+    def take(agent: Agent) -> bytes:
+        taken.append(agent.attempt)
+        return b"{}"
+
+    def refuse(agent: Agent) -> bytes:
+        raise aiohttp.ClientError("it answers 409")
+
+    await fleet.round()
+    fleet.checkpoints = refuse
+    job(5, "first")
+    await fleet.round()
+    fleet.checkpoints = take
+    for _ in range(3):
+        await fleet.round()
+    assert taken == [1]
+    fleet.world.pods.observe(a_pod(1, phase="Failed"))
+    await fleet.round()
+    fleet.world.pods.observe(a_pod(2))
+    fleet.answers = lambda agent: an_answer(2)
+    await fleet.round()
+    assert taken == [1], "a request is none of the next attempt"
+    job(6, "second")
+    await fleet.round()
+    assert taken == [1, 2]
 
 
 async def test_figures_that_no_status_can_hold_are_left_out() -> None:

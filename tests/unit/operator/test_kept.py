@@ -11,6 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 
+from disttrain_api.names import CHECKPOINT_REQUEST
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.decide.reading import pod_facts
 from disttrain_operator.facts import KEPT_AT_REST
@@ -44,6 +45,14 @@ def test_a_kept_job_is_the_job(status: Raw) -> None:
     assert keep(kept) is kept
     assert (kept["phase"], kept["gang"]) == (status.get("phase"), "Gate")
     assert "managedFields" not in kept["metadata"]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("x" * 100, "x" * 64), (7, None), (["a"], None), (None, None)])
+def test_of_annotations_the_request_for_a_checkpoint_is_kept(given: object, kept: str | None) -> None:
+    raw = a_raw_job()
+    raw["metadata"]["annotations"] = {CHECKPOINT_REQUEST: given, "more": "y" * 1000}
+    found = keep(raw)
+    assert (found["checkpoint_request"], "annotations" in found["metadata"]) == (kept, False)
 
 
 @pytest.mark.parametrize("changes", [{}, {"workers": {"replicas": "two"}}, {"managedBy": "other/one"}])

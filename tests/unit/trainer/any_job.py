@@ -19,6 +19,8 @@ from tests.unit.trainer.worlds import job, small, user
 STEPS = 5
 # A job is stopped here, and one that is not writes a checkpoint: what a pipeline drains for, both have.
 STOPPED_AFTER = 2
+# Here one is asked for a checkpoint, and writes none otherwise.
+ASKED_AFTER = 3
 
 Settings = dict[str, Any]
 # Adds itself to a drawn parallelism.
@@ -35,14 +37,18 @@ class AnyJob:
     ranks_per_pod: int
 
     @property
+    def drains(self) -> bool:
+        """Whether a checkpoint changes the gradients that follow."""
+        return self.parallelism.get("pipeline", {}).get("schedule", "").startswith("PipeDream")
+
+    @property
     def synchronous(self) -> bool:
         """Whether it computes what one process computes."""
         settings = self.parallelism.get("dataParallel", {})
-        late = self.parallelism.get("pipeline", {}).get("schedule", "").startswith("PipeDream")
         relaxed = settings.get("mode", "AllReduce") != "AllReduce" or "compression" in settings
         # A microbatch's tokens balance its experts, and another layout has other microbatches.
         experts = "moe" in self.training["model"]["entrypoint"]
-        return not late and not relaxed and not experts
+        return not self.drains and not relaxed and not experts
 
     def run(self, **more: Any) -> Settings:
         """A run of a case of `worlds.run_cases`."""
@@ -145,7 +151,7 @@ def any_training(chance: random.Random) -> Settings:
         optimizer=chance.choice([sgd, adam]),
         lrSchedule=schedule,
         steps=STEPS,
-        checkpoint={"interval": STOPPED_AFTER, "asynchronous": chance.random() < 0.5},
+        checkpoint={"interval": STOPPED_AFTER, "keepLatest": STEPS, "asynchronous": chance.random() < 0.5},
         evaluation=some(chance, 0.3, interval=[1, 2], batchSize=[5]),
         offload={name: chance.random() < 0.2 for name in ("parameters", "activations")},
         seed=chance.randrange(100),

@@ -14,9 +14,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.checkpoint.compatibility import extra_state_in
+from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.optim import optimizers
 from disttrain_trainer.runtime.config import Config, resolve
@@ -43,6 +45,21 @@ class StopAfter(StopRequest):
         return self.left < 0
 
 
+class AskAfter(StopRequest):
+    """No stop, but after so many steps of a run this rank is asked for a checkpoint."""
+
+    def __init__(self, steps: int, folder: Path) -> None:
+        super().__init__()
+        self._left, self._file = steps, checkpoint_request_file(folder)
+
+    @property
+    def requested(self) -> bool:
+        self._left -= 1
+        if self._left == -1:
+            os.utime(self._file, ns=(1, 1))
+        return False
+
+
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     parsed = JobConfig.model_validate(job(run["training"], parallelism=run.get("parallelism")))
@@ -60,6 +77,8 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
         token=TOKEN,
         checkpoint_folder=folder / "test",
         metrics_folder=folder / "test",
+        # A pod for each rank: one that is asked says so to the others in a step that is always the same.
+        report_dir=folder / f"reports-{rank}",
     )
 
 
@@ -122,7 +141,9 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
     gradients: dict[str, torch.Tensor] = {}
     figures: dict[str, Any] = {}
     for attempt, run in enumerate(runs, start=1):
-        stop = StopAfter(run.get("stop_after"))
+        stop: StopRequest = StopAfter(run.get("stop_after"))
+        if "ask_after" in run and world.rank == world.size - 1:
+            stop = AskAfter(run["ask_after"], folder / f"reports-{world.rank}")
         reporter = Reporter(world.rank, None)
         try:
             config = config_of(folder, run, attempt)
@@ -142,6 +163,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
                 "scale": state.precision.scaler.scale if state.precision.scaler else 1.0,
                 "fused": [bool(group.get("fused")) for group in state.optimizer.param_groups],
                 "held": {place_of(parameter.detach()) for parameter in state.parameters},
+                "saved": StepFolders(folder / "test").complete(),
                 "searches": getattr(state.model, "find_unused_parameters", None),
             }
     if world.first:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.any_job import STOPPED_AFTER, any_jobs
+from tests.unit.trainer.any_job import ASKED_AFTER, STOPPED_AFTER, any_jobs
 from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
@@ -33,6 +33,7 @@ def results(tmp_path_factory):
             part = names[first : first + JOBS_PER_WORLD]
             cases = {f"{name}, whole": [JOBS[name].run()] for name in part}
             cases |= {f"{name}, stopped": [JOBS[name].run(stop_after=STOPPED_AFTER), JOBS[name].run()] for name in part}
+            cases |= {f"{name}, asked": [JOBS[name].run(ask_after=ASKED_AFTER)] for name in part}
             found |= run_cases(tmp_path_factory.mktemp(f"ranks-{ranks}"), ranks, cases)
     return found
 
@@ -73,3 +74,15 @@ def test_a_stop_changes_no_bit(results, name):
     assert stopped["errors"][1] is None, JOBS[name]
     assert "its checkpoint is written" in stopped["errors"][0]
     require_same(stopped["parameters"], results[f"{name}, whole"]["parameters"], 0.0)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_checkpoint_that_is_asked_for_changes_no_bit(results, name):
+    asked = results[f"{name}, asked"]
+    if refused(asked):
+        return
+    assert asked["errors"] == [None], JOBS[name]
+    # What must be drained for it, goes some steps on.
+    if not JOBS[name].drains:
+        assert ASKED_AFTER in asked["saved"], JOBS[name]
+        require_same(asked["parameters"], results[f"{name}, whole"]["parameters"], 0.0)

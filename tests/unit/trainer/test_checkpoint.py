@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_api.names import ExitCode, permanent_reason
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.fence import Fence
@@ -71,6 +72,45 @@ class TestSigterm:
             (rank,) = world.ended()
         assert rank.code == ExitCode.STOPPED
         assert rank.report.error.message == "SIGTERM came before the first step"
+
+
+class TestRequest:
+    """A checkpoint that somebody asks the agent for, between two that are due."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def storages(cls, tmp_path_factory):
+        """A run that is asked, and killed once it has saved; the step of that checkpoint; a run that is left alone."""
+        folder = tmp_path_factory.mktemp("asked")
+        training = small(
+            steps=40,
+            model=user("wide_mlp"),
+            data=user("slow_samples"),
+            logging={"interval": 1},
+            checkpoint={"interval": 40},
+        )
+        with launch(folder / "asked", job(training), ranks=2, storage=folder / "a") as world:
+            world.wait_until(lambda: world.reached(3))
+            os.utime(checkpoint_request_file(folder / "asked" / "reports"))
+            world.wait_until(lambda: newest_seen(folder / "a" / "test") is not None)
+            for process in world.processes:
+                process.send_signal(signal.SIGKILL)
+            world.ended()
+        step = newest_seen(folder / "a" / "test").step
+        resumed = run(folder / "resumed", training, folder / "a", ranks=2, attempt=2)
+        through = run(folder / "through", training, folder / "b", ranks=2)
+        return folder, step, resumed, through
+
+    def test_the_next_attempt_goes_on_from_it(self, storages):
+        _, step, resumed, _ = storages
+        assert 3 <= step < 40
+        assert f"resuming after step {step}" in resumed[0].out
+
+    def test_and_ends_where_the_other_run_ends(self, storages):
+        folder, _, _, through = storages
+        assert through[0].code == ExitCode.DONE
+        ours, theirs = model_at(folder / "a", 40), model_at(folder / "b", 40)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 class TestFullStorage:

@@ -80,6 +80,11 @@ HELD = {
         {"checkpoint": {"interval": 4}},
         {"drained": (4, 8, 12)},
     ),
+    "PipeDream, drained for a checkpoint that is asked for": (
+        (3, 3, "PipeDream", MOMENTUM),
+        {},
+        {"drained": (7,)},
+    ),
     "PipeDream, drained for evaluations": (
         (4, 4, "PipeDream", SGD),
         {"evaluation": {"interval": 5}},
@@ -99,7 +104,8 @@ HELD = {
 
 def case_of(name):
     (_, stages, weights, optimizer), changes, _ = HELD[name]
-    return [{"training": training(optimizer, **changes), "parallelism": flow(stages, weights)}]
+    asked = {"ask_after": 3} if "asked for" in name else {}
+    return [{"training": training(optimizer, **changes), "parallelism": flow(stages, weights), **asked}]
 
 
 @pytest.fixture(scope="module")

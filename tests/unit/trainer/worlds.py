@@ -337,10 +337,11 @@ def run_cases(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Run each case in one world of `ranks`; options are those of `launch`. Where it fails, see `finished_cases`.
 
-    A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step}.
+    A case is a list of runs, which share a storage of their own: {"training": ..., and optionally "stop_after": step,
+    or "ask_after": step, when the last rank is asked for a checkpoint}.
     Result of a case: "parameters" of the last run and "gradients" of its first step, "metrics" (lines of all runs),
     "errors" (one or None per run), "scale" (of the loss), "fused" (of each group of the optimizer, whether one kernel
-    updates it) and "held" (where the parameters were).
+    updates it), "held" (where the parameters were) and "saved" (steps of the checkpoints that there are).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))

@@ -16,11 +16,13 @@ class Strategy(Reduction, Protocol):
 
     stopping: bool
     """Whether the ranks have agreed to stop: some rank was told to, or knows of a checkpoint that failed."""
+    saving: bool
+    """Whether the ranks have agreed in the last run to write a checkpoint now, which some rank was asked for."""
     joined: bool
     """Whether the job was at work already when this rank began, as where a parameter server's worker comes anew."""
 
     def run(self, until: int) -> Iterator[StepResult]:
-        """Take steps until `until` are done or the ranks have agreed to stop, and yield the result of each.
+        """Take steps until `until` are done or the ranks have agreed to stop or save, and yield the result of each.
 
         A step is loading, forward, backward, reduction and update. A result may come later than its step; all have
         come when the iterator ends, and the state then stands between two steps on every rank.
@@ -42,5 +44,7 @@ class Surroundings:
     state: State
     must_end: Callable[[], bool]
     """Whether this rank wants all ranks to stop. Asked once per step."""
+    must_save: Callable[[], bool]
+    """Whether this rank wants all ranks to write a checkpoint. Asked once per step."""
     updated: Callable[[], None]
     """Called after each of this rank's updates."""

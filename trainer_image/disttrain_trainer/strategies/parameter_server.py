@@ -55,7 +55,12 @@ def leading(around: Surroundings) -> Iterator[Leader]:
 
 
 class Leader(SumOverRanks):
-    """See `Strategy`. Results come when a step's last part has; figures are those of this worker and of the servers."""
+    """See `Strategy`. Results come when a step's last part has; figures are those of this worker and of the servers.
+
+    Servers stop at steps that are known before: nobody can ask for a checkpoint in between.
+    """
+
+    saving = False
 
     def __init__(self, around: Surroundings, worker: Worker, welcome: Welcome) -> None:
         pipeline, rates = around.state.pipeline, CounterMetrics(worker.servers)

@@ -27,7 +27,7 @@ class PipeDream:
 
     def __init__(self, around: Surroundings) -> None:
         assert isinstance(around.state.pipeline, Flow)
-        self.stopping = False
+        self.stopping = self.saving = False
         self._around, self._state, self._flow = around, around.state, around.state.pipeline
         self._figures: Mapping[str, float] = {}
 
@@ -37,7 +37,7 @@ class PipeDream:
             self._figures = batch.figures
             for one in batch.steps:
                 yield self._result(one, run)
-        self.stopping = self._flow.stopping
+        self.stopping, self.saving = self._flow.stopping, self._flow.saving
 
     def consistent(self, *, optimizer: bool) -> AbstractContextManager[None]:
         """Return a context that does nothing: the pipeline is drained."""
@@ -85,6 +85,9 @@ class _Run:
 
     def must_end(self) -> bool:
         return self._around.must_end()
+
+    def must_save(self) -> bool:
+        return self._around.must_save()
 
     def logged(self, step: int) -> bool:
         number = self.begin + step + 1

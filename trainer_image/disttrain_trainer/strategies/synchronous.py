@@ -37,7 +37,8 @@ class Batch(NamedTuple):
     """Of this rank's microbatches."""
     loading_seconds: float
     counts: Callable[[], list[float]]
-    """Weight and samples of all ranks, how many of these want to stop, and digests of what they have called."""
+    """Weight and samples of all ranks, how many of these want to stop, and to save, and digests of what they have
+    called."""
 
 
 class Synchronous(SumOverRanks):
@@ -52,12 +53,13 @@ class Synchronous(SumOverRanks):
         pipeline = around.state.pipeline
         figures = partial(_task_figures, around) if pipeline is None else pipeline.figures
         super().__init__(around.world, own_norms, figures)
-        self.stopping = False
+        self.stopping = self.saving = False
         self._config, self.state, self._around = around.config, around.state, around
         self._next: Batch | None = None
         self._settled = False
 
     def run(self, until: int) -> Iterator[StepResult]:
+        self.saving = False
         if not self._settled and self.state.step < until:
             # Not earlier: a callback may freeze parameters when the attempt begins.
             self._settled = True
@@ -65,10 +67,14 @@ class Synchronous(SumOverRanks):
             settle_buckets(self.state, self.world, always_search=always)
         while self.state.step < until:
             batch, self._next = self._next or self._load(self.state.cursor), None
-            weight, samples, stopping, *digests = batch.counts()
+            weight, samples, stopping, saving, *digests = batch.counts()
             self._require_same_layers(digests)
             if stopping:
                 self.stopping = True
+                return
+            if saving:
+                # The step itself comes after the checkpoint.
+                self.saving, self._next = True, batch._replace(counts=partial(list[float], (weight, samples, 0, 0)))
                 return
             yield self._step(batch, weight, samples, until)
 
@@ -127,11 +133,12 @@ class Synchronous(SumOverRanks):
         loading = time.monotonic() - begin
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
-        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop.
+        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop or save.
         counts = self.world.counts_replica
         order = self.state.layer_order
         digests = () if order is None else order.take()
-        sums = self.world.sum_later(weight * counts, samples * counts, self._around.must_end(), *digests)
+        wishes = self._around.must_end(), self._around.must_save()
+        sums = self.world.sum_later(weight * counts, samples * counts, *wishes, *digests)
         return Batch(microbatches, weight, samples, loading, sums)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:

@@ -88,6 +88,11 @@ class Flow(PipelinePart):
         """Whether some rank wanted all to end in the last run; alike on every rank."""
         return self._agreement.stopping
 
+    @property
+    def saving(self) -> bool:
+        """Whether some rank wanted a checkpoint in the last run; alike on every rank."""
+        return self._agreement.saving
+
     def run(self, steps: int, work: Work) -> Iterator[Batch]:
         """Fill the pipeline, take up to so many steps, and drain it. Yields steps as they become known to all ranks;
         those from one on that is not finite when the pipeline is drained."""

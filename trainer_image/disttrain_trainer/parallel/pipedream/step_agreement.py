@@ -1,7 +1,7 @@
 """Agreement between ranks in different steps: sums that arrive later, and their consequences for all ranks.
 
 Each rank sends its part of a step when it has updated its stage, and receives the sum some steps later. What follows
-(all stop, a loss is not finite) begins `lag` steps after that step: no rank has admitted that one yet.
+(all stop or save, a loss is not finite) begins `lag` steps after that step: no rank has admitted that one yet.
 """
 
 from collections import deque
@@ -57,6 +57,9 @@ class Listener(Protocol):
     def must_end(self) -> bool:
         """Whether this rank wants all to end; asked once per step."""
 
+    def must_save(self) -> bool:
+        """Whether this rank wants all to write a checkpoint; asked once per step."""
+
     def logged(self, step: int) -> bool:
         """Return whether the step is to be reported as soon as it is known."""
 
@@ -79,8 +82,8 @@ class StepAgreement:
         """Begin with step 0; there are `steps` unless something stops them."""
         self._listener = listener
         self.limit = steps
-        self.stopping = False
-        """Whether some rank wanted all ranks to stop."""
+        self.stopping = self.saving = False
+        """Whether some rank wanted all ranks to stop, and to save."""
         self._received = 0
         self._unsent: list[RankStep] = []
         self._incomplete: deque[tuple[float, float]] = deque()
@@ -103,7 +106,7 @@ class StepAgreement:
     def send(self, step: int, part: RankStep) -> None:
         """This rank has updated its stage."""
         self._unsent.append(part)
-        self._sums.start([self._listener.must_end(), part.weight, part.samples])
+        self._sums.start([self._listener.must_end(), self._listener.must_save(), part.weight, part.samples])
         if self._listener.logged(step):
             self._send_figures(log=True)
 
@@ -128,13 +131,14 @@ class StepAgreement:
         """Receive the sums of all steps before `until`."""
         while self._received < until:
             step = self._received
-            stop, weight, samples = self._sums.wait()
+            stop, save, weight, samples = self._sums.wait()
             self._incomplete.append((weight, samples))
             self._received += 1
             self.stopping = self.stopping or stop > 0
+            self.saving = self.saving or save > 0
             if self._listener.logged(step):
                 self._complete_steps(log=True)
-            if self.stopping or not self._finite:
+            if self.stopping or self.saving or not self._finite:
                 self.limit = min(self.limit, step + self._lag + 1)
 
     def _send_figures(self, *, log: bool) -> None:
