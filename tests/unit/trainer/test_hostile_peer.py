@@ -25,10 +25,10 @@ LOSS = "loss_metrics/global_avg_loss"
 
 def training(folder: Path) -> dict[str, Any]:
     """A job that waits in its middle for `go` in the folder."""
-    # A global batch of 24 on 3 ranks is 8 samples of each.
+    # A global batch of 24 on 3 ranks is 8 samples of each; DDP learns from one more, before the first step.
     data = {
         "entrypoint": "tests.unit.trainer.gated_code:gated_samples",
-        "config": {"folder": str(folder), "after": 8 * MIDDLE + 4},
+        "config": {"folder": str(folder), "after": 8 * (MIDDLE + 1) + 4},
     }
     return small(steps=STEPS, data=data, checkpoint={"interval": 4}, logging={"interval": 1})
 
