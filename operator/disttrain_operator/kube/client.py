@@ -234,7 +234,7 @@ class Client:
                 code = response.status
                 raise TooLarge(f"{method} {path}: {error}") from None
             except _LOST as error:
-                raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+                raise Unavailable(f"{method} {path}: {str(error) or type(error).__name__}") from error
             finally:
                 self.on_answer(method, code, time.perf_counter() - began)
         if response.status >= 400:
@@ -267,7 +267,7 @@ class Client:
                     raise self._taken(error_of(response.status, await _refusal(response)), response)
                 yield response.content.iter_any()
         except _LOST as error:
-            raise Unavailable(f"watch of {path}: {error or type(error).__name__}") from error
+            raise Unavailable(f"watch of {path}: {str(error) or type(error).__name__}") from error
 
     def _url(self, path: str, query: Query | None) -> URL:
         url = URL(self.access.server + path, encoded=True)

@@ -88,7 +88,7 @@ async def test_a_lost_answer_to_a_post_ends_in_already_exists(api: FakeApi, clie
 
 async def test_nobody_listening_is_unavailable() -> None:
     client = Client(Access("http://127.0.0.1:1"), retry_delays=(0.0, 0.0))
-    with pytest.raises(errors.Unavailable):
+    with pytest.raises(errors.Unavailable, match="Cannot connect to host"):
         await client.get(PODS)
     await client.close()
 
@@ -103,7 +103,7 @@ async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi) -> No
     client = Client(Access(api.url), retry_delays=(), clock=lambda: now[0], sleep=sleep)
     answers = [refusal(429, "TooManyRequests", headers={"Retry-After": "7"})]
     api.refusals.append(lambda *_: answers.pop() if answers else None)
-    with pytest.raises(errors.Throttled):
+    with pytest.raises(errors.Throttled, match="^429 "):
         await client.get(PODS)
     asked = len(api.asked("GET"))
     held = [asyncio.create_task(client.get(path)) for path in (PODS, "/api/v1/nodes")]
@@ -119,7 +119,7 @@ async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi) -> No
 
 async def test_429_for_ever_reaches_the_caller(api: FakeApi, client: Client) -> None:
     api.refusals.append(lambda *_: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
-    with pytest.raises(errors.Throttled):
+    with pytest.raises(errors.Throttled, match="^429 "):
         await client.get(PODS)
 
 
@@ -157,7 +157,7 @@ async def test_a_list_comes_in_pages(api: FakeApi, client: Client) -> None:
 
 async def test_a_delete_names_the_uid(api: FakeApi, client: Client) -> None:
     pod = await api.put(f"{PODS}/a")
-    with pytest.raises(errors.Conflict):
+    with pytest.raises(errors.Conflict, match="the UID in the precondition does not match"):
         await client.delete(f"{PODS}/a", uid="of another")
     await client.delete(f"{PODS}/a", uid=pod["metadata"]["uid"], grace_seconds=5)
     assert api.objects == {}
@@ -215,7 +215,7 @@ async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
             asking = asyncio.create_task(client.get(PODS))
             await unanswered.wait()
             passed += GENEROUS + 1
-            with pytest.raises(errors.Unavailable):
+            with pytest.raises(errors.Unavailable, match="TimeoutError$"):
                 await asking
             assert opened == kept, "a kept connection was tried"
             await client.get(PODS)
