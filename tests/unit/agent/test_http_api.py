@@ -1,5 +1,7 @@
 """The agent's API, asked over HTTP: by who knows the token, by who does not, and by who means harm."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -7,12 +9,14 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
+from disttrain_agent.connection_limits import ConnectionLimiter
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_HEADER, Env
@@ -173,7 +177,10 @@ def test_a_port_that_is_taken_costs_the_api_alone(pod: Pod) -> None:
 
 
 def test_hostile_clients_are_refused_and_disturb_nothing(asked: Pod) -> None:
-    """Garbage, floods, bodies and headers without end, connections that say nothing or half of it."""
+    """Garbage, floods, bodies and headers without end, connections that say nothing or half of it, all with the token.
+
+    Red without the bound on a connection's bytes, without the refusal of bodies, and without the bound on connections.
+    """
     address = ("127.0.0.1", int(asked.changes[Env.AGENT_PORT] or 0))
     status_of(asked)
 
@@ -188,11 +195,17 @@ def test_hostile_clients_are_refused_and_disturb_nothing(asked: Pod) -> None:
             except ConnectionError:
                 return b""
 
-    assert b"200 OK" not in send(b"\x00\xff" * 2000)
-    assert b"200 OK" not in send(b"GET /v1/status HTTP/1.1\r\n", shut=True)
-    assert b"200 OK" not in send(b"GET /v1/status HTTP/1.1\r\nX: ", *[b"x" * 4096] * 16)
-    endless = b"POST /v1/status HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert b"200 OK" not in send(endless, *[b"1000\r\n" + b"x" * 4096 + b"\r\n"] * 16)
+    head = f"GET /v1/status HTTP/1.1\r\nHost: a\r\n{TOKEN_HEADER}: {TOKEN}\r\n".encode()
+    headers = [b"X%d: " % number + b"x" * 2000 + b"\r\n" for number in range(10)]
+    assert b"200 OK" in send(head, *headers[:5], b"\r\n"), "so far nothing is wrong"
+    assert b"200 OK" not in send(head, *headers, b"\r\n")
+    assert status_of(asked).refused == {"size": 1}
+    assert b"413" in send(head + b"Transfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 4096 + b"\r\n")
+    assert status_of(asked).refused == {"size": 2}
+    assert b"400" in send(b"\x00\xff" * 2000)
+    assert b"400" in send(head, b"X: ", b"x" * 8000)
+    assert send(head, shut=True) == b""
+    assert status_of(asked).refused == {"size": 2}
     waiting = [socket.create_connection(address, GENEROUS) for _ in range(30)]
     flood = [socket.create_connection(address, GENEROUS) for _ in range(300)]
     for connection in (*flood, *waiting):
@@ -216,6 +229,23 @@ def status_of_when_let_in(pod: Pod) -> AgentStatus:
 
     pod.until(answers, "the agent lets one more in")
     return found[-1]
+
+
+def test_a_connection_ends_with_its_time() -> None:
+    """Red without the bound on the seconds of a connection."""
+    limits = Limits(seconds=0.05)
+
+    async def refused_of_a_silent_client() -> Counter[str]:
+        admission = Admission(limits)
+        limiter = ConnectionLimiter(asyncio.Protocol, admission, limits)
+        async with await asyncio.get_running_loop().create_server(limiter, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), GENEROUS) == b""
+            writer.close()
+        return admission.refused
+
+    assert asyncio.run(refused_of_a_silent_client()) == {"time": 1}
 
 
 def test_a_bucket_gives_its_rate_and_twice_that_at_once() -> None:

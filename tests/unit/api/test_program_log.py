@@ -1,7 +1,7 @@
 """What is read from the end of a program's log."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disttrain_api.program_log import Child, last_exception, of_torchrun_child, torchrun_child
@@ -52,8 +52,21 @@ def test_another_log_has_no_child(log: str) -> None:
     assert torchrun_child(log) is None
 
 
-@given(st.lists(st.sampled_from([*torchrun_log("raised").splitlines(), "", " ", "[0]:", "exitcode  : -99999999"])))
-def test_no_log_is_too_odd(lines: list[str]) -> None:
+TABLE = torchrun_log("raised").splitlines()
+ODD = ["", " ", "[0]:", "  exitcode  : -99999999 (pid: 7)", "  rank      : 99999999999 (local_rank: 0)"]
+EXIT_CODE = max(place for place, line in enumerate(TABLE) if "exitcode" in line)
+CHANGES = st.tuples(st.integers(0, len(TABLE) - 1), st.integers(0, 2), st.sampled_from([*TABLE, *ODD]))
+
+
+@given(st.lists(CHANGES, max_size=5))
+@example([(EXIT_CODE, 1, ODD[3])])
+@example([(EXIT_CODE - 1, 1, ODD[4])])
+def test_no_log_is_too_odd(changes: list[tuple[int, int, str]]) -> None:
+    """A log of torchrun's with lines left out, put in and exchanged. Red where a number in it may have any length, or
+    where a table without an entry is taken for one."""
+    lines = list(TABLE)
+    for place, taken, line in changes:
+        lines[place : place + taken] = [line]
     log = "\n".join(lines)
     child = torchrun_child(log)
     assert child is None or (child.rank in (0, 1) and -9999 <= child.exit_code <= 9999)

@@ -104,17 +104,27 @@ def test_what_is_no_report_or_too_long_for_one_is_none_or_says_nothing(text: str
     assert decode_pod_report(text) in (None, PodReport())
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["progress", "failure", *PROGRESS, *FAILURE, *CHECKPOINT]), inner)
-        ),
-    )
+NUMBERS = st.sampled_from([math.inf, -math.inf, math.nan, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**40])
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | NUMBERS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["progress", "failure", *PROGRESS, *FAILURE, *CHECKPOINT]), inner)
+    ),
 )
-def test_any_json_is_read_into_what_the_status_can_hold(value: Any) -> None:
-    report = decode_pod_report(json.dumps({"progress": value, "failure": value}))
+
+
+def any_in(sound: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """What is sound but for one value, at any place; or no object at all."""
+    changed = st.tuples(st.sampled_from([*sound]), ANY_JSON).map(lambda found: sound | {found[0]: found[1]})
+    metrics = NUMBERS.map(lambda number: sound | {"metrics": {"loss": number, "accuracy": 1.0}})
+    return changed | metrics | ANY_JSON
+
+
+@given(any_in(PROGRESS), any_in(FAILURE))
+def test_any_json_is_read_into_what_the_status_can_hold(told: Any, failed: Any) -> None:
+    """Red where a loss or a metric may be no finite number, and where a count may have more than 64 bits."""
+    report = decode_pod_report(json.dumps({"progress": told, "failure": failed}))
     if report is None:
         return
     # What the API server refuses in a status: numbers that are none, and integers beyond 64 bits.

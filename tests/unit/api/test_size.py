@@ -88,6 +88,7 @@ def test_any_part_beyond_the_bounds_of_a_job_is_one_problem(change: Raw) -> None
 
 
 def test_a_job_that_is_all_wrong_is_a_bounded_number_of_problems() -> None:
+    """Red without the cut at the end."""
     wrong = {f"fieldNumber{number}": number for number in range(20_000)}
     spec, found = read_spec(a_manifest(**wrong)["spec"])
     assert spec is None
@@ -98,6 +99,9 @@ def test_a_job_that_is_all_wrong_is_a_bounded_number_of_problems() -> None:
     values = [{"name": f"c{number}", "image": number, "command": number} for number in range(5_000)]
     spec, found = read_spec(a_manifest(workers={"template": {"spec": {"containers": values}}})["spec"])
     assert 0 < len(found) <= MAX_PROBLEMS
+    metadata = {f"fieldNumber{number}": number for number in range(20_000)}
+    _, found = read_job({**a_manifest(**wrong), "metadata": {"name": "a", **metadata}})
+    assert 0 < len(found) <= MAX_PROBLEMS, "of both kinds together"
 
 
 def test_a_config_with_many_unknown_fields_is_a_bounded_number_of_problems() -> None:

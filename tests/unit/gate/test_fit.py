@@ -38,7 +38,7 @@ def test_quantities_are_rounded_up_as_the_scheduler_does(resource: str, quantity
 
 def test_what_is_no_quantity_is_an_error() -> None:
     for text in ("", "much", "1.2.3", "5X"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"`cpu` is '{text}', expected a quantity"):
             amount("cpu", text)
 
 

@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER, Env, Role
-from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
+from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
 from disttrain_operator.agents import Agent, Agents, Ask, _over_http, agent_of
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.kept_pod import keep_pod
+from disttrain_operator.kube.errors import TooLarge
 from disttrain_operator.snapshot import World
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, running
 from tests.unit.operator.conftest import eventually
@@ -107,10 +108,11 @@ async def test_the_first_worker_of_the_newest_attempt_is_asked_and_wakes_its_job
         an_answer(attempt=2),
         an_answer(uid="another"),
         b'{"jobUid": "' + UID.encode() + b'", "attempt": 1, "ranks": [' + b'{"rank": 0},' * 300 + b'{"rank": 1}]}',
-        b" " * (MAX_AGENT_ANSWER_BYTES + 1),
+        an_answer() + b" " * MAX_AGENT_ANSWER_BYTES,
     ],
 )
 async def test_what_is_no_answer_of_this_attempt_is_dropped_and_counted(answer: bytes) -> None:
+    """Red without the comparison of the job's uid, that of the attempt, and the bound on an answer's bytes."""
     fleet = Fleet(a_pod())
     fleet.answers = lambda agent: answer
     assert await fleet.round() is None
@@ -235,6 +237,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
         a_pod(host="169.254.169.254"),
         a_pod(host="::1"),
         a_pod(host="fe80::1%eth0"),
+        a_pod(host="fd00::1%eth0"),
         a_pod(host="::ffff:127.0.0.1"),
         a_pod(host="0.0.0.0"),
         a_pod(host="224.0.0.1"),
@@ -253,6 +256,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
     ),
 )
 def test_no_address_is_asked_that_cannot_be_an_agents(pod: Raw) -> None:
+    """Red without any one of the looks at an address, a port, an index or a phase."""
     assert agent_of(UID, keep_pod(pod)) is None
 
 
@@ -284,22 +288,27 @@ async def served(handler: Callable[[web.Request], Any]) -> AsyncIterator[tuple[A
 
 
 async def test_over_http_the_token_is_sent_and_answers_are_bounded_and_not_followed_elsewhere() -> None:
+    """Red where a redirect is followed, which would lead to a good answer, and without the bound on what is read."""
+
     async def answers(request: web.Request) -> web.StreamResponse:
-        if request.headers.get(TOKEN_HEADER) == "elsewhere":
+        if request.headers.get(TOKEN_HEADER) == "elsewhere" and request.path != "/elsewhere":
             raise web.HTTPFound("/elsewhere")
-        if request.headers.get(TOKEN_HEADER) == "endless":
+        if request.headers.get(TOKEN_HEADER) == "long":
             stream = web.StreamResponse()
             await stream.prepare(request)
-            while True:
+            await stream.write(an_answer())
+            for _ in range(2 * MAX_STACKS_ANSWER_BYTES // 65536):
                 await stream.write(b" " * 65536)
+            return stream
         return web.Response(body=an_answer())
 
     async with served(answers) as (agent, ask):
         for path in ("/v1/status", "/v1/stacks"):
             assert await ask(agent, "t", path) == an_answer()
-            for token in ("elsewhere", "endless"):
-                with pytest.raises(Exception, match=r"302|larger than"):
-                    await ask(agent, token, path)
+            with pytest.raises(aiohttp.ClientError, match="it answers 302"):
+                await ask(agent, "elsewhere", path)
+            with pytest.raises(TooLarge, match="larger than"):
+                await ask(agent, "long", path)
 
 
 async def test_rounds_go_on_whatever_an_agent_does() -> None:

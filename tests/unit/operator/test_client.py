@@ -103,7 +103,7 @@ async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi) -> No
     client = Client(Access(api.url), retry_delays=(), clock=lambda: now[0], sleep=sleep)
     answers = [refusal(429, "TooManyRequests", headers={"Retry-After": "7"})]
     api.refusals.append(lambda *_: answers.pop() if answers else None)
-    with pytest.raises(errors.Throttled, match="^429 "):
+    with pytest.raises(errors.Throttled, match=r"^429 "):
         await client.get(PODS)
     asked = len(api.asked("GET"))
     held = [asyncio.create_task(client.get(path)) for path in (PODS, "/api/v1/nodes")]
@@ -119,7 +119,7 @@ async def test_429_holds_all_requests_back_until_retry_after(api: FakeApi) -> No
 
 async def test_429_for_ever_reaches_the_caller(api: FakeApi, client: Client) -> None:
     api.refusals.append(lambda *_: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
-    with pytest.raises(errors.Throttled, match="^429 "):
+    with pytest.raises(errors.Throttled, match=r"^429 "):
         await client.get(PODS)
 
 
@@ -215,7 +215,7 @@ async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
             asking = asyncio.create_task(client.get(PODS))
             await unanswered.wait()
             passed += GENEROUS + 1
-            with pytest.raises(errors.Unavailable, match="TimeoutError$"):
+            with pytest.raises(errors.Unavailable, match=r"TimeoutError$"):
                 await asking
             assert opened == kept, "a kept connection was tried"
             await client.get(PODS)

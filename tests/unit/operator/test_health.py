@@ -226,6 +226,19 @@ async def test_a_request_of_too_many_bytes_is_closed(health: Health, strangers: 
     assert open_places(health) == 0
 
 
+async def test_a_place_is_taken_from_who_has_held_it_longest(health: Health, strangers: Strangers) -> None:
+    """Red where the newest gives way: a probe that has only just come would be cut off."""
+    await strangers.come(LIMITS.connections)
+    await eventually(lambda: open_places(health) == LIMITS.connections)
+    assert health.address is not None
+    reader, writer = await asyncio.open_connection(*health.address)
+    await strangers.come(5)
+    await eventually(lambda: strangers.held() <= LIMITS.connections)
+    writer.write(WHOLE)
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+
+
 @pytest.mark.parametrize("sent", [b"", HALF, WHOLE[:-1]], ids=["nothing", "half", "all but one byte"])
 async def test_a_request_that_takes_too_long_is_closed(sent: bytes) -> None:
     async with served(Limits(seconds=0.2)) as health:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttrain_operator.kube import large_events
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.identity import event_identity
@@ -77,6 +78,22 @@ async def test_of_an_object_that_changes_all_the_time_the_newest_is_read(reader:
     await reader.end()
     assert reader.taken == [("a", "1"), ("a", "49")]
     assert threading.get_ident() not in reader.threads
+
+
+async def test_which_object_an_event_is_about_is_found_beside_the_loop(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red where the loop goes through the text itself."""
+    threads = []
+
+    def identity(line: bytes, why: str) -> Any:
+        threads.append(threading.get_ident())
+        return event_identity(line, why)
+
+    monkeypatch.setattr(large_events, "event_identity", identity)
+    await reader.put(an_event("a", 1))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 async def test_namespaces_take_turns(reader: Reader) -> None:

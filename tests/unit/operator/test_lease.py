@@ -223,7 +223,7 @@ async def test_the_lease_of_a_dead_leader_is_taken(api: FakeApi, client: Client)
 
 async def test_what_is_not_allowed_to_write_reads_on(client: Client, api: FakeApi) -> None:
     client.may_write = lambda: False
-    with pytest.raises(StandingBy):
+    with pytest.raises(StandingBy, match="was not sent: another replica acts"):
         await client.create("/api/v1/namespaces/a/pods", {"metadata": {"name": "x"}})
     assert (await client.get("/api/v1/namespaces/a/pods"))["items"] == []
     assert api.asked("POST") == []
@@ -234,7 +234,7 @@ async def test_every_answer_is_counted(client: Client, api: FakeApi) -> None:
     client.on_answer = lambda method, code, seconds: told.append((method, code))
     await client.get("/api/v1/namespaces/a/pods")
     api.refusals.append(lambda method, path, body: refusal(500, "InternalError"))
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match=r"^500: "):
         await client.get("/api/v1/namespaces/a/pods")
     assert told[0] == ("GET", 200)
     assert set(told[1:]) == {("GET", 500)}

@@ -140,11 +140,12 @@ async def test_one_lease_that_is_lost_costs_the_leadership_of_all(api: FakeApi, 
         await eventually(lambda: both.leads)
 
 
-def test_namespaces_are_separated_by_commas() -> None:
+def test_namespaces_are_separated_by_commas(capsys: pytest.CaptureFixture[str]) -> None:
     settings = read_settings(["--namespace=b, a,b", "--lease-namespace=b,a"], {})
     assert (settings.namespaces, settings.lease_namespaces) == (("a", "b"), ("a", "b"))
     with pytest.raises(SystemExit):
         read_settings(["--lease-namespace=,"], {})
+    assert "must name a namespace, not ','" in capsys.readouterr().err
 
 
 async def test_a_right_that_is_missing_is_named_with_its_namespace(api: FakeApi, client: Client) -> None:

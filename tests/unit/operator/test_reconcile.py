@@ -336,7 +336,7 @@ async def test_a_decision_that_fails_backs_off_and_leaves_other_jobs_alone(
 
 async def test_nobody_answering_is_an_error_of_the_key_alone(shell: Shell) -> None:
     shell.api.refusals.append(lambda *_: refusal(503, "ServiceUnavailable"))
-    with pytest.raises(KubeError):
+    with pytest.raises(KubeError, match=r"^503: "):
         await shell.reconcile()
     assert shell.pods() == []
 
@@ -344,7 +344,7 @@ async def test_nobody_answering_is_an_error_of_the_key_alone(shell: Shell) -> No
 async def test_a_server_that_throttles_is_no_problem_of_the_pod(shell: Shell) -> None:
     busy = refuse("/pods", lambda: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
     shell.api.refusals.append(busy)
-    with pytest.raises(KubeError):
+    with pytest.raises(KubeError, match=r"^429 TooManyRequests"):
         await shell.reconcile()
     assert shell.world.problems == {}
     shell.api.refusals.remove(busy)

@@ -13,8 +13,9 @@ from disttrain_api.bounds import MAX_MESSAGE_BYTES
 from disttrain_operator import reconcile
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.kube.client import Client
-from disttrain_operator.kube.errors import KubeError, ServerTrouble
+from disttrain_operator.kube.errors import ServerTrouble
 from disttrain_operator.queue import WorkQueue
+from disttrain_operator.reconcile import StatusRefused
 from disttrain_operator.snapshot import Key
 from tests.builders import a_report, ended
 from tests.unit.operator.conftest import eventually
@@ -93,7 +94,7 @@ async def test_where_even_the_minimal_status_is_refused_nothing_is_done(api: Fak
     await fail_with_a_report(api, shell)
     before = shell.job()["status"]
     api.refusals.append(refuses(REFUSALS["422"], lambda status: True))
-    with pytest.raises(KubeError):
+    with pytest.raises(StatusRefused):
         await shell.reconcile()
     assert shell.job()["status"] == before
     assert api.asked("DELETE") == []
@@ -215,7 +216,7 @@ async def test_a_server_in_trouble_is_asked_for_no_minimal_status(api: FakeApi, 
         return refusal(500, "InternalError", "etcdserver: request timed out")
 
     api.refusals.append(trouble)
-    with pytest.raises(ServerTrouble):
+    with pytest.raises(ServerTrouble, match="request timed out"):
         await shell.reconcile()
     assert asked
     assert all(status == asked[0] for status in asked), "the same one again and again"

@@ -19,6 +19,11 @@ from disttrain_trainer.checkpoint.storage import StepFolders, newest_seen, repor
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointsTaken, Fenced
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
+REFUSES = {
+    Fenced: "belongs to attempt 4 of this job, this is attempt 3",
+    CheckpointsTaken: "the job with uid (other|third) has taken over",
+}
+
 
 def model_at(storage, step):
     """Parameters of a complete checkpoint, by torch's own converter."""
@@ -256,7 +261,7 @@ class TestFence:
             fence.take()
             fence.check()
         else:
-            with pytest.raises(error):
+            with pytest.raises(error, match=REFUSES[error]):
                 fence.take()
 
     @pytest.mark.parametrize(
@@ -264,6 +269,7 @@ class TestFence:
         [(("mine", 2), None), (("mine", 3), Fenced), (("mine", 4), Fenced), (("other", 1), CheckpointsTaken)],
     )
     def test_who_may_commit(self, tmp_path, taken, error):
+        """Red without the look at another process of the same attempt, at a later attempt, and at another job."""
         fence = Fence(tmp_path, "mine", 3)
         fence.take()
         try:
@@ -273,7 +279,8 @@ class TestFence:
         if error is None:
             fence.check()
         else:
-            with pytest.raises(error):
+            same = taken == ("mine", 3)
+            with pytest.raises(error, match="another process of attempt 3" if same else REFUSES[error]):
                 fence.check()
 
     def test_a_job_leaves_one_claim_however_often_it_is_restarted(self, tmp_path):
@@ -290,13 +297,13 @@ class TestFence:
         (tmp_path / "fence.json").write_text(json.dumps(dict(zip(("uid", "attempt"), there, strict=True))))
         fence = Fence(tmp_path, "mine", 3)
         if error is not None:
-            with pytest.raises(error):
+            with pytest.raises(error, match=REFUSES[error]):
                 fence.take()
             return
         assert fence.take().number == there[1] + 1, "what is written from now on has a name of its own"
         # An attempt of that version may come later.
         (tmp_path / "fence.json").write_text('{"uid": "mine", "attempt": 4}')
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced, match=REFUSES[Fenced]):
             fence.check()
 
     @pytest.mark.parametrize(
@@ -325,7 +332,7 @@ class TestFence:
         fence.take()
         fence.check()
         assert len(list(tmp_path.iterdir())) == 1
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced, match="belongs to attempt 1 of this job, this is attempt 0"):
             Fence(tmp_path, fence.uid, 0).take()
 
 

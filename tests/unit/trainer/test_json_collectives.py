@@ -176,7 +176,7 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
         ("a pickle", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'int'>: Invalid JSON"),
         ("another type", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'int'>"),
         ("a deep value", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'list'>"),
-        ("a length", f"PeerLost: rank 1 does not speak as one of this job: it sent a value of {2**40} bytes"),
+        ("a length", f"PeerLost: rank 1 does not speak as one of this job: it sent a value of {2**40} bytes\n"),
         (
             "a large share",
             "PeerLost: rank 1 does not speak as one of this job: it sent a value of 600 bytes, which",
@@ -185,7 +185,7 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
             "a large share for the first",
             "PeerLost: rank 1 does not speak as one of this job: it sent a value of 1001 bytes, which with",
         ),
-        ("a negative length", "PeerLost: rank 1 does not speak as one of this job: it sent a value of -1 bytes"),
+        ("a negative length", "PeerLost: rank 1 does not speak as one of this job: it sent a value of -1 bytes\n"),
         ("a plan", "PeerLost: rank 1 does not speak as one of this job: it sent no tuple"),
     ],
 )

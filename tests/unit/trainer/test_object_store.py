@@ -226,7 +226,7 @@ class TestSteps:
         assert {name.partition("/")[0] for name in names(client, bucket) if name.startswith("step")} == {
             "step-10.1f3a9c2e-2"
         }
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced, match="belongs to attempt 2 of this job, this is attempt 1"):
             owner.commit(self.write(steps, 20, 1, commit=False), 20)
 
     def test_what_is_set_aside_goes_when_its_step_is_reached(self, bucket):

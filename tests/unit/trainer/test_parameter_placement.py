@@ -1,5 +1,7 @@
 """Where parameters lie, how messages look on the wire, and who works on what: what holds for all inputs."""
 
+import hmac
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,26 +99,76 @@ class TestWire:
     @UNHURRIED
     @given(messages, st.data())
     def test_nothing_but_what_was_sent_is_believed(self, message, data):
-        """One byte of code or header changed, a frame more or less, a tensor cut: Malformed, and nothing else."""
+        """One byte of code or header changed, a frame more or less, a tensor cut: Malformed, and nothing else.
+
+        Red without the comparison of the code, without that of the lengths, and without that of the number of frames.
+        """
         frames = [bytearray(frame) for frame in encode(message, KEY)]
-        match data.draw(st.sampled_from(["flip", "drop", "add", "cut"])):
-            case "flip":
-                frame = data.draw(st.sampled_from(frames[:2]))
-                frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+        match data.draw(st.sampled_from(["code", "length", "header", "first", "drop", "add", "cut"])):
+            case "code":
+                frames[0][data.draw(st.integers(0, 31))] ^= data.draw(st.integers(1, 255))
+                why = "^not authenticated"
+            case "length":
+                frames[0][data.draw(st.integers(32, 35))] ^= data.draw(st.integers(1, 255))
+                why = "^(a header of [0-9]+ bytes|[0-9]+ (bytes|frames), the header says)"
+            case "header":
+                frames[1][data.draw(st.integers(0, len(frames[1]) - 1))] ^= data.draw(st.integers(1, 255))
+                why = "^not authenticated"
+            case "first":
+                frames.pop(0)
+                why = "bytes in the first frame"
             case "drop":
-                frames.pop(data.draw(st.integers(0, len(frames) - 1)))
+                frames.pop(data.draw(st.integers(2, len(frames) - 1)) if len(frames) > 2 else 1)
+                why = "^[0-9]+ (bytes|frames), the header says"
             case "add":
                 frames.append(bytearray(8))
+                why = "^more frames than the header says"
             case "cut":
                 frames[-1] += b"x"
-        with pytest.raises(Malformed):
+                why = "^[0-9]+ bytes, the header says"
+        with pytest.raises(Malformed, match=why):
             decode([bytes(frame) for frame in frames], KEY)
 
     @UNHURRIED
     @given(st.lists(st.binary(max_size=40), max_size=4))
     def test_noise_is_malformed(self, frames):
-        with pytest.raises(Malformed):
+        first = frames[0] if frames else b""
+        why = (
+            "^[0-9]+ bytes in the first frame"
+            if len(first) != 36
+            else "^a header of|the header says|^not authenticated"
+        )
+        with pytest.raises(Malformed, match=why):
             decode(frames, KEY)
+
+    @UNHURRIED
+    @given(st.binary(min_size=32, max_size=32), st.binary(min_size=1, max_size=200))
+    def test_noise_of_the_right_lengths_is_not_authenticated(self, code, header):
+        """Red without the comparison of the code: then it would be parsed."""
+        with pytest.raises(Malformed, match=r"^not authenticated"):
+            decode([code + len(header).to_bytes(4, "big"), header], KEY)
+
+    @pytest.mark.parametrize(
+        ("header", "why"),
+        [
+            (b"{", "not JSON"),
+            (b"[" * 100_000, "not JSON"),
+            (b"[]", "not an object"),
+            (b'{"kind": 1, "fields": {}, "tensors": []}', "lacks its kind, fields or tensors"),
+            (b'{"kind": "a", "fields": [], "tensors": []}', "lacks its kind, fields or tensors"),
+            (b'{"kind": "a", "fields": {}}', "lacks its kind, fields or tensors"),
+            (b'{"kind": "a", "fields": {}, "tensors": [["float8", 1]]}', "no known format"),
+            (b'{"kind": "a", "fields": {}, "tensors": [["int8"]]}', "no known format"),
+            (b'{"kind": "a", "fields": {}, "tensors": [["int8", -1]]}', "no length"),
+            (b'{"kind": "a", "fields": {}, "tensors": [["int8", true]]}', "no length"),
+        ],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_a_header_of_the_jobs_own_that_is_none_is_malformed(self, header, why):
+        """Red without the guard that each reason belongs to."""
+        code = hmac.digest(KEY, header, "sha256")
+        with pytest.raises(Malformed, match=why):
+            decode([code + len(header).to_bytes(4, "big"), header], KEY)
 
     @pytest.mark.parametrize("other", [key_of("other", "uid", 1), key_of("token", "uid", 2), key_of("token", "id", 1)])
     def test_another_token_job_or_attempt_is_not_listened_to(self, other):

@@ -110,22 +110,25 @@ class TestWhatIsKnown:
         assert progress_of(json.loads(json.dumps(known.fields()))) == known
 
     @pytest.mark.parametrize(
-        "wrong",
+        ("wrong", "why"),
         [
-            {"floor": -1},
-            {"done": None},
-            {"done": [[1]]},
-            {"done": [[1, 2, "x", 0, 0]]},
-            {"done": [7]},
-            {"clocks": [[1]]},
-            {"clocks": {}},
+            ({"floor": -1}, "`floor` of report is -1"),
+            ({"done": None}, "lacks its lists"),
+            ({"done": [[1]]}, "1 numbers, expected a step and a part"),
+            ({"done": [[1, 2, "x", 0, 0]]}, "`loss` of report is 'x'"),
+            ({"done": [7]}, "a task of a report is 7"),
+            ({"clocks": [[1]]}, "1 numbers, expected a step and a part"),
+            ({"clocks": {}}, "lacks its lists"),
         ],
         ids=str,
     )
-    def test_nonsense_is_malformed(self, wrong):
+    def test_nonsense_is_malformed(self, wrong, why):
+        """Red without the guard that each reason belongs to."""
         fields = TaskProgress(0, 1, Cursor(0, 2), 3, 1).fields()
-        with pytest.raises(Malformed):
+        with pytest.raises(Malformed, match=why):
             progress_of({**fields, **wrong})
+        with pytest.raises(Malformed, match="expected an object"):
+            progress_of([fields])
 
 
 class TestLives:

@@ -140,9 +140,9 @@ class TestTrust:
             [tensors[0].to(torch.int64), *tensors[1:]],
         ]
         for given_tensors in wrong:
-            with pytest.raises(Malformed):
+            with pytest.raises(Malformed, match=r"^a range of tensors"):
                 code.decode(given_tensors, 300, torch.float64, piece)
-        with pytest.raises(Malformed):
+        with pytest.raises(Malformed, match=r"^a range of tensors"):
             code.decode(tensors, 900, torch.float64, piece)
 
 
@@ -194,7 +194,7 @@ class TestAveraging:
 
     def test_a_change_that_lacks_a_tensor_is_malformed(self):
         shard = AveragingShard([torch.ones(2)], Optimizer(name=OptimizerName.ADAM))
-        with pytest.raises(Malformed):
+        with pytest.raises(Malformed, match=r"^a range of tensors"):
             PushDecoder(0, None, 0).decode(Message("push", {"ranges": [0]}, [torch.ones(2)]), Task(0, 0), shard)
 
 

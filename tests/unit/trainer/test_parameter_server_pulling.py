@@ -211,7 +211,7 @@ def test_compiled_functions_and_plain_passes_work_beside_it():
 def test_a_pass_that_fails_leaves_nothing_behind():
     model = Model()
     sender = Sender(model)
-    with pytest.raises(IndexError), arriving(model, sender.numbers, sender.give):
+    with pytest.raises(IndexError, match="out of range"), arriving(model, sender.numbers, sender.give):
         model(TOKENS + 100)
     assert _get_current_function_mode() is None
     assert len(sender.asked) < len(sender.numbers)

@@ -1,5 +1,6 @@
 """A server as a function of messages: what it takes in, what it remembers, what a snapshot brings back."""
 
+import io
 import itertools
 import os
 from pathlib import Path
@@ -14,12 +15,12 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots
 from disttrain_trainer.parameter_server.protocol.tasks import Task
-from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, key_of
+from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, key_of
 from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.server import Server
 from disttrain_trainer.parameter_server.server.shard import Shard
-from disttrain_trainer.parameter_server.server.snapshots import Snapshots, claim_incarnation
+from disttrain_trainer.parameter_server.server.snapshots import Snapshots, _frames, claim_incarnation
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.builders import TRAINING
@@ -91,37 +92,56 @@ class TestSnapshots:
         assert [push(one, 1, 1) for one in (first, second)] == [True, True]
         same(second, first)
 
-    def test_what_somebody_else_has_put_there_is_not_read(self, tmp_path):
-        file = tmp_path / "one"
+    def written(self, file):
         snapshots = Snapshots(file, KEY)
+        snapshots.write(loaded(a_server()).snapshot())
+        snapshots._writer.join()
+        assert snapshots.read() is not None
+        return snapshots
+
+    def test_what_somebody_else_has_put_there_is_not_read(self, tmp_path):
+        """Red without the refusal of links, and without that of what is no file."""
+        file = tmp_path / "one"
+        snapshots = self.written(file)
+        elsewhere = file.rename(tmp_path / "elsewhere")
+        # What it leads to would be read.
+        file.symlink_to(elsewhere)
+        assert snapshots.read() is None
+        file.unlink()
         # Who opens it to read waits for a writer.
         os.mkfifo(file)
         assert snapshots.read() is None
-        file.unlink()
-        file.symlink_to("/dev/zero")
-        assert snapshots.read() is None
 
     def test_one_of_another_attempt_or_half_of_one_is_not_read(self, tmp_path):
+        """Red without any of the guards that its reasons belong to."""
         file = tmp_path / "one"
-        snapshots = Snapshots(file, KEY)
-        assert snapshots.read() is None
-        snapshots.write(loaded(a_server()).snapshot())
-        snapshots._writer.join()
-        assert Snapshots(file, key_of("token", "uid", 2)).read() is None
+        assert Snapshots(file, KEY).read() is None
+        snapshots = self.written(file)
         data = file.read_bytes()
+        with pytest.raises(Malformed, match="not authenticated"):
+            decode(_frames(io.BytesIO(data)), key_of("token", "uid", 2))
+        assert Snapshots(file, key_of("token", "uid", 2)).read() is None
+        # Between two frames the header says that more follow.
+        between = "^(0 bytes in the first frame|[0-9]+ frames, the header says|a snapshot ends within)"
         for length in range(len(data)):
+            with pytest.raises(Malformed, match=between):
+                decode(_frames(io.BytesIO(data[:length])), KEY)
             file.write_bytes(data[:length])
             assert snapshots.read() is None
-        file.write_bytes(data)
-        assert snapshots.read() is not None
+        for end, within in ((4, "a length"), (20, "a frame")):
+            with pytest.raises(Malformed, match=f"a snapshot ends within {within}"):
+                list(_frames(io.BytesIO(data[:end])))
 
     @pytest.mark.parametrize("length", [2**18 + 1, 2**40, 2**64 - 1])
     def test_no_more_is_read_of_a_strangers_file_than_a_header(self, tmp_path, length):
+        """Red without the bound on a frame, and where the file is read before the bound is looked at."""
         file = tmp_path / "one"
-        with file.open("wb") as out:
-            out.write(length.to_bytes(8, "little"))
-            out.truncate(2**40)
+        file.write_bytes(length.to_bytes(8, "little") + bytes(2**19))
         assert Snapshots(file, KEY).read() is None
+        with file.open("rb", buffering=0) as opened:
+            with pytest.raises(Malformed, match=f"a frame of {length} bytes, expected at most {2**18}"):
+                list(_frames(opened))
+            assert opened.tell() == 8
 
     def test_one_whose_life_is_gone_writes_nothing(self, tmp_path):
         claim, _ = claim_incarnation(tmp_path, 0, 1)
@@ -165,24 +185,35 @@ class TestPushes:
         assert (shard.version, aggregator.taken) == (0, 1)
 
     @pytest.mark.parametrize(
-        ("kind", "fields", "lengths"),
+        ("kind", "fields", "lengths", "why"),
         [
-            ("steal", {}, ()),
-            ("push", {"ranges": [0, 0]}, (3, 3)),
-            ("push", {"ranges": [3]}, (3,)),
-            ("push", {"ranges": [0]}, (4,)),
-            ("push", {"ranges": [0], "task": [1]}, (3,)),
-            ("load", {"states": [["momentum_buffer"]]}, (3,)),
-            ("hello", {"worker": 2, "samples": 9}, ()),
-            ("pull", {"worker": 2, "ranges": [0]}, ()),
-            ("pull", {"worker": None, "ranges": [0]}, ()),
+            ("steal", {}, (), "unknown message 'steal'"),
+            ("push", {"ranges": [0, 0]}, (3, 3), "names its tensors' ranges once each"),
+            ("push", {"ranges": [0, 1]}, (3,), "names its tensors' ranges once each"),
+            ("push", {"ranges": [0, 1], "counts": [2]}, (3, 1), "names its tensors' ranges once each"),
+            ("push", {"ranges": [3]}, (3,), "range 3 of 3"),
+            ("push", {"ranges": [0]}, (4,), r"a range of tensors \[\(4, "),
+            ("push", {"ranges": [0], "task": [1]}, (3,), "1 numbers, expected a step and a part"),
+            ("push", {"ranges": [0], "weight": "1"}, (3,), "`weight` of push is '1', expected a number"),
+            ("push", {"ranges": 0}, (3,), "`ranges` of push is 0, expected a list"),
+            ("load", {"states": [["momentum_buffer"]]}, (3,), "1 tensors for 1 ranges and their states"),
+            ("load", {"states": [0]}, (3,), "no list of lists"),
+            ("load", {"states": [[]], "widths": [2]}, (3,), "not those of the ranges' rows"),
+            ("load", {"states": [[]], "widths": []}, (3,), "not those of the ranges' rows"),
+            ("pull", {"worker": 2, "ranges": [0]}, (), "worker 2 of 2"),
+            ("pull", {"worker": None, "ranges": [0]}, (), "`worker` of pull is None"),
+            ("pull", {"ranges": [3]}, (), "no ranges of the 3 that there are"),
+            ("pull", {"ranges": [1, 1]}, (), "no ranges of the 3 that there are"),
+            ("rows", {"range": 0}, (), "range 0 has no rows"),
+            ("rows", {"range": 3}, (), "range 3 has no rows"),
         ],
     )
-    def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths):
+    def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths, why):
+        """Red without the guard that each reason belongs to."""
         server, untouched = loaded(a_server()), loaded(a_server())
         tensors = [torch.ones(length, dtype=torch.float64) for length in lengths]
         given = {"worker": 0, "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, **fields}
-        with pytest.raises(Malformed):
+        with pytest.raises(Malformed, match=why):
             server.receive(ASKER, Message(kind, given, tensors), 0.0)
         same(server, untouched)
 

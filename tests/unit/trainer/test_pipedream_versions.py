@@ -56,7 +56,7 @@ def test_each_version_computes_with_its_own_weights_until_it_is_dropped() -> Non
             assert torch.equal(model(x), expected)
     versions.make_room([2])
     assert versions.count == 2
-    with pytest.raises(KeyError), versions.using(0):
+    with pytest.raises(KeyError, match=r"^0$"), versions.using(0):
         pass
 
 

@@ -302,9 +302,21 @@ class TestGateway:
             assert echoes(connection, b"hello")
         assert world.said[0].endswith("it is rank 1 of 3, this world has 2")
 
-    @pytest.mark.parametrize("attack", [garbage, store, handshake, churn], ids=lambda attack: attack.__name__)
-    def test_nothing_of_a_stranger_reaches_the_store_and_nothing_of_it_comes_back(self, world: World, attack) -> None:
-        """But to who begins a handshake a nonce and a code."""
+    @pytest.mark.parametrize(
+        ("attack", "why"),
+        [
+            (garbage, "it speaks another protocol"),
+            (store, "it speaks another protocol"),
+            (handshake, "it is rank 0 of 1, this world has 2"),
+            (churn, "it left before it proved that it knows the token of this attempt"),
+        ],
+        ids=lambda value: getattr(value, "__name__", ""),
+    )
+    def test_nothing_of_a_stranger_reaches_the_store_and_nothing_of_it_comes_back(
+        self, world: World, attack, why: str
+    ) -> None:
+        """But to who begins a handshake a nonce and a code. Red without the proof, and where bytes of another protocol
+        are taken in before they are refused."""
         outcome = Outcome("")
         attack(Peer("127.0.0.1", world.port), outcome)
         assert outcome.connections > 0
@@ -312,7 +324,7 @@ class TestGateway:
         with dial(world.place(), GENEROUS) as connection:
             assert echoes(connection, b"hello")
         assert world.echo.connections == 1
-        assert world.gateway.refused > 0
+        assert why in world.said[0]
 
     def test_who_was_refused_in_the_same_moment_is_refused_once(self, world: World) -> None:
         """To make room for another one, after the selector had found it ready."""
@@ -340,6 +352,7 @@ class TestGateway:
             assert echoes(connection, b"hello")
 
     def test_many_half_open_connections_keep_nobody_out(self, world: World) -> None:
+        """Red without the bound on those that wait: then they are refused, too, when their time is over."""
         peer = Peer("127.0.0.1", world.port)
         half_open(peer, Outcome(""))
         assert len(peer.held) == 500
@@ -350,6 +363,7 @@ class TestGateway:
         # The last of them may still wait to be accepted when the connection that lasts has its answer.
         until(lambda: world.gateway.refused >= 1000 - 256, lambda: world.gateway.refused)
         assert len(world.said) <= 11, "a flood of refusals is a few lines"
+        assert "it held one of many connections that prove nothing" in world.said[0]
         for held in peer.held:
             held.close()
 

@@ -131,7 +131,15 @@ def test_norms_that_are_skipped_do_not_move_the_median() -> None:
     assert guard.reason_to_skip(20, 2.0) is None
 
 
-@pytest.mark.parametrize("state", [{}, {"state": "{"}, {"state": "[]"}, {"state": '{"skipped": "x", "in_row": 0}'}])
-def test_another_state_is_an_error(state: dict[str, str]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
+@pytest.mark.parametrize(
+    ("state", "error", "why"),
+    [
+        ({}, KeyError, "^'state'$"),
+        ({"state": "{"}, ValueError, "Expecting property name"),
+        ({"state": "[]"}, TypeError, "list indices"),
+        ({"state": '{"skipped": "x", "in_row": 0}'}, ValueError, "invalid literal for int"),
+    ],
+)
+def test_another_state_is_an_error(state: dict[str, str], error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
         StepGuard(SkipSteps()).load_state_dict(state)
