@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,19 +152,11 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def kubeconfig_through(original: Path, server: str, folder: Path, *, credentials: bool = True) -> Path:
+def kubeconfig_through(original: Path, server: str, folder: Path) -> Path:
     """The kubeconfig with another address."""
     config = yaml.safe_load(original.read_text())
     for entry in config["clusters"]:
         entry["cluster"]["server"] = server
-    if not credentials:
-        _without_credentials(config["clusters"], "cluster")
-        _without_credentials(config["users"], "user")
     path = folder / "through-proxy.kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
-
-
-def _without_credentials(entries: Iterable[dict[str, dict[str, str]]], key: str) -> None:
-    for entry in entries:
-        entry[key] = {name: value for name, value in entry[key].items() if name == "server"}

@@ -70,6 +70,14 @@ async def test_passing_server_trouble_is_not_seen_by_the_caller(api: FakeApi, cl
     assert len(api.asked("POST")) == 3
 
 
+@pytest.mark.parametrize("answer", ['{"kind": "Po', "[]"])
+async def test_an_answer_that_is_no_object_is_asked_for_again(api: FakeApi, client: Client, answer: str) -> None:
+    cut = [answer, answer]
+    api.refusals.append(lambda *_: web.Response(text=cut.pop()) if cut else None)
+    assert (await client.create(PODS, POD))["metadata"]["name"] == "a"
+    assert len(api.asked("POST")) == 3
+
+
 async def test_a_lost_answer_to_a_post_ends_in_already_exists(api: FakeApi, client: Client) -> None:
     lost: list[str] = []
 
@@ -121,6 +129,7 @@ async def test_429_for_ever_reaches_the_caller(api: FakeApi, client: Client) -> 
     api.refusals.append(lambda *_: refusal(429, "TooManyRequests", headers={"Retry-After": "0.01"}))
     with pytest.raises(errors.Throttled, match=r"^429 "):
         await client.get(PODS)
+    assert len(api.asked("GET")) > 1
 
 
 async def test_no_more_requests_are_in_flight_than_allowed(api: FakeApi) -> None:
