@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.fleet import Fleet, fate_of
 from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import Team, install_crd, remove_jobs
+from tests.integration.operator_process import a_team, install_crd, remove_jobs
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane
 
@@ -61,5 +61,4 @@ def sea(audit_log: Path) -> Iterator[ControlPlane]:
 @pytest.fixture
 def fleet(sea: ControlPlane, request: pytest.FixtureRequest) -> Fleet:
     """In a namespace of its own."""
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    return Fleet(Team(sea.api, name[-63:].strip("-").lower()))
+    return Fleet(a_team(sea, request))

@@ -7,13 +7,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.builders import merge
@@ -251,10 +252,10 @@ class Team:
         for pod in pods:
             self._set(pod, "Running", {"running": {"startedAt": _now()}})
 
-    def finish(self, pods: list[Raw], code: int = 0) -> None:
+    def finish(self, pods: list[Raw], code: int = 0, message: str = "") -> None:
         for pod in pods:
             state = {"exitCode": code, "finishedAt": _now(), "reason": "Completed" if code == 0 else "Error"}
-            self._set(pod, "Failed" if code else "Succeeded", {"terminated": state})
+            self._set(pod, "Failed" if code else "Succeeded", {"terminated": {**state, "message": message}})
 
     def _set(self, pod: Raw, phase: str, state: Raw) -> None:
         container = {
@@ -272,6 +273,41 @@ class Team:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
         answer = eventually(lambda: self.api.ask("PATCH", path, {"status": status}))
         assert answer.status in (200, 404), f"{path}: {answer.status} {answer.body.decode()}"
+
+
+def a_team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Team:
+    """A namespace named after the test."""
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
+    return Team(control_plane.api, name[-63:].strip("-").lower())
+
+
+def kubeconfig_with_rights(
+    control_plane: ControlPlane, user: str, rights: Iterable[tuple[str, str, Iterable[str]]]
+) -> Path:
+    """Credentials of a user who has these rights and no others: group, resource and verbs of each."""
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in rights]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"kind": "User", "name": user}],
+    }
+    control_plane.api.ensure(f"{rbac}/clusterroles", {"metadata": {"name": user}, "rules": rules})
+    control_plane.api.ensure(f"{rbac}/clusterrolebindings", binding)
+    return control_plane.kubeconfig_for(user, user)
+
+
+def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]) -> None:
+    """Kill the operator again and again, a little later after its start each time, until it got through."""
+    lifetime = 0.002
+    while not done():
+        operator.start(wait=False)
+        eventually(operator.ready, operator.log, pause=0.001)
+        time.sleep(lifetime)
+        operator.kill()
+        team.collect_garbage()
+        # In small steps where things happen; on a slow machine they happen later.
+        lifetime *= LIVES_LONGER
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from tests.integration.mallory import Mallory
 from tests.integration.operator_process import Team, eventually
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 CROWD = 60
 """Jobs that may have no pod."""

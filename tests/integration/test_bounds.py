@@ -12,8 +12,6 @@ from tests.unit.api.test_size import PARTS, TOO_MUCH, deep, with_config
 from tools.cluster.api import ApiClient
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration]
-
 Raw = dict[str, Any]
 
 

@@ -11,8 +11,6 @@ from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import Team, eventually, install_crd, running_operator
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = pytest.mark.integration
-
 JOBS = 40
 
 

@@ -24,7 +24,7 @@ from tests.soak import SOAK
 from tools.cluster.api import Answer
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 Raw = dict[str, Any]
 NUMBERS = itertools.count()

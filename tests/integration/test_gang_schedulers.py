@@ -10,7 +10,7 @@ from tests.integration.operator_process import Raw, Team, eventually, install_cr
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.gang_schedulers import GangScheduler, coscheduling, volcano
 
-pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
+pytestmark = pytest.mark.schedulers
 
 GROUPS = {"Coscheduling": "scheduling.x-k8s.io/v1alpha1", "Volcano": "scheduling.volcano.sh/v1beta1"}
 STARTERS = {"Coscheduling": coscheduling, "Volcano": volcano}

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from disttrain_operator.preflight import RIGHTS
-from tests.integration.operator_process import Raw, Team, eventually, install_crd, running_operator
+from tests.integration.operator_process import (
+    Team,
+    a_team,
+    eventually,
+    install_crd,
+    kubeconfig_with_rights,
+    running_operator,
+)
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = pytest.mark.integration
-
 CONTROLLERS = "disruption-controller,garbage-collector-controller,serviceaccount-controller"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-OPERATOR = "an-operator"
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +32,14 @@ def control_plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """It has the rights that the chart gives by default, and no others."""
-    rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in RIGHTS]
-    subject = {"kind": "User", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}
-    role = {"kind": "ClusterRole", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}
-    control_plane.api.ensure(f"{RBAC}/clusterroles", {"metadata": {"name": OPERATOR}, "rules": rules})
-    binding: Raw = {"metadata": {"name": OPERATOR}, "roleRef": role, "subjects": [subject]}
-    control_plane.api.ensure(f"{RBAC}/clusterrolebindings", binding)
-    kubeconfig = control_plane.kubeconfig_for("operator", OPERATOR)
+    kubeconfig = kubeconfig_with_rights(control_plane, "an-operator", RIGHTS)
     with running_operator(control_plane, tmp_path_factory.mktemp("operator"), f"--kubeconfig={kubeconfig}"):
         yield
 
 
 @pytest.fixture
 def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureRequest) -> Team:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    return Team(control_plane.api, name[:63].strip("-").lower())
+    return a_team(control_plane, request)
 
 
 @pytest.mark.parametrize(("gang", "value"), [("Volcano", "volcano"), ("Coscheduling", "coscheduling")])

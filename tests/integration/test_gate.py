@@ -1,6 +1,5 @@
 """`gangScheduler: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,17 @@ import pytest
 from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
 from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
-    LIVES_LONGER,
     OperatorProcess,
     Raw,
     Team,
+    a_team,
     eventually,
     install_crd,
+    killed_until,
+    kubeconfig_with_rights,
     running_operator,
 )
 from tools.cluster.control_plane import ControlPlane
-
-pytestmark = pytest.mark.integration
 
 NODES, GPUS = 4, 8
 ZONE = "topology.kubernetes.io/zone"
@@ -39,19 +38,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 @pytest.fixture(scope="module")
 def flags(control_plane: ControlPlane) -> tuple[str, ...]:
     """Of an operator with a gate that has the chart's rights and no others."""
-    rules = [
-        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for group, resource, verbs in (*RIGHTS, *GATE_RIGHTS)
-    ]
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    control_plane.api.ensure(f"{rbac}/clusterroles", {"metadata": {"name": "gatekeeper"}, "rules": rules})
-    binding = {
-        "metadata": {"name": "gatekeeper"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gatekeeper"},
-        "subjects": [{"kind": "User", "name": "gatekeeper"}],
-    }
-    control_plane.api.ensure(f"{rbac}/clusterrolebindings", binding)
-    return "--gang-gate", f"--kubeconfig={control_plane.kubeconfig_for('gatekeeper', 'gatekeeper')}"
+    kubeconfig = kubeconfig_with_rights(control_plane, "gatekeeper", (*RIGHTS, *GATE_RIGHTS))
+    return "--gang-gate", f"--kubeconfig={kubeconfig}"
 
 
 @pytest.fixture
@@ -63,8 +51,7 @@ def operator(control_plane: ControlPlane, flags: tuple[str, ...], tmp_path: Path
 
 @pytest.fixture
 def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    made = Team(control_plane.api, name[:63].strip("-").lower())
+    made = a_team(control_plane, request)
     yield made
     for job in made.api.get(f"/apis/disttrain.io/v1alpha1/namespaces/{made.namespace}/disttrainingjobs")["items"]:
         made.delete(job["metadata"]["name"])
@@ -158,16 +145,6 @@ def test_a_gang_that_never_fits_says_why_and_fails(operator: OperatorProcess, te
     eventually(lambda: not team.pods())
 
 
-def test_room_that_becomes_free_admits_a_waiting_gang(operator: OperatorProcess, team: Team) -> None:
-    other = occupy(team, "fake-2")
-    a_gang(team, NODES)
-    waiting = team.wait_for("Running", status="False", reason="WaitingForRoom")
-    assert "3 fit: of 4 nodes 1 has too little nvidia.com/gpu free" in waiting["message"]
-    assert team.status()["phase"] == "Pending"
-    remove(team, other)
-    team.wait_for("Running")
-
-
 def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> None:
     """The whole job is one group: two nodes of one zone."""
     other = occupy(team, "fake-0")
@@ -245,15 +222,9 @@ def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
 ) -> None:
     pods = 24
     operator = OperatorProcess(control_plane, tmp_path, *flags)
-    lifetime = 0.002
     a_gang(team, pods, gpus=1)
     try:
-        while not all(node_of(pod) for pod in team.pods()) or len(team.pods()) < pods:
-            operator.start(wait=False)
-            eventually(operator.ready, operator.log, pause=0.001)
-            time.sleep(lifetime)
-            operator.kill()
-            lifetime *= LIVES_LONGER
+        killed_until(operator, team, lambda: sum(bool(node_of(pod)) for pod in team.pods()) == pods)
         operator.start()
         team.wait_for("Running")
     finally:
@@ -287,35 +258,6 @@ def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
         assert team.status()["attempt"] == 1
     finally:
         operator.kill()
-
-
-def test_a_pod_of_another_tenant_with_the_gates_annotation_takes_no_node(
-    control_plane: ControlPlane, operator: OperatorProcess, team: Team
-) -> None:
-    """With the labels and the reference of a pod of the gang, too. No scheduler takes it."""
-    other = occupy(team, "fake-0")
-    a_gang(team, NODES)
-    team.wait_for("Running", status="False", reason="WaitingForRoom")
-    own = of(team, "job")[0]["metadata"]
-    mallory = Team(control_plane.api, "mallory")
-    container = {"name": "main", "image": "an/image:1", "resources": {"requests": {"cpu": "100000"}}}
-    forged = []
-    for index in range(NODES):
-        copied = {"labels": own["labels"], "ownerReferences": own["ownerReferences"]} if index % 2 else {}
-        annotations = {
-            "disttrain.io/reserved-node": f"fake-{index}",
-            "disttrain.io/released-at": "2026-01-01T00:00:00Z",
-        }
-        pod = {
-            "metadata": {"name": f"forged-{index}", "annotations": annotations, **copied},
-            "spec": {"schedulerName": "nobody", "containers": [container]},
-        }
-        forged.append(mallory.ask("POST", "/api/v1/namespaces/mallory/pods", pod))
-    remove(team, other)
-    team.wait_for("Running", reason="AllPodsRunning")
-    assert sorted(str(node_of(pod)) for pod in of(team, "job")) == [f"fake-{index}" for index in range(NODES)]
-    for pod in forged:
-        remove(mallory, pod)
 
 
 def test_a_gang_whose_room_does_not_come_lets_others_pass_in_turn(

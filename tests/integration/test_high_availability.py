@@ -14,7 +14,7 @@ from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 ROUNDS = 10 if SOAK else 3
 JOBS_PER_ROUND = 6

@@ -22,7 +22,7 @@ from tests.integration.release import Release
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.kueue import Kueue
 
-pytestmark = [pytest.mark.integration, pytest.mark.schedulers]
+pytestmark = pytest.mark.schedulers
 
 NODE = "a-node"
 CONTROLLERS = "garbage-collector-controller,pod-garbage-collector-controller,serviceaccount-controller"

@@ -6,15 +6,8 @@ import pytest
 
 from tests.builders import a_claim_template
 from tests.integration.audit import requests_of_operator
-from tests.integration.operator_process import (
-    Raw,
-    Team,
-    eventually,
-    running_operator,
-)
+from tests.integration.operator_process import Raw, Team, a_team, eventually, running_operator
 from tools.cluster.control_plane import ControlPlane
-
-pytestmark = pytest.mark.integration
 
 TRAINING = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 10, "microBatchSize": 4}
 
@@ -27,8 +20,7 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureRequest) -> Team:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    return Team(control_plane.api, name[:63].strip("-").lower())
+    return a_team(control_plane, request)
 
 
 def environment(pod: Raw) -> dict[str, str]:
@@ -339,21 +331,6 @@ def test_a_wrong_spec_fails_with_all_that_is_wrong(team: Team) -> None:
     failed = team.wait_for("Failed", reason="InvalidSpec")
     assert "noSuchField" in failed["message"]
     assert team.pods() == []
-
-
-def test_a_foreign_pod_of_the_same_name_is_a_conflict_until_it_goes(team: Team) -> None:
-    job = team.create(suspend=True)
-    team.wait_for("Suspended")
-    name = f"job-{job['metadata']['uid'][:5]}-worker-1-a1"
-    pods = f"/api/v1/namespaces/{team.namespace}/pods"
-    container = {"name": "other", "image": "registry.example/other:1"}
-    team.ask("POST", pods, {"metadata": {"name": name}, "spec": {"containers": [container]}})
-    team.patch(suspend=False)
-    team.wait_for("Running", status="False", reason="NameConflict")
-    team.ask("DELETE", f"{pods}/{name}")
-    eventually(lambda: [pod["metadata"]["name"] for pod in team.pods(1)].count(name) == 1)
-    team.run(team.wait_for_pods(2))
-    team.wait_for("Running")
 
 
 def test_a_claim_is_made_once_and_outlives_the_job(team: Team) -> None:

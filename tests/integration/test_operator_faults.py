@@ -1,29 +1,27 @@
 """What must not matter: the operator dies, the API server goes away, both at bad moments."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.kubelet import Witness
 from tests.integration.operator_process import (
-    LIVES_LONGER,
     OperatorProcess,
     Team,
+    a_team,
     eventually,
     install_crd,
+    killed_until,
+    kubeconfig_with_rights,
     running_operator,
 )
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def team(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Team]:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "")
-    made = Team(control_plane.api, name[:63].strip("-").lower())
+    made = a_team(control_plane, request)
     yield made
     if made.exists():
         made.delete()
@@ -39,19 +37,6 @@ def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPr
 def witness(control_plane: ControlPlane) -> Iterator[Witness]:
     with Witness(control_plane) as watching:
         yield watching
-
-
-def killed_until(operator: OperatorProcess, team: Team, done: Callable[[], bool]) -> None:
-    """Kill the operator again and again, a little later after its start each time, until it got through."""
-    lifetime = 0.002
-    while not done():
-        operator.start(wait=False)
-        eventually(operator.ready, operator.log, pause=0.001)
-        time.sleep(lifetime)
-        operator.kill()
-        team.collect_garbage()
-        # In small steps where things happen; on a slow machine they happen later.
-        lifetime *= LIVES_LONGER
 
 
 def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(
@@ -176,25 +161,9 @@ def test_the_operator_waits_for_its_crd_and_says_so(tmp_path: Path) -> None:
 
 
 def test_missing_rights_are_named_in_one_line(control_plane: ControlPlane, tmp_path: Path) -> None:
-    control_plane.api.ensure(
-        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-        {
-            "metadata": {"name": "reader"},
-            "rules": [
-                {"apiGroups": ["disttrain.io"], "resources": ["*"], "verbs": ["*"]},
-                {"apiGroups": [""], "resources": ["pods", "services"], "verbs": ["get", "list", "watch"]},
-            ],
-        },
-    )
-    control_plane.api.ensure(
-        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        {
-            "metadata": {"name": "reader"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
-            "subjects": [{"kind": "User", "name": "reader"}],
-        },
-    )
-    kubeconfig = control_plane.kubeconfig_for("reader", "reader")
+    reads = ("get", "list", "watch")
+    rights = [("disttrain.io", "*", ("*",)), ("", "pods", reads), ("", "services", reads)]
+    kubeconfig = kubeconfig_with_rights(control_plane, "reader", rights)
     with running_operator(control_plane, tmp_path, f"--kubeconfig={kubeconfig}", "--network-policies") as operator:
         line = next(line for line in operator.log().splitlines() if "may not" in line)
     assert "create pods" in line

@@ -11,7 +11,7 @@ from tests.integration.operator_process import OperatorProcess, eventually, runn
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 ROUNDS = 30 if SOAK else 5
 JOBS_PER_ROUND = 10

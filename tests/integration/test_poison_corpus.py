@@ -12,7 +12,7 @@ from tests.integration.mallory import Mallory
 from tests.integration.operator_process import LEASE, OperatorProcess, eventually
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.fixture(scope="module")

@@ -135,14 +135,6 @@ def test_a_cluster_that_does_not_answer_is_named(path: Path, tmp_path: Path, mon
     assert "Traceback" not in err
 
 
-def test_a_wrong_manifest_is_not_sent(control_plane: ControlPlane, namespace: str, path: Path) -> None:
-    path.write_text(yaml.safe_dump(a_manifest(training={"stepz": 1})))
-    code, _, err = ended(submit(path, "-n", namespace))
-    assert code == 1
-    assert "stepz" in err
-    assert control_plane.api.ask("GET", JOBS.format(namespace)).json()["items"] == []
-
-
 @pytest.mark.parametrize(
     ("condition", "verdict", "code"),
     [
@@ -218,13 +210,6 @@ def test_the_client_submits_waits_and_deletes(control_plane: ControlPlane, names
     client.delete("digits")
     with pytest.raises(CommandError, match=f"cannot read {namespace}/digits: .*not found"):
         client.get("digits")
-
-
-def test_the_client_waits_no_longer_than_it_was_told(namespace: str) -> None:
-    client = Client(namespace=namespace)
-    client.submit(a_manifest())
-    with pytest.raises(TimeoutError, match="digits has not finished within 1 s"):
-        client.wait("digits", timeout=1)
 
 
 def test_the_verbs_see_and_change_a_job(

@@ -17,8 +17,6 @@ from tests.integration.operator_process import (
 )
 from tools.cluster.control_plane import ControlPlane
 
-pytestmark = pytest.mark.integration
-
 DEPTH = 1100
 """Parsers stop at 1,024 levels, the API server at 10,000."""
 KINDS = {

@@ -49,7 +49,7 @@ FOREIGN = {
     "without an owner": {"ownerReferences": None},
     "whose owner is no controller": {"ownerReferences": [OWNER | {"controller": False}]},
     "whose owner does not say that it is a controller": {"ownerReferences": [{"uid": UID}]},
-    "of another kind of owner": {"ownerReferences": [OWNER | {"apiVersion": "v1", "kind": "ConfigMap"}]},
+    "of another kind of owner": {"ownerReferences": [OWNER | {"kind": "ConfigMap"}]},
     "of another group's owner": {"ownerReferences": [OWNER | {"apiVersion": "disttrain.example/v1alpha1"}]},
     "of another job": {"ownerReferences": [OWNER | {"uid": "another"}]},
     "of another job that is controlled by somebody and owned by this job": {
