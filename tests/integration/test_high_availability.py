@@ -9,7 +9,7 @@ import pytest
 
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
 from tests.integration.fleet import Fleet, chance
-from tests.integration.operator_process import LEASE, OperatorProcess, Team, eventually
+from tests.integration.operator_process import LEASE, OperatorProcess, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane
@@ -59,6 +59,12 @@ class Pair:
         found: str = eventually(lambda: (name := self.leader()) != other_than and name, self.report)
         return found
 
+    def finish(self, fleet: Fleet, audit_log: Path) -> None:
+        """Returns when all jobs have ended as they should, which both replicas are asked."""
+        fleet.wait()
+        for operator in self.operators.values():
+            fleet.check(operator, audit_log)
+
     def report(self) -> object:
         return [operator.log()[-2000:] for operator in self.operators.values()]
 
@@ -71,12 +77,8 @@ def pair(sea: ControlPlane, tmp_path: Path) -> Iterator[Pair]:
     sea.api.ask("DELETE", LEASE)
 
 
-def a_fleet(control_plane: ControlPlane, name: str) -> Fleet:
-    return Fleet(Team(control_plane.api, name))
-
-
-def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet, random = a_fleet(sea, "killed-leaders"), chance()
+def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
+    random = chance()
     for _ in range(ROUNDS):
         leader = pair.wait_for_leader()
         fleet.launch(JOBS_PER_ROUND)
@@ -85,30 +87,26 @@ def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(sea: ControlPlan
         fleet.team.collect_garbage()
         pair.wait_for_leader(other_than=leader)
         pair.operators[leader].start()
-    fleet.wait()
-    for operator in pair.operators.values():
-        fleet.check(operator, audit_log)
+    pair.finish(fleet, audit_log)
 
 
-def test_a_leader_that_is_told_to_end_hands_over(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet, random = a_fleet(sea, "handed-over"), chance()
+def test_a_leader_that_is_told_to_end_hands_over(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
+    random = chance()
     for _ in range(ROUNDS):
         leader = pair.wait_for_leader()
         fleet.launch(JOBS_PER_ROUND)
         time.sleep(random.uniform(0, 1.0))
         assert pair.operators[leader].stop() == 0
         fleet.team.collect_garbage()
-        holder = sea.api.get(LEASE)["spec"].get("holderIdentity") or ""
+        holder = pair.api.get(LEASE)["spec"].get("holderIdentity") or ""
         assert not holder.startswith(f"{leader}_"), "the lease was given back before the process ended"
         pair.wait_for_leader(other_than=leader)
         pair.operators[leader].start()
-    fleet.wait()
-    for operator in pair.operators.values():
-        fleet.check(operator, audit_log)
+    pair.finish(fleet, audit_log)
 
 
-def test_a_leader_that_stands_still_leaves_nothing_undone(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet, random = a_fleet(sea, "stopped-leaders"), chance()
+def test_a_leader_that_stands_still_leaves_nothing_undone(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
+    random = chance()
     for _ in range(ROUNDS):
         leader = pair.operators[pair.wait_for_leader()].process
         assert leader is not None
@@ -118,13 +116,10 @@ def test_a_leader_that_stands_still_leaves_nothing_undone(sea: ControlPlane, pai
         # About as long as it may act without a renewal (1.5 s) and until the other one takes over (2 s).
         time.sleep(random.uniform(1.3, 2.5))
         leader.send_signal(signal.SIGCONT)
-    fleet.wait()
-    for operator in pair.operators.values():
-        fleet.check(operator, audit_log)
+    pair.finish(fleet, audit_log)
 
 
-def test_a_leader_that_is_cut_off_ceases_to_act(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet = a_fleet(sea, "cut-off")
+def test_a_leader_that_is_cut_off_ceases_to_act(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
     leader = pair.wait_for_leader()
     fleet.launch(JOBS_PER_ROUND)
     proxy = pair.proxies[leader]
@@ -139,13 +134,10 @@ def test_a_leader_that_is_cut_off_ceases_to_act(sea: ControlPlane, pair: Pair, a
     eventually(pair.operators[leader].ready)
     assert pair.leader() == heir
     fleet.launch(JOBS_PER_ROUND)
-    fleet.wait()
-    for operator in pair.operators.values():
-        fleet.check(operator, audit_log)
+    pair.finish(fleet, audit_log)
 
 
-def test_a_standby_writes_nothing(sea: ControlPlane, pair: Pair, audit_log: Path) -> None:
-    fleet = a_fleet(sea, "standby")
+def test_a_standby_writes_nothing(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
     leader = pair.wait_for_leader()
     fleet.launch(JOBS_PER_ROUND)
     fleet.wait()
