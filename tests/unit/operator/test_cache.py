@@ -147,23 +147,6 @@ def test_an_own_write_is_seen_at_once_and_survives_an_older_list() -> None:
     assert names(cache.group("job")) == ["mine"]
 
 
-def test_a_late_answer_does_not_bring_a_deleted_object_back() -> None:
-    cache = a_cache()
-    cache.replace([], 10)
-    cache.apply("ADDED", an_object("p", 11))
-    cache.apply("DELETED", an_object("p", 12))
-    cache.observe(an_object("p", 11))
-    assert cache.group("job") == []
-
-
-def test_a_late_answer_for_an_object_that_came_and_went_in_a_hole_is_ignored() -> None:
-    cache = a_cache()
-    cache.replace([], 10)
-    cache.replace([], 20)
-    cache.observe(an_object("p", 15))
-    assert cache.group("job") == []
-
-
 def test_what_is_deleted_stays_gone_for_a_while_with_its_last_words() -> None:
     now = [0.0]
     cache = a_cache(clock=lambda: now[0], gone_seconds=120)
@@ -253,10 +236,3 @@ def test_the_last_words_of_a_pod_are_those_that_it_said_as_its_groups_own() -> N
     cache.apply("DELETED", an_object("p", 12, "another", status="Succeeded"))
     assert [raw["status"] for raw in cache.gone("job")] == ["Running"]
     assert cache.gone("another") == []
-
-
-def test_groups_are_kept_apart_and_empty_ones_vanish() -> None:
-    cache = a_cache()
-    cache.replace([an_object("a", 1, "one"), an_object("b", 2, "two")], 10)
-    cache.apply("DELETED", an_object("a", 11, "one"))
-    assert (cache.groups(), len(cache)) == (["two"], 1)

@@ -25,26 +25,6 @@ async def drain(queue: WorkQueue[str]) -> list[str]:
     return keys
 
 
-async def test_a_key_is_queued_once() -> None:
-    queue = WorkQueue[str]()
-    for key in ("a", "b", "a", "a"):
-        queue.add(key)
-    assert await drain(queue) == ["a", "b"]
-
-
-async def test_what_is_added_while_a_worker_holds_the_key_makes_it_come_again_after() -> None:
-    queue = WorkQueue[str]()
-    queue.add("a")
-    await queue.get()
-    queue.add("a")
-    queue.add("a")
-    assert len(queue) == 0, "no second worker gets it"
-    queue.done("a")
-    assert await drain(queue) == ["a"]
-    queue.done("a")
-    assert len(queue) == 0
-
-
 def test_the_earliest_of_several_delays_counts(loop: ClockedLoop) -> None:
     queue = WorkQueue[str]()
     for key, delay in (("late", 3600), ("late", 2), ("late", 1800), ("other", 1)):
@@ -63,17 +43,6 @@ def test_now_overtakes_later_and_later_does_not_come_on_top(loop: ClockedLoop) -
     loop.call(queue.done, "a")
     loop.pass_time(5)
     assert len(queue) == 0
-
-
-def test_a_delay_that_ends_while_the_key_is_held_is_not_lost(loop: ClockedLoop) -> None:
-    queue = WorkQueue[str]()
-    loop.call(queue.add, "a")
-    loop.run_until_complete(queue.get())
-    loop.call(queue.add, "a", 1)
-    loop.pass_time(1)
-    assert len(queue) == 0
-    loop.call(queue.done, "a")
-    assert list(queue) == ["a"]
 
 
 def test_back_off_doubles_until_forgotten(loop: ClockedLoop) -> None:
@@ -96,16 +65,6 @@ async def test_a_change_overtakes_the_back_off() -> None:
     assert len(queue) == 0
     queue.add("a")
     assert await drain(queue) == ["a"]
-
-
-def test_a_held_key_waits_whatever_is_added(loop: ClockedLoop) -> None:
-    queue = WorkQueue[str]()
-    loop.call(queue.hold, "a", 3)
-    for key in ("a", "a", "b"):
-        loop.call(queue.add, key)
-    assert list(queue) == ["b"]
-    loop.pass_time(3)
-    assert list(queue) == ["b", "a"]
 
 
 async def test_workers_that_wait_get_one_key_each() -> None:
