@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.soak import SOAK
-from tests.unit.trainer.layouts import GPT, OFFLOAD, PIPELINE, REPLICATE, SHARD, TENSOR
+from tests.unit.trainer.layouts import GPT, PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.server_jobs import a_job, ended, signalled
 from tests.unit.trainer.worlds import job, launch, small, user
 from tests.waiting import GENEROUS
@@ -15,12 +15,8 @@ UNTIED = GPT | {"model": user("double_gpt", tieWeights=False)}
 MOE = {"model": user("double_moe_gpt"), "data": user("double_tokens")}
 
 
-def compressed(name, **settings):
-    return {"dataParallel": {"compression": {"name": name, **settings}}}
-
-
 # ranks, parallelism, what is trained
-ALL_KINDS = {
+KINDS = {
     "replicas": (2, {}, GPT),
     "shards": (2, {SHARD: 2}, GPT),
     "tensor": (2, {TENSOR: 2}, GPT),
@@ -28,43 +24,11 @@ ALL_KINDS = {
     "zero bubble": (2, {PIPELINE: 2, "pipeline": {"schedule": "ZBVZeroBubble"}}, GPT),
     "experts": (2, {SHARD: 2, "expertParallelDegree": 2}, MOE),
     "ring": (2, {"dataParallel": {"allReduce": "Ring"}}, GPT),
-    "compressed": (2, compressed("TopK", ratio=0.1), GPT),
-    "PowerSGD": (2, compressed("PowerSGD"), GPT),
-    "Int8": (2, compressed("Int8"), GPT),
-    "OneBit": (2, compressed("OneBit"), GPT),
-    "devices": (2, {"devicesPerProcess": 2}, GPT),
-    "placed layers": (2, {"devicesPerProcess": 2, "deviceMode": "Place"}, GPT),
-    "offloaded": (2, {SHARD: 2}, GPT | OFFLOAD),
-    "hybrid shards": (4, {REPLICATE: 2, SHARD: 2}, GPT),
-    "shards of tensor groups": (4, {SHARD: 2, TENSOR: 2}, GPT),
-    "pipeline of tensor groups": (4, {PIPELINE: 2, TENSOR: 2}, GPT),
-    "pipeline of shards": (4, {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "InterleavedZeroBubble"}}, GPT),
-    "three dimensions": (8, {PIPELINE: 2, SHARD: 2, TENSOR: 2}, GPT),
-    "static graph": (2, {"dataParallel": {"staticGraph": True}}, GPT),
+    "compressed": (2, {"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1}}}, GPT),
     "LocalSGD": (2, {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}, GPT),
-    "BMUF": (2, {"dataParallel": {"mode": "BMUF", "bmuf": {"period": 2}}}, GPT),
     "PipeDream": (2, {PIPELINE: 2, "pipeline": {"schedule": "PipeDream"}}, UNTIED),
-    "PipeDream2BW": (2, {PIPELINE: 2, "pipeline": {"schedule": "PipeDream2BW"}}, UNTIED),
+    **({"three dimensions": (8, {PIPELINE: 2, SHARD: 2, TENSOR: 2}, GPT)} if SOAK else {}),
 }
-_LONG = {
-    "PowerSGD",
-    "Int8",
-    "OneBit",
-    "devices",
-    "placed layers",
-    "offloaded",
-    "hybrid shards",
-    "shards of tensor groups",
-    "pipeline of tensor groups",
-    "pipeline of shards",
-    "three dimensions",
-    "static graph",
-    "LocalSGD",
-    "BMUF",
-    "PipeDream",
-    "PipeDream2BW",
-}
-KINDS = {name: kind for name, kind in ALL_KINDS.items() if SOAK or name not in _LONG}
 
 
 @pytest.mark.timeout(1200)

@@ -89,25 +89,10 @@ CASES = {
         TENSOR,
         "Gpt fails in `blocks.0.attention` (Attention) with its layers cut, and not with whole ones (unflatten: ",
     ),
-    "a pipeline of a model that does not say what its layers are": (
-        small(model=user("wide_mlp"), data=user("float_samples")),
-        PIPELINE,
-        "Wide does not say what its layers are",
-    ),
     "a pipeline of an nn.Sequential that is more than its layers in turn": (
         small(model=of_layers("residual")),
         PIPELINE,
         "Residual does not say what its layers are: make it an nn.Sequential without a forward of its own",
-    ),
-    "a pipeline with more stages than layers": (
-        small(model=user("double_mlp")),
-        PIPELINE | {"pipeline": {"schedule": "DualPipeV", "microbatches": 4}},
-        "Sequential has 3 layers with parameters, there are 4 stages: use fewer stages",
-    ),
-    "a pipeline whose layers are counted wrongly": (
-        small(model=user("double_mlp")),
-        PIPELINE | {"pipeline": {"layersPerStage": [2, 2]}},
-        "2 + 2 = 4, but the model has 5 layers",
     ),
 }
 

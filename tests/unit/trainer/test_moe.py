@@ -14,12 +14,11 @@ from tests.unit.trainer.comparisons import (
     require_same_gradients,
     series,
 )
+from tests.unit.trainer.layouts import ADAMW, FULL, OFFLOAD, PIPELINE, REPLICATE, SELECTIVE, SGD, SHARD, TENSOR
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
-ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
-SGD = {"name": "SGD", "learningRate": 0.1, "momentum": 0.9}
 # Far more than one would use, so that a wrong auxiliary gradient is seen.
 WEIGHTS = {"auxiliaryLossWeight": 0.5, "zLossWeight": 0.1}
 COMMON = {"steps": 4, "logging": {"interval": 1}, "maxGradientNorm": 0.3, "data": user("double_tokens")}
@@ -49,15 +48,8 @@ TRAININGS = {
     "four microbatches": small(**COMMON, **moe(), optimizer=ADAMW, gradientAccumulationSteps=4),
     "four microbatches, untied": small(**COMMON, **moe(tieWeights=False), optimizer=SGD, gradientAccumulationSteps=4),
 }
-SHARD = "dataParallelShardDegree"
-TENSOR = "tensorParallelDegree"
-REPLICATE = "dataParallelReplicateDegree"
-PIPELINE = "pipelineParallelDegree"
 EXPERT = "expertParallelDegree"
 EP2 = {SHARD: 2, EXPERT: 2}
-FULL = {"activationCheckpointing": "Full"}
-SELECTIVE = {"activationCheckpointing": "Selective"}
-OFFLOAD = {"offload": {"parameters": True, "activations": True}}
 
 
 def in_pipeline(schedule: str, microbatches: int = 4, **others: Any) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.soak import SOAK
 from tests.unit.trainer.comparisons import ACCURACY, HELD_OUT_LOSS, LOSS, require_same, require_same_figures, series
-from tests.unit.trainer.layouts import PIPELINE, REPLICATE, SHARD, TENSOR
+from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.worlds import run_cases, small
 
 TOLERANCE = 1e-10
@@ -81,72 +80,18 @@ TRAINING = small(
 META = {"model": {**TRAINING["model"], "metaDevice": True}}
 
 
-def in_pipeline(schedule: str, **others: Any) -> dict[str, Any]:
-    """Two ranks of a pipeline."""
-    return {PIPELINE: 2, "pipeline": {"schedule": schedule}, **others}
-
-
 # ranks, parallelism, changes of the training
-ALL_LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "two devices that share the batch": (1, {"devicesPerProcess": 2}, {}),
     "layers on three devices": (1, {"devicesPerProcess": 3, "deviceMode": "Place"}, {}),
     "dp2": (2, {}, {}),
-    "dp2, accumulated": (2, {}, {"gradientAccumulationSteps": 4}),
-    "dp2, two devices each": (2, {"devicesPerProcess": 2}, {}),
-    "dp2, placed layers": (2, {"devicesPerProcess": 2, "deviceMode": "Place"}, {}),
-    "fsdp2": (2, {SHARD: 2}, {}),
-    "fsdp2, recomputed, offloaded": (
-        2,
-        {SHARD: 2},
-        {"activationCheckpointing": "Full", "offload": {"parameters": True}},
-    ),
-    "tp2": (2, {TENSOR: 2}, {}),
-    "tp2, recomputed": (2, {TENSOR: 2}, {"activationCheckpointing": "Selective"}),
-    **{
-        f"pp2, {schedule}": (2, in_pipeline(schedule), {})
-        for schedule in (
-            "GPipe",
-            "1F1B",
-            "Interleaved1F1B",
-            "LoopedBFS",
-            "InterleavedZeroBubble",
-            "ZBVZeroBubble",
-            "DualPipeV",
-        )
-    },
-    "pp2, accumulated, recomputed": (
-        2,
-        in_pipeline("1F1B"),
-        {"gradientAccumulationSteps": 3, "activationCheckpointing": "Full"},
-    ),
+    "fsdp2, recomputed": (2, {SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, without memory": (2, {SHARD: 2}, META),
-    "tp2, without memory": (2, {TENSOR: 2}, META),
-    "pp2, without memory": (2, in_pipeline("Interleaved1F1B"), META),
-    "dp2 x fsdp2": (4, {REPLICATE: 2, SHARD: 2}, {"gradientAccumulationSteps": 2}),
-    "dp2 x tp2": (4, {REPLICATE: 2, TENSOR: 2}, {}),
+    "tp2": (2, {TENSOR: 2}, {}),
+    "pp2": (2, {PIPELINE: 2, "pipeline": {"schedule": "ZBVZeroBubble"}}, {}),
     "fsdp2 x tp2": (4, {SHARD: 2, TENSOR: 2}, {}),
-    "pp2 x dp2": (4, in_pipeline("ZBVZeroBubble", **{REPLICATE: 2}), {}),
-    "pp2 x fsdp2": (4, in_pipeline("1F1B", **{SHARD: 2}), {}),
-    "pp2 x tp2": (4, in_pipeline("Interleaved1F1B", **{TENSOR: 2}), {}),
-    "pp2 x fsdp2, without memory": (4, in_pipeline("1F1B", **{SHARD: 2}), META),
-    "fsdp2 x tp2, without memory": (4, {SHARD: 2, TENSOR: 2}, META),
+    "pp2 x tp2": (4, {PIPELINE: 2, "pipeline": {"schedule": "Interleaved1F1B"}, TENSOR: 2}, {}),
 }
-# Of these every part is in another layout, too.
-_LONG = {
-    "pp2, GPipe",
-    "pp2, Interleaved1F1B",
-    "pp2, LoopedBFS",
-    "pp2, InterleavedZeroBubble",
-    "pp2, DualPipeV",
-    "pp2, accumulated, recomputed",
-    "tp2, without memory",
-    "pp2, without memory",
-    "dp2 x tp2",
-    "pp2 x dp2",
-    "pp2 x fsdp2, without memory",
-    "fsdp2 x tp2, without memory",
-}
-LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in _LONG}
 
 
 def reference_of(changes: dict[str, Any]) -> str:
