@@ -1,10 +1,12 @@
 """What a run says of its steps, and what two runs must have in common."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 LOSS = "loss_metrics/global_avg_loss"
 HELD_OUT_LOSS, ACCURACY = "validation_metrics/global_avg_loss", "validation_metrics/accuracy"
@@ -13,6 +15,14 @@ HELD_OUT_LOSS, ACCURACY = "validation_metrics/global_avg_loss", "validation_metr
 def series(result: dict[str, Any], key: str = LOSS) -> list[Any]:
     """This figure of every line of a run that has it."""
     return [line[key] for line in result["metrics"] if key in line]
+
+
+def model_at(storage: Path, step: int) -> dict[str, Any]:
+    """Parameters of a complete checkpoint, by torch's own converter."""
+    target = storage / f"step-{step}.pt"
+    dcp_to_torch_save(storage / "test" / f"step-{step}", target)
+    model: dict[str, Any] = torch.load(target, weights_only=False)["model"]
+    return model
 
 
 def require_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:

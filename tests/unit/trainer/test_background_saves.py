@@ -133,10 +133,11 @@ class TestEnds:
             tmp_path / "run", job(training), ranks=2, storage=tmp_path, module=GATED, GATE=str(tmp_path)
         ) as world:
             world.wait_until(lambda: world.reached(5))
-            world.processes[0].send_signal(signal.SIGTERM)
+            world.processes[1].send_signal(signal.SIGTERM)
             (tmp_path / "go").touch()
             stopped = world.ended()
         assert [rank.code for rank in stopped] == [ExitCode.STOPPED] * 2
+        assert len({rank.report.error.message for rank in stopped}) == 1, "after the same step"
         last = stopped[0].report.checkpoint.step
         assert last > 4
         complete = StepFolders(tmp_path / "test").complete()

@@ -7,8 +7,6 @@ import subprocess
 from contextlib import suppress
 
 import pytest
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_api.names import ExitCode, permanent_reason
@@ -25,51 +23,12 @@ REFUSES = {
 }
 
 
-def model_at(storage, step):
-    """Parameters of a complete checkpoint, by torch's own converter."""
-    target = storage / f"step-{step}.pt"
-    dcp_to_torch_save(storage / "test" / f"step-{step}", target)
-    return torch.load(target, weights_only=False)["model"]
-
-
 def run(folder, training, storage, **options):
     with launch(folder, job(training), storage=storage, **options) as world:
         return world.ended()
 
 
 class TestSigterm:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def storages(cls, tmp_path_factory):
-        """One run that is stopped by a signal to one rank and started again, one that is left alone."""
-        folder = tmp_path_factory.mktemp("sigterm")
-        training = small(steps=40, model=user("wide_mlp"), data=user("slow_samples"), logging={"interval": 1})
-        with launch(folder / "stopped", job(training), ranks=2, storage=folder / "a") as world:
-            world.wait_until(lambda: world.reached(3))
-            world.processes[1].send_signal(signal.SIGTERM)
-            stopped = world.ended()
-        resumed = run(folder / "resumed", training, folder / "a", ranks=2, attempt=2)
-        through = run(folder / "through", training, folder / "b", ranks=2)
-        return folder, stopped, resumed, through
-
-    def test_all_ranks_stop_after_the_same_step(self, storages):
-        _, stopped, _, _ = storages
-        assert [rank.code for rank in stopped] == [ExitCode.STOPPED] * 2
-        assert len({rank.report.error.message for rank in stopped}) == 1
-        assert stopped[0].report.error.reason == "Stopped"
-        assert stopped[0].report.checkpoint.step == stopped[0].report.step < 40
-
-    def test_the_next_attempt_goes_on_from_there(self, storages):
-        _, stopped, resumed, _ = storages
-        assert [rank.code for rank in resumed] == [ExitCode.DONE] * 2
-        assert f"resuming after step {stopped[0].report.step}" in resumed[0].out
-
-    def test_and_ends_where_the_other_run_ends(self, storages):
-        folder, _, _, through = storages
-        assert through[0].code == ExitCode.DONE
-        ours, theirs = model_at(folder / "a", 40), model_at(folder / "b", 40)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
     def test_before_the_first_step_a_rank_exits_at_once(self, tmp_path):
         with launch(tmp_path, job(small(data=user("waiting_samples", folder=str(tmp_path))))) as world:
             world.wait_until((tmp_path / "called").exists)

@@ -23,8 +23,8 @@ from disttrain_trainer.runtime.files import read_bounded
 from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.object_store import object_store
 from tests.soak import SOAK
+from tests.unit.trainer.comparisons import model_at
 from tests.unit.trainer.hostile import as_metadata
-from tests.unit.trainer.test_checkpoint import model_at
 from tests.unit.trainer.test_verify import resumed_after
 from tests.unit.trainer.worlds import job, launch, small, user
 from tools.cluster.ports import free_port

@@ -18,7 +18,8 @@ from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, StepManife
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.checkpoint.verify import lone_flaw_of
 from tests.soak import SOAK
-from tests.unit.trainer.test_checkpoint import model_at, run
+from tests.unit.trainer.comparisons import model_at
+from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import job, launch, small, user
 
 TRAINING = small(steps=6, checkpoint={"interval": 2, "keepLatest": 3}, logging={"interval": 1})
