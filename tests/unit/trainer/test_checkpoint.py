@@ -15,6 +15,7 @@ from disttrain_trainer.checkpoint.fence import Fence
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.storage import StepFolders, newest_seen, report_of
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointsTaken, Fenced
+from tests.unit.trainer.comparisons import model_at, require_same_bits
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
 REFUSES = {
@@ -73,8 +74,7 @@ class TestRequest:
     def test_and_ends_where_the_other_run_ends(self, storages):
         folder, _, _, through = storages
         assert through[0].code == ExitCode.DONE
-        ours, theirs = model_at(folder / "a", 40), model_at(folder / "b", 40)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        require_same_bits(model_at(folder / "a", 40), model_at(folder / "b", 40))
 
 
 class TestFullStorage:
