@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from disttrain_api.names import CHECKPOINT_REQUEST
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, long_job
 from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict
@@ -46,6 +47,19 @@ def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
     disttrain(kubectl, "restart", "live")
     kubectl.wait_for("{.status.attempt}=2", "live")
     end_soon(kubectl, "live")
+
+
+def test_a_running_job_writes_a_checkpoint_when_it_is_asked(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("asked", training={"checkpoint": {"interval": 1_000_000}}))
+    kubectl.wait_for("{.status.progress.loss}", "asked")
+    said = disttrain(kubectl, "checkpoint", "asked")
+    step = kubectl.status("asked")["checkpoint"]["step"]
+    assert f"the checkpoint of step {step} is complete" in said
+    # As kubectl alone does it.
+    kubectl("annotate", "dtj", "asked", "--overwrite", f"{CHECKPOINT_REQUEST}=again")
+    kubectl.until(lambda: kubectl.status("asked")["checkpoint"]["step"] > step, "there is another checkpoint")
+    assert (kubectl.status("asked")["attempt"], kubectl.status("asked")["phase"]) == (1, "Running")
+    end_soon(kubectl, "asked")
 
 
 @pytest.mark.parametrize("name", ["masked", "contrastive", "distillation"])
