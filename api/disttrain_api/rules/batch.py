@@ -13,12 +13,12 @@ from disttrain_api.rules.layout import (
     layout_fits,
     product_of_others,
 )
-from disttrain_api.rules.rule import Rule, Values
+from disttrain_api.rules.rule import Rule, Values, given
 from disttrain_api.spec import JobSpec
 
 _MICRO, _WORLD = "self.training.microBatchSize", "self.training.globalBatchSize"
 _STEPS = "self.training.gradientAccumulationSteps"
-_STEPS_OR_1 = f"(has({_STEPS}) ? {_STEPS} : 1)"
+_STEPS_OR_1 = given("self.training.?gradientAccumulationSteps", "1")
 # Replicate x shard degree: what the cuts of a replica leave of the world size. MISFIT refuses where they do not divide.
 _REPLICAS = f"(({WORLD}) / ({CUTS}))"
 _READS = (
@@ -58,7 +58,7 @@ def _rule(identifier: str, sentence: str, applies: str, fits: str, **values: str
         path="spec.training.globalBatchSize",
         sentence=sentence,
         check=_says(sentence),
-        cel=f"!has(self.training) || !({applies}) || {MISFIT} || {fits}",
+        cel=f"!has(self.training) || !({applies}) || {fits} || {MISFIT}",
         values=_VALUES | values,
         reads=_READS,
     )
@@ -70,7 +70,7 @@ BATCH_RULES = (
         path="spec.training",
         sentence=NO_SIZE,
         check=_says(NO_SIZE),
-        cel=f"!has(self.training) || {MISFIT} || has({_MICRO}) || has({_WORLD})",
+        cel=f"!has(self.training) || has({_MICRO}) || has({_WORLD}) || {MISFIT}",
         reads=_READS,
     ),
     _rule(

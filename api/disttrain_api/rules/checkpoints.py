@@ -5,7 +5,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.training import KNOWN_MODES
 
 _OWN_FIGURES = [name for one in KNOWN_MODES for name in (one, one.lower())]
-_BEST = "has(self.checkpoint) && has(self.checkpoint.keepBest)"
+_BEST = "self.?checkpoint.?keepBest.hasValue()"
 
 
 def _intervals(spec: JobSpec) -> tuple[int, int | None] | None:
@@ -42,7 +42,7 @@ CHECKPOINT_RULES = (
         scope="spec.training",
         sentence="`keepBest` needs an evaluation at each checkpoint: set `evaluation.interval`, or remove it",
         check=_not_judged,
-        cel=f"!({_BEST}) || has(self.evaluation.interval)",
+        cel=f"!{_BEST} || has(self.evaluation.interval)",
         reads=("spec.training.checkpoint.keepBest", "spec.training.evaluation.interval"),
     ),
     Rule(
@@ -52,7 +52,7 @@ CHECKPOINT_RULES = (
         sentence="`keepBest` needs an evaluation at each checkpoint: `checkpoint.interval` {interval} must be a"
         " multiple of `evaluation.interval`, which is {evaluation}",
         check=_judged_elsewhere,
-        cel=f"!({_BEST}) || !has(self.evaluation.interval) || self.checkpoint.interval % self.evaluation.interval == 0",
+        cel=f"!{_BEST} || !has(self.evaluation.interval) || self.checkpoint.interval % self.evaluation.interval == 0",
         values={"interval": "self.checkpoint.interval", "evaluation": "self.evaluation.interval"},
         reads=(
             "spec.training.checkpoint.keepBest",

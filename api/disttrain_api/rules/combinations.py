@@ -1,15 +1,15 @@
 """Techniques that do not go together, or not with what is trained: the one table of refusals, each with its reason."""
 
 from disttrain_api.rules.layout import PROCESSES
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import Loss, LossName, ModelName
 
-_TENSOR = "(has(self.parallelism.tensorParallelDegree) ? self.parallelism.tensorParallelDegree : 1)"
-_EXPERT = "(has(self.parallelism.expertParallelDegree) ? self.parallelism.expertParallelDegree : 1)"
+_TENSOR = given("self.parallelism.?tensorParallelDegree", "1")
+_EXPERT = given("self.parallelism.?expertParallelDegree", "1")
 _WITHOUT_EXPERTS = [name.value for name in ModelName if name is not ModelName.GPT]
-_MODEL = "(has(self.training) && has(self.training.model.name) ? self.training.model.name : '')"
-_DEVICES = "(has(self.devicesPerProcess) ? self.devicesPerProcess : 1)"
+_MODEL = given("self.?training.?model.?name", "''")
+_DEVICES = given("self.?devicesPerProcess", "1")
 
 
 def _tensor(spec: JobSpec) -> int:
@@ -32,7 +32,7 @@ def _device_rule(what: str, alias: str, field: str) -> Rule:
     def degree(spec: JobSpec) -> int:
         return getattr(spec.parallelism, field) or 1
 
-    cel = f"(has(self.{alias}) ? self.{alias} : 1)"
+    cel = given(f"self.?{alias}", "1")
     return Rule(
         id=f"DevicesWith{what}",
         path="spec.parallelism.devicesPerProcess",
@@ -60,7 +60,7 @@ def _needs_tensor(alias: str, field: str) -> Rule:
         scope="spec.parallelism",
         sentence=f"`{alias}` needs `tensorParallelDegree` greater than 1: it shards within the tensor group",
         check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _tensor(spec) == 1),
-        cel=f"!has(self.{alias}) || !self.{alias} || (has(self.tensorParallelDegree) && self.tensorParallelDegree > 1)",
+        cel=f"!{given(f'self.?{alias}', 'false')} || {given('self.?tensorParallelDegree', '1')} > 1",
         reads=(f"spec.parallelism.{alias}", "spec.parallelism.tensorParallelDegree"),
     )
 
@@ -72,7 +72,7 @@ def _needs_tokens(alias: str, field: str) -> Rule:
         path=f"spec.parallelism.{alias}",
         sentence=f"`{alias}` needs a model of tokens, which '{{model}}' is not: remove it, or use another model",
         check=lambda spec: when(bool(getattr(spec.parallelism, field)) and _model(spec) in others, model=_model(spec)),
-        cel=f"!has(self.parallelism.{alias}) || !self.parallelism.{alias} || !({_MODEL} in {others})",
+        cel=f"!{given(f'self.parallelism.?{alias}', 'false')} || !({_MODEL} in {others})",
         values={"model": _MODEL},
         reads=(f"spec.parallelism.{alias}", "spec.training.model.name"),
     )
@@ -116,7 +116,7 @@ COMBINATION_RULES = (
         sentence="`vocabularyParallel` shards the logits, and the loss {loss} needs all of them: use CrossEntropy, or"
         " remove it",
         check=_whole_logits,
-        cel="!has(self.parallelism.vocabularyParallel) || !self.parallelism.vocabularyParallel || !has(self.training)"
+        cel=f"!{given('self.parallelism.?vocabularyParallel', 'false')} || !has(self.training)"
         " || self.training.loss.name == 'CrossEntropy'",
         values={"loss": "self.training.loss.name"},
         reads=("spec.parallelism.vocabularyParallel", "spec.training.loss.name"),
@@ -142,7 +142,7 @@ COMBINATION_RULES = (
             _devices(spec) > 1 and spec.training is not None and spec.training.offload.parameters,
             devices=_devices(spec),
         ),
-        cel="!has(self.parallelism.devicesPerProcess) || self.parallelism.devicesPerProcess == 1 || !has(self.training)"
+        cel=f"{given('self.parallelism.?devicesPerProcess', '1')} == 1 || !has(self.training)"
         " || !self.training.offload.parameters",
         values={"devices": "self.parallelism.devicesPerProcess"},
         reads=("spec.parallelism.devicesPerProcess", "spec.training.offload.parameters"),

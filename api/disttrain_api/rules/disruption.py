@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from disttrain_api.rules.pods import template_of
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 
-_SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
+_SERVERS = given("self.?parameterServers.?replicas", "0")
 _BUDGET = "self.runPolicy.disruptionBudget"
 _PRIORITY = "self.runPolicy.schedulingPolicy.priorityClassName"
 

@@ -67,8 +67,8 @@ FAILURE_RULES = (
         check=lambda spec: when(
             spec.training is not None and not _on_servers(spec) and _of_a_worker(spec, _OF_ONE_POD)
         ),
-        cel=f"!has(self.training) || {_ON_SERVERS}"
-        " || !has(self.runPolicy.failurePolicy) || !self.runPolicy.failurePolicy.rules.exists(r,"
+        cel=f"!has(self.runPolicy.failurePolicy) || !has(self.training) || {_ON_SERVERS}"
+        " || !self.runPolicy.failurePolicy.rules.exists(r,"
         " r.action in ['RestartPod', 'Ignore'] && (!has(r.roles) || 'worker' in r.roles))",
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
     ),
@@ -78,7 +78,7 @@ FAILURE_RULES = (
         sentence="no other worker can replace worker 0, the leader: set `roles: [ps]` in rules with Ignore, or use"
         " RestartPod, with which the others continue until it is back",
         check=lambda spec: when(_on_servers(spec) and _of_a_worker(spec, (FailureAction.IGNORE,))),
-        cel=f"!has(self.training) || !({_ON_SERVERS}) || !has(self.runPolicy.failurePolicy)"
+        cel=f"!has(self.runPolicy.failurePolicy) || !has(self.training) || !({_ON_SERVERS})"
         " || !self.runPolicy.failurePolicy.rules.exists(r, r.action == 'Ignore' && (!has(r.roles) || 'worker' in"
         " r.roles))",
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
@@ -121,7 +121,7 @@ FAILURE_RULES = (
             and spec.training is not None
             and spec.parameter_servers is not None
         ),
-        cel="self.runPolicy.successPolicy.role != 'ps' || !has(self.training) || !has(self.parameterServers)",
+        cel="!has(self.parameterServers) || !has(self.training) || self.runPolicy.successPolicy.role != 'ps'",
         reads=("spec.runPolicy.successPolicy", "spec.training", "spec.parameterServers"),
     ),
     Rule(

@@ -2,18 +2,16 @@
 
 from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import Precision
 
 _PIPELINE = "spec.parallelism.pipeline"
 _AT = "self.parallelism"
-_IS_PIPEDREAM = "has(self.schedule) && self.schedule == 'PipeDream'"
+_NONE = "''"
+_IS_PIPEDREAM = f"{given('self.?schedule', _NONE)} == 'PipeDream'"
 # Without a degree above 1 another rule refuses `pipeline` as a whole.
-FLUSHLESS = (
-    f"has({_AT}.pipeline) && has({_AT}.pipeline.schedule)"
-    f" && {_AT}.pipeline.schedule in {[str(name) for name in FLUSHLESS_SCHEDULES]}"
-)
+FLUSHLESS = f"{given(f'{_AT}.?pipeline.?schedule', _NONE)} in {[str(name) for name in FLUSHLESS_SCHEDULES]}"
 _CUTS = {
     "dataParallelShardDegree": "data_parallel_shard_degree",
     "tensorParallelDegree": "tensor_parallel_degree",
@@ -22,7 +20,7 @@ _OFFLOAD = "offload.parameters"
 # The first setting that takes a stage's weights apart, or ''.
 _CUT = " : ".join(
     [
-        *(f"has({_AT}.{alias}) && {_AT}.{alias} > 1 ? '{alias}'" for alias in _CUTS),
+        *(f"{given(f'{_AT}.?{alias}', '1')} > 1 ? '{alias}'" for alias in _CUTS),
         f"has(self.training) && self.training.{_OFFLOAD} ? '{_OFFLOAD}'",
         "''",
     ]

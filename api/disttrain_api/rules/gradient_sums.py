@@ -2,7 +2,7 @@
 
 from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_api.rules.layout import OTHERS, PIPELINE, READS_LAYOUT, SHARD, WORLD, product_of_others
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import OptimizerName, Precision
 
@@ -14,13 +14,13 @@ _SUMMED = (CompressionName.FP16, CompressionName.BF16, CompressionName.RANDOM_K)
 
 _CEL = "self.parallelism.dataParallel"
 _HAS_HOOK = f"(has({_CEL}.compression) || {_CEL}.allReduce != 'Backend')"
-TENSOR_CUTS = "(has(self.parallelism.tensorParallelDegree) && self.parallelism.tensorParallelDegree > 1)"
+TENSOR_CUTS = f"({given('self.parallelism.?tensorParallelDegree', '1')} > 1)"
 OFFLOADS = "(has(self.training) && self.training.offload.parameters)"
 _CUT_BY = (
     f"({SHARD} > 1 ? 'dataParallelShardDegree' : {TENSOR_CUTS} ? 'tensorParallelDegree'"
     f" : {PIPELINE} > 1 ? 'pipelineParallelDegree' : 'offload.parameters')"
 )
-COMPRESSION_NAME = f"(has({_CEL}.compression) ? {_CEL}.compression.name : '')"
+COMPRESSION_NAME = given(f"{_CEL}.?compression.?name", "''")
 
 
 def _data_parallel(spec: JobSpec) -> DataParallel:

@@ -5,21 +5,18 @@ from math import prod
 from disttrain_api.names import DEFAULT_GPU_RESOURCE
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 
 # CEL, with `self` = spec. Defaults are filled in before, so `workers.replicas` and `parallelism` are there.
 PODS = "self.workers.replicas"
-PROCESSES = (
-    "(has(self.workers.processesPerPod) ? self.workers.processesPerPod"
-    " : has(self.workers.gpusPerPod) ? self.workers.gpusPerPod : 1)"
-)
+PROCESSES = given("self.workers.?processesPerPod", given("self.workers.?gpusPerPod", "1"))
 WORLD = f"{PODS} * {PROCESSES}"
 _REPLICATE = "self.parallelism.dataParallelReplicateDegree"
 
 
 def _degree(name: str) -> str:
-    return f"(has(self.parallelism.{name}) ? self.parallelism.{name} : 1)"
+    return given(f"self.parallelism.?{name}", "1")
 
 
 SHARD = _degree("dataParallelShardDegree")
@@ -29,7 +26,7 @@ CUTS = f"{_degree('tensorParallelDegree')} * {PIPELINE}"
 # Product of every degree that is a factor of the world size, but the replicate degree.
 OTHERS = f"{SHARD} * {CUTS}"
 _SETTINGS = "self.parallelism.pipeline"
-SCHEDULE = f"(has({_SETTINGS}) && has({_SETTINGS}.schedule) ? {_SETTINGS}.schedule : '1F1B')"
+SCHEDULE = given("self.parallelism.?pipeline.?schedule", "'1F1B'")
 # Where there are settings.
 _STAGES_PER_RANK = (
     f"(has({_SETTINGS}.stagesPerRank) ? {_SETTINGS}.stagesPerRank : !has({_SETTINGS}.schedule)"

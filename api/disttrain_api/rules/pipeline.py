@@ -15,7 +15,7 @@ from disttrain_api.pipeline import (
     stages_per_rank,
 )
 from disttrain_api.rules.layout import MICROBATCHES, PIPELINE, SCHEDULE, STAGES, STAGES_PER_RANK
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ActivationCheckpointing
 
@@ -23,9 +23,8 @@ _AT_LEAST_STAGES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.DUAL_PIPE_V, 
 # A list of one element is CEL's way to name a value; written out, the rule would be three times as long.
 _ROUNDS_OF_M = f"(m / {PIPELINE} > 1 ? m / {PIPELINE} : 1)"
 _LAYERS = "self.parallelism.pipeline.layersPerStage"
-_HAS_LAYERS = f"has(self.parallelism.pipeline) && has({_LAYERS})"
-_SPLIT = "self.parallelism.pipeline.split"
-_SPLITS_BY_TIME = f"has(self.parallelism.pipeline) && has({_SPLIT}) && {_SPLIT} == 'Time'"
+_HAS_LAYERS = "self.parallelism.?pipeline.?layersPerStage.hasValue()"
+_SPLITS_BY_TIME = given("self.parallelism.?pipeline.?split", "''") + " == 'Time'"
 _READS = ("spec.parallelism.pipelineParallelDegree", "spec.parallelism.pipeline")
 
 

@@ -13,7 +13,7 @@ _MODE = f"{_DATA_PARALLEL}.mode"
 _CEL = "self.parallelism.dataParallel"
 _MODES = "['LocalSGD', 'BMUF']"
 _RELAXED = f"({_CEL}.mode in {_MODES})"
-_HAS_GLOBAL = f"(has({_CEL}.localSGD) && has({_CEL}.localSGD.globalPeriod))"
+_HAS_GLOBAL = f"{_CEL}.?localSGD.?globalPeriod.hasValue()"
 # The first settings that belong to another mode, or ''.
 _FOREIGN = (
     "has(self.localSGD) && self.mode != 'LocalSGD' ? 'localSGD' : has(self.bmuf) && self.mode != 'BMUF' ? 'bmuf' : ''"

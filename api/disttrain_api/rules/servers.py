@@ -10,7 +10,7 @@ from disttrain_api.parallelism import (
     Synchronization,
 )
 from disttrain_api.rules.layout import OTHERS, PROCESSES, READS_LAYOUT, product_of_others
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import OptimizerName, Precision
 
@@ -18,12 +18,13 @@ _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _MODE = f"{_DATA_PARALLEL}.mode"
 _SETTINGS = f"{_DATA_PARALLEL}.parameterServer"
 _CEL = "self.parallelism.dataParallel"
+_SYNC, _GRADIENTS = "'Sync'", "'Gradients'"
 _IS_MODE = f"{_CEL}.mode == 'ParameterServer'"
-_IS_SYNC = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.synchronization == 'Sync')"
-_PUSHES_GRADIENTS = f"(!has({_CEL}.parameterServer) || {_CEL}.parameterServer.push == 'Gradients')"
-_HAS_GROUPS = f"({_IS_MODE} && has({_CEL}.parameterServer) && has({_CEL}.parameterServer.groupReduce))"
+_IS_SYNC = f"({given(f'{_CEL}.?parameterServer.?synchronization', _SYNC)} == 'Sync')"
+_PUSHES_GRADIENTS = f"({given(f'{_CEL}.?parameterServer.?push', _GRADIENTS)} == 'Gradients')"
+_HAS_GROUPS = f"({_CEL}.?parameterServer.?groupReduce.hasValue() && {_IS_MODE})"
 _DEGREES = tuple(
-    (alias, field, f"(has(self.parallelism.{alias}) && self.parallelism.{alias} > 1)")
+    (alias, field, f"({given(f'self.parallelism.?{alias}', '1')} > 1)")
     for alias, field in (
         ("expertParallelDegree", "expert_parallel_degree"),
         ("devicesPerProcess", "devices_per_process"),
@@ -284,8 +285,7 @@ SERVER_RULES = (
             (spec.storage is None or spec.storage.url is not None)
             and getattr(_data_parallel(spec).parameter_server, "snapshot_interval", None) is not None
         ),
-        cel="(has(self.storage) && !has(self.storage.url))"
-        f" || !has({_CEL}.parameterServer) || !has({_CEL}.parameterServer.snapshotInterval)",
+        cel=f"(has(self.storage) && !has(self.storage.url)) || !{_CEL}.?parameterServer.?snapshotInterval.hasValue()",
         reads=("spec.storage", _SETTINGS),
     ),
 )

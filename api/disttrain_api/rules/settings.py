@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.run_policy import RestartPolicy, RunPolicy
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import (
@@ -110,7 +110,7 @@ _OF_MATRICES = (OptimizerName.ADAFACTOR, OptimizerName.MUON)
 _CUT = (
     "self.training.offload.parameters ? 'offload.parameters' : self.training.optimizer.name == 'Muon' ? '' : "
     + "".join(
-        f"has(self.parallelism.{alias}) && self.parallelism.{alias} > 1 ? '{alias}' : "
+        f"{given(f'self.parallelism.?{alias}', '1')} > 1 ? '{alias}' : "
         for alias in ("dataParallelShardDegree", "tensorParallelDegree")
     )
     + "''"
@@ -193,7 +193,7 @@ SETTING_RULES = (
         sentence="an `entrypoint` of `optimizer` or `lrSchedule` conflicts with `mode` ParameterServer, where servers"
         " update the parameters: remove it, or use AllReduce",
         check=_own_on_servers,
-        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
+        cel="self.parallelism.dataParallel.mode != 'ParameterServer' || !has(self.training)"
         " || !has(self.training.optimizer.entrypoint) && !has(self.training.lrSchedule.entrypoint)",
         reads=("spec.training", "spec.parallelism.dataParallel.mode"),
     ),
@@ -203,7 +203,7 @@ SETTING_RULES = (
         sentence="`groups` and `weightDecayOn` select parameters by name and shape, which servers do not know: remove"
         " them, or the mode ParameterServer",
         check=_groups_with_servers,
-        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
+        cel="self.parallelism.dataParallel.mode != 'ParameterServer' || !has(self.training)"
         " || (size(self.training.optimizer.groups) == 0 && self.training.optimizer.weightDecayOn == 'All')",
         reads=("spec.training.optimizer", "spec.parallelism.dataParallel.mode"),
     ),
@@ -278,7 +278,7 @@ SETTING_RULES = (
         check=lambda spec: when(
             spec.training is not None and spec.training.checkpoint is not None and spec.storage is None
         ),
-        cel="!has(self.training) || !has(self.training.checkpoint) || has(self.storage)",
+        cel="has(self.storage) || !self.?training.?checkpoint.hasValue()",
         reads=("spec.storage",),
     ),
     Rule(

@@ -28,7 +28,7 @@ SKIPPED_STEP_RULES = (
         sentence="`skipSteps` needs `dataParallel.mode` AllReduce, and conflicts with PipeDream, PipeDream2BW, FP16,"
         " which skips overflows itself, and compression with error feedback",
         check=_skipped_with_another,
-        cel="!has(self.training) || !has(self.training.skipSteps) || (self.parallelism.dataParallel.mode == 'AllReduce'"
+        cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode == 'AllReduce'"
         f" && !({FLUSHLESS}) && self.training.precision != 'FP16'"
         f" && !({COMPRESSION_NAME} in {list_of(KEEP_THE_REST)}))",
         reads=(

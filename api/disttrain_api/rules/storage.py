@@ -5,7 +5,7 @@ from typing import Any
 
 from disttrain_api.names import RESERVED_PREFIX, Label
 from disttrain_api.rules.reserved import has_reserved_annotation, has_reserved_label, metadata_is_reserved
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 
 _STORAGE = "spec.storage"
@@ -39,7 +39,7 @@ def _reserved(spec: JobSpec) -> Values | None:
 
 
 _CLAIM = "self.storage.volumeClaimTemplate.spec"
-_SERVERS = "(has(self.parameterServers) ? self.parameterServers.replicas : 0)"
+_SERVERS = given("self.?parameterServers.?replicas", "0")
 
 STORAGE_RULES = (
     Rule(

@@ -1,7 +1,7 @@
 """Rules that refuse a user's task where more must be known of a model and its batches than a task provides."""
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import LossName
 
@@ -32,8 +32,8 @@ def _other_loss(spec: JobSpec) -> Values | None:
 _HERE = "self.parallelism"
 _WRONG = " || ".join(
     [
-        *(f"has({_HERE}.{alias}) && {_HERE}.{alias} > 1" for alias in _LAYOUTS),
-        *(f"has({_HERE}.{alias}) && {_HERE}.{alias}" for alias in _CUTS),
+        *(f"{given(f'{_HERE}.?{alias}', '1')} > 1" for alias in _LAYOUTS),
+        *(given(f"{_HERE}.?{alias}", "false") for alias in _CUTS),
         f"{_HERE}.{_SERVERS} == 'ParameterServer'",
     ]
 )
@@ -46,7 +46,7 @@ TASK_RULES = (
         " `vocabularyParallel` and parameter servers, which need batches of an input and a target: use replicas,"
         " sharding or tensor groups",
         check=_against,
-        cel=f"!has(self.training) || !has(self.training.task) || !({_WRONG})",
+        cel=f"!self.?training.?task.hasValue() || !({_WRONG})",
         reads=("spec.training.task", *(f"spec.parallelism.{alias}" for alias in (*_LAYOUTS, *_CUTS, _SERVERS))),
     ),
     Rule(
