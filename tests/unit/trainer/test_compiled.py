@@ -29,9 +29,9 @@ def microbatch():
 
 
 def made(*, compiled: bool):
-    """A task and its model, in float64."""
+    """A task and its model; not in float64, of which torch 2.11 computes no compiled attention's gradient on a CPU."""
     torch.manual_seed(0)
-    model = build(GptConfig(vocabulary_size=16, layers=1, heads=2, width=8, sequence_length=8)).double()
+    model = build(GptConfig(vocabulary_size=16, layers=1, heads=2, width=8, sequence_length=8))
     task = Supervised(TRAINING.model_copy(update={"compile": compiled}))
     task.use_loss_of(model)
     if compiled:
@@ -51,7 +51,7 @@ def test_model_and_loss_are_one_graph_that_computes_the_same(microbatch):
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
     for plain, one in zip(*found, strict=True):
-        torch.testing.assert_close(one, plain, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(one, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_targets_that_do_not_fit_are_refused_as_without_it(microbatch):
