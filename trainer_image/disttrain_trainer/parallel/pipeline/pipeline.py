@@ -19,7 +19,6 @@ from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.bubble import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.clock import StageClock
-from disttrain_trainer.parallel.pipeline.experts import attach_routing
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.shardable import average_whole, left_whole
@@ -33,7 +32,7 @@ class Pipeline(PipelinePart):
     """This rank's stages, and how microbatches flow through them in every step."""
 
     routing: RoutingOfStep
-    """What layers with experts are told of the microbatch that is computed."""
+    """What layers with experts learn of the microbatch that is computed."""
     passes: int
     """Passes through the pipeline in an optimizer step: the accumulation."""
     shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]]
@@ -82,7 +81,7 @@ class Pipeline(PipelinePart):
         for stage in stages:
             self._clock.watch(stage)
             if self.routing.layers:
-                attach_routing(stage, self.routing, lambda number: self._batches[number].weights)
+                stage.routing, stage.weights_of = self.routing, lambda number: self._batches[number].weights
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:

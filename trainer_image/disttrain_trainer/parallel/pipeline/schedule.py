@@ -1,6 +1,7 @@
 """torch's schedules, built for the stages of a rank, and their tables of actions in our own terms."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
 from disttrain_trainer.parallel.sharded import add_up_gradients
 from disttrain_trainer.parallel.untouched import Untouched
@@ -27,6 +29,10 @@ _KINDS = {
 class RankStage(PipelineStage):
     """A stage of this rank."""
 
+    routing: RoutingOfStep | None = None
+    """What layers with experts learn of the microbatch that is computed; None: there are none."""
+    weights_of: Callable[[int], Tensor]
+    """Samples' weights by the number of the microbatch, with `routing`."""
     _untouched: Untouched
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -45,10 +51,24 @@ class RankStage(PipelineStage):
         found = super()._get_init_p2p_neighbors_ops()
         return [operation for operation in found if operation.peer != dist.get_rank()]
 
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        with self._routed(RoutingOfStep.microbatch, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        with self._routed(RoutingOfStep.again, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The gradients of the parameters, which FSDP2 does not see come."""
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
-        add_up_gradients(self.submod)
+        with self._routed(RoutingOfStep.again, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+            add_up_gradients(self.submod)
+
+    def _routed(
+        self, context: Callable[[RoutingOfStep, Tensor], AbstractContextManager[None]], microbatch: int
+    ) -> AbstractContextManager[None]:
+        return nullcontext() if self.routing is None else context(self.routing, self.weights_of(microbatch))
 
 
 def build_schedule(
