@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.protocols import Moment
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.local import local_part
 
 ENTRYPOINT = "disttrain_trainer.ema:Ema"
 AVERAGE = "average"
@@ -92,4 +92,4 @@ class Ema:
 
 def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return what this rank holds of each tensor."""
-    return [one.to_local() if isinstance(one, DTensor) else one for one in tensors.values()]
+    return [local_part(one) for one in tensors.values()]

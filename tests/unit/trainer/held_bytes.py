@@ -6,9 +6,9 @@ from pathlib import Path
 
 from disttrain_trainer.estimate.imagined import WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
-from disttrain_trainer.parallel.meta import local_part
 from disttrain_trainer.runtime.config import read_config
 from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import join_world
 from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step, update_parameters
 from disttrain_trainer.strategies.choose import build_job_state

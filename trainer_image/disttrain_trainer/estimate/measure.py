@@ -19,9 +19,9 @@ from disttrain_trainer.build import assemble, build_sampler
 from disttrain_trainer.data.batches import Datasets, Microbatch, load_microbatch, map_tensors
 from disttrain_trainer.estimate.imagined import Buckets, ValuesOfOne, WatchedPrecision, imagined_world
 from disttrain_trainer.estimate.meter import StorageMeter
-from disttrain_trainer.parallel.meta import local_part
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import TrainerError, one_line
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State

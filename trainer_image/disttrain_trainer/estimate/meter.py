@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from disttrain_trainer.runtime.local import local_part
+
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -28,7 +30,7 @@ class StorageMeter(TorchDispatchMode):
     def show(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that exist already, the local part of distributed ones."""
         for tensor in tensors:
-            self._see(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+            self._see(local_part(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # What a DTensor does with its local part comes here, too.

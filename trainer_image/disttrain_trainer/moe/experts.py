@@ -5,8 +5,9 @@ Shapes: E experts of this rank, n assignments, D width, F hidden width.
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
+
+from disttrain_trainer.runtime.local import local_part
 
 # torch's grouped product wants rows that begin at multiples of this.
 _ALIGNMENT_BYTES = 16
@@ -48,7 +49,7 @@ def grouped_linear(tokens: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 def own(parameter: Tensor) -> Tensor:
     """Return this rank's part of an expert parameter: all of it, or with expert parallelism the rows of its own
     experts."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local_part(parameter)
 
 
 def _fused(weights: Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from disttrain_trainer.parallel.gradient_norm import local_part
+from disttrain_trainer.parallel.gradient_norm import local_values
 
 _BACKOFF, _GROWTH = 0.5, 2.0
 _INTERVAL = 2000
@@ -29,7 +29,7 @@ class LossScaler:
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give the gradients their true size."""
-        held = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        held = [local_values(parameter.grad) for parameter in parameters if parameter.grad is not None]
         # A stage that is not trained has none.
         if held:
             torch._foreach_mul_(held, 1 / self.scale)

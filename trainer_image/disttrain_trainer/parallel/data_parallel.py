@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.parallel.average import average
@@ -15,6 +14,7 @@ from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.share import share
 from disttrain_trainer.runtime.device import gpus_of
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 _KNOWN_TO_BACKENDS = {
@@ -137,11 +137,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> int:
     if world.mesh.replicate == 1:
         return 0
     group = world.device_mesh.get_group("replicate")
-    return average([_local(parameter.grad) for parameter in parameters if parameter.grad is not None], group)
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return average([local_part(parameter.grad) for parameter in parameters if parameter.grad is not None], group)
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

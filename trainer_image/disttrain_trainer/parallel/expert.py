@@ -19,6 +19,7 @@ from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.shardable import naming_containers
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -132,5 +133,5 @@ def _require_rows(parameter: nn.Parameter, name: str, count: int, degree: int) -
 
 def _cut(parameter: nn.Parameter, ranks: int) -> int:
     """The dimension that `ranks` ranks cut an expert group's part along: one that divides, the experts' if it does."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = local_part(parameter)
     return next((dimension for dimension, size in enumerate(local.shape) if size % ranks == 0), 0)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 
@@ -23,7 +24,7 @@ def total_norm(
     gradients = [gradient for _, gradient in held]
     pipeline = world.mesh.pipeline
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
-        return torch.nn.utils.get_total_norm([local_part(gradient) for gradient in gradients])
+        return torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients])
     device = world.device.torch
     # Of the parameters: a rank without any gradient sends a number as wide as the others do.
     total = torch.zeros((), dtype=_widest(parameters), device=device)
@@ -31,7 +32,7 @@ def total_norm(
     for parameter, gradient in held:
         # Ranks that hold this piece: those of the mesh / pieces, on each pipeline index that has the parameter.
         holders = world.size / pipeline / _parts(gradient) * (copies or {}).get(parameter, 1)
-        parts.setdefault(holders, []).append(local_part(gradient))
+        parts.setdefault(holders, []).append(local_values(gradient))
     for holders, pieces in parts.items():
         # At once: an operation for each of hundreds of pieces would take longer than the norms.
         norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
@@ -47,18 +48,16 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> No
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            own = local_part(parameter.grad)
+            own = local_values(parameter.grad)
             alike.setdefault((own.device, own.dtype), []).append(own)
     # At once: hundreds of gradients would be hundreds of kernels on a GPU.
     for (device, number_format), gradients in alike.items():
         torch._foreach_mul_(gradients, factor.to(device, number_format))
 
 
-def local_part(gradient: Tensor) -> Tensor:
+def local_values(gradient: Tensor) -> Tensor:
     """Return this rank's part of the gradient; for a coalesced sparse one its values."""
-    if gradient.is_sparse:
-        return gradient.values()
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return gradient.values() if gradient.is_sparse else local_part(gradient)
 
 
 def _parts(gradient: Tensor) -> int:

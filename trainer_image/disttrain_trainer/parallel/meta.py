@@ -15,6 +15,7 @@ from disttrain_api.training import Training
 from disttrain_trainer.parallel.tensor import replace_parameter, shared_parameters
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 
@@ -86,11 +87,6 @@ def _fill(module: nn.Module, name: str, layer: nn.Module, filled: set[int]) -> N
 def _unset(tensor: Tensor) -> Tensor:
     """Fill a tensor with NaN (integers with zeros), so that one without a value is detected and not trained."""
     return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.zero_()
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, in the same memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def cut(whole: Tensor, like: Tensor) -> Tensor:

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.parallel.average import buckets
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.local import local_part
 
 
 @torch.no_grad()
 def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Give every rank of the group the tensors of its first one, in few messages. A collective call."""
-    held = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    held = [local_part(tensor) for tensor in tensors]
     # Alike formats next to each other fill the messages.
     for bucket in buckets(sorted(held, key=lambda tensor: (str(tensor.device), str(tensor.dtype)))):
         parts = [_bytes_of(tensor) for tensor in bucket]

@@ -25,6 +25,7 @@ from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.runtime.errors import own_errors
+from disttrain_trainer.runtime.local import local_part
 
 
 @dataclass
@@ -103,7 +104,5 @@ class Pipeline(PipelinePart):
 
 
 def _sum(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
-    gradient = parameter.grad
-    if gradient is not None:
-        local = getattr(gradient, "to_local", lambda: gradient)()
-        dist.all_reduce(local, group=group)
+    if parameter.grad is not None:
+        dist.all_reduce(local_part(parameter.grad), group=group)

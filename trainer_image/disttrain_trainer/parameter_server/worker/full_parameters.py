@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.parallel.average import buckets
-from disttrain_trainer.parallel.meta import cut, local_part
+from disttrain_trainer.parallel.meta import cut
 from disttrain_trainer.parallel.sharded import reshard
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.json_collectives import Form, form_of
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
 
