@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from disttrain_api.training import Precision
 from disttrain_trainer.parallel.sharded import HALVES
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.state import State
@@ -26,37 +27,46 @@ _NAME = re.compile(r"with name (\S+) has been marked")
 def explained(error: BaseException, config: Config, state: State) -> str | None:
     """Return advice on an error that the wrapping of the model has caused; None for every other error."""
     text = "\n".join(str(one) for one in _chain(error))
-    kind = kind_of(state.module)
     if isinstance(state.model, DistributedDataParallel) and _TWICE.search(text):
-        name = _NAME.search(text)
-        what = f"`{name[1].removeprefix('module.')}`" if name else "a parameter"
-        return (
-            f"`training.model`: {kind} computes {what} anew in the backward pass, which DDP meets twice: set "
-            "`parallelism.dataParallel.staticGraph: true`, or call torch's checkpoint with use_reentrant=False"
-        )
+        return _computed_twice(text, state)
     if not any(isinstance(part, FSDPModule) for part in state.module.modules()):
         return None
     names = {id(part): name for name, part in state.module.named_modules()}
     frames = [frame for one in _chain(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
     forward = [frame for frame in frames if _is_forward(frame, names)]
     if _NOT_GATHERED in text and forward:
-        place, unit = forward[-1], _not_called(forward, state.module, names)
-        whose = f"of `{unit[0]}` ({kind_of(unit[1])}) without calling it" if unit else "of a layer without calling it"
-        own = [frame for frame in frames if "/torch/" not in frame.f_code.co_filename] or [place]
-        return (
-            f"`training.model`: {kind} uses parameters {whose}, and shards gather them when it is called: call the "
-            f"layer, not its parts (at {_line(own[-1], error)})"
-        )
-    half = config.training.precision
-    if half in HALVES and _FORMATS.search(text) and forward:
-        part = forward[-1].f_locals["self"]
-        where = f"`{names[id(part)]}` ({kind_of(part)})" if names[id(part)] else kind_of(part)
-        return (
-            f"`training.precision` {half.value}: {where} computes with numbers of several formats; shards cast "
-            "parameters and inputs of layers, and neither buffers nor what a layer makes itself: cast these to the "
-            "inputs' format"
-        )
+        own = [frame for frame in frames if "/torch/" not in frame.f_code.co_filename] or forward
+        return _not_gathered(forward, state.module, names, _line(own[-1], error))
+    if config.training.precision in HALVES and _FORMATS.search(text) and forward:
+        return _several_formats(forward[-1].f_locals["self"], config.training.precision, names)
     return None
+
+
+def _computed_twice(text: str, state: State) -> str:
+    name = _NAME.search(text)
+    what = f"`{name[1].removeprefix('module.')}`" if name else "a parameter"
+    return (
+        f"`training.model`: {kind_of(state.module)} computes {what} anew in the backward pass, which DDP meets twice: "
+        "set `parallelism.dataParallel.staticGraph: true`, or call torch's checkpoint with use_reentrant=False"
+    )
+
+
+def _not_gathered(forward: list[FrameType], root: nn.Module, names: dict[int, str], line: str) -> str:
+    unit = _not_called(forward, root, names)
+    whose = f"of `{unit[0]}` ({kind_of(unit[1])}) without calling it" if unit else "of a layer without calling it"
+    return (
+        f"`training.model`: {kind_of(root)} uses parameters {whose}, and shards gather them when it is called: call "
+        f"the layer, not its parts (at {line})"
+    )
+
+
+def _several_formats(part: nn.Module, precision: Precision, names: dict[int, str]) -> str:
+    where = f"`{names[id(part)]}` ({kind_of(part)})" if names[id(part)] else kind_of(part)
+    return (
+        f"`training.precision` {precision.value}: {where} computes with numbers of several formats; shards cast "
+        "parameters and inputs of layers, and neither buffers nor what a layer makes itself: cast these to the "
+        "inputs' format"
+    )
 
 
 def kind_of(module: nn.Module) -> str:
