@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 # A job of thousands of pods is looked at less often than its pods change: it gets a fifth of the time at most.
 REST_PER_SECOND_OF_WORK = 4.0
 MAX_REST_SECONDS = 5.0
-# Clocks step; look_again_at is a time of the wall clock, the queue's are not.
-MAX_LOOK_AGAIN_SECONDS = 300.0
+# Clocks step; requeue_at is a time of the wall clock, the queue's are not.
+MAX_REQUEUE_SECONDS = 300.0
 CRASH_SECONDS = 5.0
 MAX_CRASH_SECONDS = 120.0
 # A key that fails for days would make the power itself grow beyond all bounds.
@@ -177,9 +177,9 @@ class Reconciler:
             self._queue.add(key, others_first)
         else:
             self._queue.retry(key, at_least=self.refused.again(key, job.generation))
-        if decision.look_again_at is not None:
-            delay = (decision.look_again_at - self._now()).total_seconds()
-            self._queue.add(key, min(max(delay, 0.0), MAX_LOOK_AGAIN_SECONDS))
+        if decision.requeue_at is not None:
+            delay = (decision.requeue_at - self._now()).total_seconds()
+            self._queue.add(key, min(max(delay, 0.0), MAX_REQUEUE_SECONDS))
 
     def _look(self, key: Key, seconds: float) -> "_Look | None":
         """Decide from what is known now; None where the job is gone. `seconds` were spent for it before."""

@@ -145,8 +145,8 @@ class LocalRun:
 
     async def _pause(self, decision: Decision, now: datetime) -> None:
         timeout = None
-        if decision.look_again_at is not None:
-            timeout = max(_SHORTEST_PAUSE_SECONDS, (decision.look_again_at - now).total_seconds())
+        if decision.requeue_at is not None:
+            timeout = max(_SHORTEST_PAUSE_SECONDS, (decision.requeue_at - now).total_seconds())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
 

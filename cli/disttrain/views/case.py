@@ -102,7 +102,7 @@ def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:
     return (filled(advice, job),) if advice else ()
 
 
-def goes_on_from(case: Case) -> str:
+def resumes_from(case: Case) -> str:
     status = case.job.status
     if status.checkpoint is not None:
         return f"It continues from the checkpoint of step {status.checkpoint.step}."

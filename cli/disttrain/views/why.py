@@ -17,12 +17,12 @@ from disttrain.views.case import (
     capital,
     facts_of,
     filled,
-    goes_on_from,
     has_storage,
     last_verdict,
     log_commands,
     of_class,
     pods_of,
+    resumes_from,
     todo_of,
     words_of,
 )
@@ -236,7 +236,7 @@ def _restarting(case: Case) -> Why:
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")
     if verdict is not None and why_never_started(status) == verdict:
         sentences += _deadline(case, running.reason if running is not None else "")
-    sentences.append(goes_on_from(case))
+    sentences.append(resumes_from(case))
     return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))
 
 

@@ -42,7 +42,7 @@ def wait_for_attempt(
     message = f"attempt {status.attempt + 1} begins at {timestamp(begins_at)}" + (
         f": {verdict.message}" if verdict is not None else ""
     )
-    again = earliest(begins_at, removal.look_again_at)
+    again = earliest(begins_at, removal.requeue_at)
     events = () if event is None else (event,)
     return Transition(State.RESTARTING, Reason.BACKING_OFF, message, status, removal.actions, events, again)
 
@@ -57,7 +57,7 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.status) else State.STARTING
     times = [at for at in (address_overdue_at(gang), unexplained_at(gang)) if at is not None and at > now]
-    again = earliest(None if gang.queued else deadline, *times, old.look_again_at, replaced.look_again_at)
+    again = earliest(None if gang.queued else deadline, *times, old.requeue_at, replaced.requeue_at)
     return Transition(state, reason, message, gang.status, actions, events, again)
 
 

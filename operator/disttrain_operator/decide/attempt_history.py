@@ -116,7 +116,7 @@ def count_restart(status: JobStatus, *, counted: bool) -> JobStatus:
     return status.model_copy(update={"restarts": status.restarts + 1, "restarts_since_checkpoint": since})
 
 
-def know_checkpoint(status: JobStatus, checkpoint: CheckpointStatus, attempt: int) -> JobStatus:
+def record_checkpoint(status: JobStatus, checkpoint: CheckpointStatus, attempt: int) -> JobStatus:
     """A new checkpoint of this attempt is known. If the attempt has ended, its restart came after the checkpoint."""
     status = status.model_copy(update={"checkpoint": checkpoint})
     ended = last_ended(status)
@@ -199,7 +199,7 @@ def next_attempt_at(status: JobStatus, policy: RunPolicy) -> datetime | None:
     """
     if in_attempt(status) or not restarting(status):
         return None
-    delay = backoff_seconds(fruitless_attempts(status), policy)
+    delay = backoff_seconds(attempts_without_progress(status), policy)
     end = status.attempts[-1].end_time
     assert end is not None
     return after(end, delay) if delay else None
@@ -213,7 +213,7 @@ def backoff_seconds(failures: int, policy: RunPolicy) -> int:
     return min(doubled, MAX_BACKOFF_SECONDS)
 
 
-def fruitless_attempts(status: JobStatus) -> int:
+def attempts_without_progress(status: JobStatus) -> int:
     """How many of the last attempts failed at the same checkpoint."""
     count, step = 0, None
     for attempt in reversed([attempt for attempt in status.attempts if attempt.end_time is not None]):
@@ -224,7 +224,7 @@ def fruitless_attempts(status: JobStatus) -> int:
     return count
 
 
-def fruitless_replacements(status: JobStatus, pod: str) -> int:
+def replacements_without_progress(status: JobStatus, pod: str) -> int:
     """How often the pod was made again in the current attempt since the last new checkpoint before its last failure."""
     entries = [entry for entry in status.attempts[-1].replacements if entry.pod == pod]
     return sum(entry.checkpoint_step == entries[-1].checkpoint_step for entry in entries)

@@ -81,7 +81,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         status=account(read, derive(job, gang, transition, now), transition, now),
         actions=transition.actions,
         events=_events(job, transition),
-        look_again_at=earliest(transition.look_again_at, active_deadline_at(job)),
+        requeue_at=earliest(transition.requeue_at, active_deadline_at(job)),
     )
 
 

@@ -105,7 +105,7 @@ class Transition:
     status: JobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    look_again_at: datetime | None = None
+    requeue_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -123,4 +123,4 @@ class Decision:
     """The whole new status; None: leave it alone."""
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    look_again_at: datetime | None = None
+    requeue_at: datetime | None = None

@@ -16,7 +16,7 @@ def finish(status: JobStatus, now: datetime, state: State, verdict: Verdict) -> 
     """The job ends. Its pods are cleaned up by the policy of finished jobs, once the end stands in the status."""
     status = end_attempt(status, now, verdict).model_copy(update={"completion_time": timestamp(now)})
     events = (Event(verdict.reason, verdict.message, warning=state is State.FAILED),)
-    return Transition(state, verdict.reason, verdict.message, status, events=events, look_again_at=now)
+    return Transition(state, verdict.reason, verdict.message, status, events=events, requeue_at=now)
 
 
 def clean_pods(spec: JobSpec | None, observed: Observed, now: datetime) -> Removal:

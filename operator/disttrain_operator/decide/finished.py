@@ -27,12 +27,10 @@ def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
     cleaning = clean_pods(job.spec, observed, now)
     ttl = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl is None or job.status.completion_time is None:
-        return Decision(
-            "Finished", "the job has finished", status, cleaning.actions, look_again_at=cleaning.look_again_at
-        )
+        return Decision("Finished", "the job has finished", status, cleaning.actions, requeue_at=cleaning.requeue_at)
     expires = after(job.status.completion_time, ttl)
     if now < expires:
-        again = earliest(expires, cleaning.look_again_at)
-        return Decision("Finished", f"the job is deleted at {expires}", status, cleaning.actions, look_again_at=again)
+        again = earliest(expires, cleaning.requeue_at)
+        return Decision("Finished", f"the job is deleted at {expires}", status, cleaning.actions, requeue_at=again)
     sentence = f"ttlSecondsAfterFinished ({ttl}) have passed since the job finished"
     return Decision(Reason.TTL_EXPIRED, sentence, status, (*cleaning.actions, DeleteJob(sentence)))

@@ -20,7 +20,7 @@ class Removal:
     """Deletions, and when to look whether they have come to an end."""
 
     actions: tuple[Action, ...] = ()
-    look_again_at: datetime | None = None
+    requeue_at: datetime | None = None
 
 
 def remove(pods: Iterable[PodFacts], policy: RunPolicy, now: datetime, why: str, grace: int | None = None) -> Removal:

@@ -10,7 +10,7 @@ from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
-from disttrain_operator.decide.attempt_history import know_checkpoint, renew_budget
+from disttrain_operator.decide.attempt_history import record_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.observed import Observed, PodFacts
 
@@ -22,7 +22,7 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
         found, best = report.checkpoint, status.checkpoint
         if found is not None and (best is None or found.step > best.step):
             checkpoint = CheckpointStatus(step=found.step, path=found.path, time=found.time)
-            status = know_checkpoint(status, checkpoint, attempt)
+            status = record_checkpoint(status, checkpoint, attempt)
     return renew_budget(status)
 
 

@@ -58,7 +58,7 @@ def _await_last_reports(situation: Situation, verdict: Verdict) -> Transition:
     event = Event(Reason.POD_FAILED, message, warning=True)
     status = set_pending_verdict(situation.status, verdict)
     return Transition(
-        state_of(situation.status), Reason.POD_FAILED, message, status, removal.actions, (event,), removal.look_again_at
+        state_of(situation.status), Reason.POD_FAILED, message, status, removal.actions, (event,), removal.requeue_at
     )
 
 

@@ -37,7 +37,7 @@ def with_support(job: ReadableJob, gang: Gang, transition: Transition, now: date
         why = "its Service is missing"
     elif tries > made[1]:
         why = "its pods do not start: what they need may be missing"
-    transition = replace(transition, look_again_at=earliest(transition.look_again_at, again))
+    transition = replace(transition, requeue_at=earliest(transition.requeue_at, again))
     planned = next((action for action in transition.actions if isinstance(action, CreateSupport)), None)
     if why is None or (planned is not None and tries <= made[1]):
         return transition

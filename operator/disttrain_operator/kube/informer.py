@@ -13,7 +13,7 @@ import logging
 
 from disttrain_operator.kube.cache import Listing, Raw
 from disttrain_operator.kube.errors import Throttled, Unavailable
-from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, BrokenStreamError, Watch
+from disttrain_operator.kube.watch import EMPTY_WATCHES_BEFORE_RELIST, BrokenStreamError, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class Informer(Watch):
 
     async def _follow(self) -> None:
         """Watches, and watches again, until the place in history is lost."""
-        fruitless = 0
-        while fruitless < FRUITLESS_BEFORE_RELIST:
+        empty_watches = 0
+        while empty_watches < EMPTY_WATCHES_BEFORE_RELIST:
             answered_before = self.answered_at
             try:
                 await self._watch()
             except (Unavailable, Throttled) as error:
                 logger.debug("%s: watching again: %s", self.path, error)
-            fruitless += 1
+            empty_watches += 1
             if self.answered_at != answered_before:
-                fruitless = self._failures = 0
+                empty_watches = self._failures = 0
             await self._pause()
-        raise BrokenStreamError(f"{fruitless} watches in a row brought nothing")
+        raise BrokenStreamError(f"{empty_watches} watches in a row brought nothing")

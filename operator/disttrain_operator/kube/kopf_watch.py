@@ -30,7 +30,7 @@ from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import Throttled, Unavailable
 from disttrain_operator.kube.lists import Page
 from disttrain_operator.kube.tolerant import Unreadable
-from disttrain_operator.kube.watch import FRUITLESS_BEFORE_RELIST, SILENCE_SECONDS, BrokenStreamError, Watch
+from disttrain_operator.kube.watch import EMPTY_WATCHES_BEFORE_RELIST, SILENCE_SECONDS, BrokenStreamError, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class KopfWatch(Watch):
         self._listing: Listing | None = None
         self._version = 0
         """Of the list that kopf is reading."""
-        self._fruitless = 0
+        self._empty_watches = 0
         """So many watches in a row brought nothing."""
         self._lines = deque[bytes]()
         self._news = asyncio.Event()
@@ -180,7 +180,7 @@ class KopfWatch(Watch):
         await self._all_taken.wait()
         self._listing.end()
         self._listing = None
-        self._fruitless = 0
+        self._empty_watches = 0
         self._listed(self._version)
         async with self._ended:
             self._ended_at = self._begun
@@ -197,13 +197,13 @@ class KopfWatch(Watch):
         except Exception as error:
             await self._list_later(error)
             return True
-        self._fruitless += 1
+        self._empty_watches += 1
         if self.answered_at != answered_before:
-            self._fruitless = self._failures = 0
+            self._empty_watches = self._failures = 0
         if self._wanted.is_set():
             return True
-        if self._fruitless >= FRUITLESS_BEFORE_RELIST:
-            await self._list_later(BrokenStreamError(f"{self._fruitless} watches in a row brought nothing"))
+        if self._empty_watches >= EMPTY_WATCHES_BEFORE_RELIST:
+            await self._list_later(BrokenStreamError(f"{self._empty_watches} watches in a row brought nothing"))
             return True
         await self._pause()
         return False

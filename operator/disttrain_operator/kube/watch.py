@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 MAX_DELAY = 1.0
-FRUITLESS_BEFORE_RELIST = 5
+EMPTY_WATCHES_BEFORE_RELIST = 5
 # The server sends a bookmark about every 60 seconds: a stream that is silent for longer is dead.
 SILENCE_SECONDS = 75.0
 # The server ends a watch after this time; a new one may land on another API server.

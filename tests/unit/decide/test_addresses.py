@@ -60,7 +60,7 @@ def test_a_start_without_delay_is_written_no_more_often_than_before() -> None:
 
 def test_after_a_while_the_condition_names_who_waits_since_when_and_what_to_do() -> None:
     world = awaits(three(), 0, 1, 2)
-    since, at = timestamp(world.now), world.decide().look_again_at
+    since, at = timestamp(world.now), world.decide().requeue_at
     assert at is not None
     assert (at - world.now).total_seconds() == 20
     world.now = at
@@ -109,7 +109,7 @@ def test_without_a_deadline_whoever_waits_for_an_address_goes_on_waiting() -> No
     status, reason, message = world.condition("Running")
     assert (status, reason) == ("False", "WaitingForAddress")
     assert " since 2026-01-01T12:00:00Z, " in message
-    assert world.decide().look_again_at is None
+    assert world.decide().requeue_at is None
 
 
 def test_worker_0_that_gives_up_is_the_cause_and_the_gang_restarts() -> None:

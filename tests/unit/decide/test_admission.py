@@ -143,7 +143,7 @@ def test_it_waits_for_ever_unless_told_otherwise() -> None:
 def test_a_gang_that_is_not_admitted_in_time_fails_with_the_reason() -> None:
     gated = a_gated(scheduling={"timeoutSeconds": 60}).wait(59)
     decision = gated.decide(NO_ROOM)
-    assert decision.look_again_at == NOW + timedelta(seconds=60)
+    assert decision.requeue_at == NOW + timedelta(seconds=60)
     gated.wait(1).decide(NO_ROOM)
     assert gated.said() == ("NoRoom", f"no room within timeoutSeconds (60) of schedulingPolicy: {WHY}")
 

@@ -143,7 +143,7 @@ def test_pauses_of_a_single_pod_begin_anew_with_a_new_checkpoint() -> None:
         world.end(0, 1, Role.PS, report=report).settle().confirm_deletions().settle()
         begun = world.now
         while not [pod for pod in world.pods.values() if pod["metadata"]["labels"]["disttrain.io/role"] == "ps"]:
-            again = world.decide().look_again_at
+            again = world.decide().requeue_at
             assert again is not None
             world.now = again
             world.settle()

@@ -39,7 +39,7 @@ def test_a_pod_on_a_dead_node_is_given_up_at_once_and_removed_by_force() -> None
     world.end(0, 1).remove(world.pod(0)["metadata"]["name"])
     world.settle()
     assert len(world.pods) == 1, "nothing is made while it may still run"
-    again = world.decide().look_again_at
+    again = world.decide().requeue_at
     assert again is not None
     world.now = again
     world.settle()
@@ -100,7 +100,7 @@ def test_pauses_double_until_a_new_checkpoint() -> None:
     for report in (None, None, None, a_report(10, checkpoint=10), a_report(10, checkpoint=10)):
         world.end(0, 1, report=report).end(1, 1).settle().confirm_deletions().settle()
         ended = world.now
-        again = world.decide().look_again_at if not world.pods else ended
+        again = world.decide().requeue_at if not world.pods else ended
         assert again is not None
         pauses.append((again - ended).total_seconds())
         if pauses[-1]:

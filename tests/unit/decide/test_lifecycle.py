@@ -161,7 +161,7 @@ def test_a_finished_job_is_deleted_when_its_time_to_live_is_over() -> None:
     world = a_running_world(ttlSecondsAfterFinished=30).end(0, 0).end(1, 0).settle()
     decision = world.pass_time(29).decide()
     assert not any(isinstance(action, DeleteJob) for action in decision.actions)
-    assert decision.look_again_at is not None
+    assert decision.requeue_at is not None
     assert any(isinstance(action, DeleteJob) for action in world.pass_time(1).decide().actions)
 
 

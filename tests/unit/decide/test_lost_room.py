@@ -70,7 +70,7 @@ def test_what_the_scheduler_refuses_for_reasons_of_its_own_is_not_tried_for_ever
     assert waiting.actions == ()
     assert waiting.reason == "Unschedulable"
     assert "a port is in use" in waiting.message
-    assert waiting.look_again_at == NOW + timedelta(seconds=600), "nothing to look at until the deadline"
+    assert waiting.requeue_at == NOW + timedelta(seconds=600), "nothing to look at until the deadline"
     failed = after_release(600)
     assert failed.reason == "Unschedulable"
     assert "not all pods ran within startingDeadlineSeconds (600)" in failed.message

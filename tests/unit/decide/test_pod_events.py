@@ -196,11 +196,11 @@ UNTAKEN = f"no scheduler has bound pod {POD} or reported why not; does the one t
 def test_where_nobody_says_anything_it_is_said_after_five_minutes_where_to_look() -> None:
     world = a_world().settle()
     at = NOW + timedelta(seconds=300)
-    assert world.decide().look_again_at == at
+    assert world.decide().requeue_at == at
     for seconds, more in ((299, ""), (1, f": {UNTAKEN}"), (10**6, f": {UNTAKEN}")):
         said = world.pass_time(seconds).settle().condition("Running")
         assert said == ("False", "WaitingForPods", f"waiting for 2 pods to run{more}")
-    assert world.decide().look_again_at is None
+    assert world.decide().requeue_at is None
     assert world.status_writes == 2
 
 

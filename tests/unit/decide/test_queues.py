@@ -81,7 +81,7 @@ def test_pods_in_a_queue_are_queued_not_unschedulable() -> None:
 def test_a_queue_may_take_longer_than_the_starting_deadline() -> None:
     world = a_queued_world().pass_time(10_000).settle()
     assert world.condition("Running")[1] == "Queued"
-    assert world.decide().look_again_at is None
+    assert world.decide().requeue_at is None
     let_go(world)
     assert world.condition("Running")[1] == "WaitingForPods"
     assert world.job.status.attempts[-1].admitted_time is not None

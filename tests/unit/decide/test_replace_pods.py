@@ -75,7 +75,7 @@ def test_a_single_pod_that_is_not_made_again_in_time_fails_the_job() -> None:
     world = (
         own_world({"action": "RestartPod"}, startingDeadlineSeconds=60).end(1, 5).settle().confirm_deletions().settle()
     )
-    assert world.decide().look_again_at == world.now + timedelta(seconds=60)
+    assert world.decide().requeue_at == world.now + timedelta(seconds=60)
     world.pass_time(60).settle()
     assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
 
@@ -84,7 +84,7 @@ def test_without_a_deadline_a_single_pod_is_waited_for() -> None:
     world = own_world({"action": "RestartPod"}).end(1, 5).settle().confirm_deletions().settle()
     world.pass_time(MONTH).settle()
     assert world.condition("Running")[:2] == ("True", "ReplacingPods")
-    assert world.decide().look_again_at is None
+    assert world.decide().requeue_at is None
 
 
 def test_a_failure_that_concerns_all_wins_over_one_that_does_not() -> None:

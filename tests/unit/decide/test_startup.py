@@ -46,7 +46,7 @@ def again(world: World) -> World:
     """The pods of the attempt that ended go, and those of the next one come, after a pause where there is one."""
     world.settle().confirm_deletions().settle()
     while not world.pods and world.condition("Finished")[0] == "False":
-        at = world.decide().look_again_at
+        at = world.decide().requeue_at
         assert at is not None
         world.now = at
         world.settle()
@@ -101,7 +101,7 @@ def test_a_pause_ends_with_the_deadline() -> None:
         give_up(unplaced(world.pass_time(20), 2), 0, 1).confirm_deletions().settle()
     assert world.condition("Running")[1] == "BackingOff"
     assert NO_ROOM[:-1] in world.condition("Running")[2]
-    at = world.decide().look_again_at
+    at = world.decide().requeue_at
     assert at is not None
     world.now = at
     assert world.settle().condition("Failed")[:2] == ("True", "Unschedulable")

@@ -73,7 +73,7 @@ def test_what_pods_may_lack_that_have_a_node_and_do_not_start_is_asked_for_again
     world = placed(a_world(runPolicy={"startingDeadlineSeconds": 3600}).settle(), after=1000)
     begun, tried = world.now, []
     while (world.now - begun).total_seconds() < 1500:
-        again = world.decide().look_again_at
+        again = world.decide().requeue_at
         assert again is not None
         world.now = again
         if asked(world):
@@ -89,7 +89,7 @@ def test_a_time_of_long_ago_that_anybody_may_have_written_costs_nothing_to_recko
         pod["status"]["conditions"][0]["lastTransitionTime"] = "1970-01-01T00:00:00Z"
     (action,) = asked(world)
     assert action.tries > 5_000_000
-    again = world.decide().look_again_at
+    again = world.decide().requeue_at
     assert again is not None
     assert 0 < (again - world.now).total_seconds() <= 300
 

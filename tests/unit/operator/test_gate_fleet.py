@@ -77,7 +77,7 @@ class Fleet:
         decision = decide(
             job, observe(own, (), (), [child_name(job.name, job.uid)], self.gate.admission(job)), self.now
         )
-        self.look_again[job.uid] = decision.look_again_at
+        self.look_again[job.uid] = decision.requeue_at
         changed = False
         if decision.status is not None and decision.status != job.status:
             raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 import pytest
 
 from disttrain_trainer.parameter_server.worker.failure_detector import (
-    BEATS_TO_CALL_AGAIN,
+    BEATS_TO_RECONNECT,
     SILENT_BEATS,
     FailureDetector,
 )
@@ -42,7 +42,7 @@ def given_up_after(
 
 
 def test_one_that_is_there_and_hangs_is_given_up_soon():
-    looks = SILENT_BEATS // BEATS_TO_CALL_AGAIN
+    looks = SILENT_BEATS // BEATS_TO_RECONNECT
     assert SILENT_BEATS <= given_up_after(known(), repeat(THERE)) <= SILENT_BEATS + looks
 
 
@@ -62,7 +62,7 @@ def test_one_that_comes_back_late_has_time_for_its_first_answer(away, absence):
 def test_one_that_comes_back_and_hangs_is_given_up_soon_after():
     absence = 100
     end = given_up_after(known(), chain(repeat(REFUSES, absence), repeat(THERE)))
-    assert absence + SILENT_BEATS <= end <= absence + SILENT_BEATS + 2 * BEATS_TO_CALL_AGAIN
+    assert absence + SILENT_BEATS <= end <= absence + SILENT_BEATS + 2 * BEATS_TO_RECONNECT
 
 
 def test_what_it_ignored_before_an_answer_does_not_count():

@@ -13,7 +13,7 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
-from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots
+from disttrain_trainer.parameter_server.protocol.settings import resumes_from_snapshots
 from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, key_of
 from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push
@@ -231,4 +231,4 @@ def test_a_server_goes_on_from_a_snapshot_where_a_volume_holds_one(folder, synch
     settings = {"mode": "ParameterServer", "parameterServer": {"synchronization": synchronization}}
     described = JobConfig.model_validate(job(TRAINING, parallelism={"dataParallel": settings}))
     config = Config(described, Mesh(), Batch(16, 1, 16), checkpoint_folder=folder)
-    assert goes_on_from_snapshots(config) is expected
+    assert resumes_from_snapshots(config) is expected

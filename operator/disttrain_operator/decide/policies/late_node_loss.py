@@ -38,4 +38,4 @@ def late_node_loss(situation: Situation) -> Transition | None:
     verdict = verdict_of(cause, matched, policy)
     revised = revise_verdict(status, ended.number, verdict, policy, situation.now, given_back=given_back)
     message = f"waiting for pods older than attempt {revised.attempt} to end"
-    return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, revised, look_again_at=situation.now)
+    return Transition(State.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message, revised, requeue_at=situation.now)

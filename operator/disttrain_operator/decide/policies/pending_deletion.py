@@ -18,6 +18,4 @@ def pending_deletion(situation: Situation) -> Transition | None:
     message = f"pod {first.name}{others} is being deleted{why}: waiting for its checkpoint and its end"
     again = earliest(*(forced_at(pod, situation.run_policy) for pod in going))
     event = Event(Reason.POD_LEAVING, message, warning=True)
-    return Transition(
-        State.RUNNING, Reason.POD_LEAVING, message, situation.status, events=(event,), look_again_at=again
-    )
+    return Transition(State.RUNNING, Reason.POD_LEAVING, message, situation.status, events=(event,), requeue_at=again)

@@ -7,10 +7,10 @@ from disttrain_api.status import Verdict
 from disttrain_operator.decide.attempt_history import (
     backoff_seconds,
     count_restart,
-    fruitless_replacements,
     in_attempt,
     ran,
     replace_pod,
+    replacements_without_progress,
 )
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.decision import Event, State, Transition
@@ -46,7 +46,7 @@ def note_replacements(situation: Situation) -> Transition | None:
         message = message or verdict.message
     state = State.RUNNING if ran(status) else State.STARTING
     event = Event(Reason.POD_RESTARTED, f"{message}; it alone is recreated", warning=True)
-    return Transition(state, Reason.REPLACING_PODS, message, status, events=(event,), look_again_at=now)
+    return Transition(state, Reason.REPLACING_PODS, message, status, events=(event,), requeue_at=now)
 
 
 def replace_pods(situation: Situation) -> Transition | None:
@@ -68,14 +68,14 @@ def replace_pods(situation: Situation) -> Transition | None:
         return _too_late(situation, first[1], why)
     reason, sentence = why or (Reason.REPLACING_PODS, "a failed pod is recreated, the others continue")
     actions = (*removal.actions, *create(gang, due))
-    later = [at for at in (*times, removal.look_again_at, *(at for at, _ in deadlines)) if at is not None and now < at]
-    return Transition(State.RUNNING, reason, sentence, job.status, actions, look_again_at=min(later, default=None))
+    later = [at for at in (*times, removal.requeue_at, *(at for at, _ in deadlines)) if at is not None and now < at]
+    return Transition(State.RUNNING, reason, sentence, job.status, actions, requeue_at=min(later, default=None))
 
 
 def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name may be made again; None where it was never replaced."""
     entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
-    pause = backoff_seconds(fruitless_replacements(job.status, pod), job.spec.run_policy) if entries else 0
+    pause = backoff_seconds(replacements_without_progress(job.status, pod), job.spec.run_policy) if entries else 0
     return after(entries[-1].time, pause) if entries else None
 
 

@@ -35,7 +35,7 @@ def restart_policy(situation: Situation) -> Transition | None:
         return None if hang is None else restart_or_fail(situation, hang)
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
-        return Transition(state_of(status), Reason.POD_FAILED, message, status, look_again_at=failures.settled_at)
+        return Transition(state_of(status), Reason.POD_FAILED, message, status, requeue_at=failures.settled_at)
     verdict = verdict_of(*found, policy)
     return restart_or_fail(situation, repeated(status, verdict) or verdict)
 

@@ -35,7 +35,7 @@ def begin(situation: Situation) -> Transition | None:
         return _too_late(situation, why)
     if begins_at is not None and _end(status) <= now < begins_at:
         transition = wait_for_attempt(job, observed, status, begins_at, now)
-        return replace(transition, look_again_at=earliest(transition.look_again_at, deadline))
+        return replace(transition, requeue_at=earliest(transition.requeue_at, deadline))
     suspended = condition(status, ConditionType.SUSPENDED)
     resumes = suspended is not None and suspended.reason in (Reason.SUSPENDED, Reason.SUSPENDING)
     word = Reason.RESUMED if resumes else Reason.CREATING_PODS

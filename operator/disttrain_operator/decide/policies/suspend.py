@@ -25,10 +25,10 @@ def suspend(situation: Situation) -> Transition | None:
         sentence = f"{field} is true: pods write a checkpoint and stop"
         event = Event(Reason.SUSPENDING, sentence)
         return Transition(
-            State.SUSPENDING, Reason.SUSPENDING, sentence, status, removal.actions, (event,), removal.look_again_at
+            State.SUSPENDING, Reason.SUSPENDING, sentence, status, removal.actions, (event,), removal.requeue_at
         )
     sentence = f"{field} is true; {advice}"
     event = Event(Reason.SUSPENDED, sentence)
     return Transition(
-        State.SUSPENDED, Reason.SUSPENDED, sentence, status, removal.actions, (event,), removal.look_again_at
+        State.SUSPENDED, Reason.SUSPENDED, sentence, status, removal.actions, (event,), removal.requeue_at
     )

@@ -12,7 +12,7 @@ def settings_of(config: Config) -> ParameterServer:
     return config.job.parallelism.data_parallel.parameter_server or ParameterServer()
 
 
-def goes_on_from_snapshots(config: Config) -> bool:
+def resumes_from_snapshots(config: Config) -> bool:
     """Whether a server may be started anew: it has a place for snapshots, and updates come one by one.
 
     Snapshots are files on a volume; an object store holds checkpoints alone.

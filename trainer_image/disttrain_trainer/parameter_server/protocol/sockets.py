@@ -72,7 +72,7 @@ def connect(context: Context, address: str, key: bytes) -> zmq.Socket[bytes]:
     return socket
 
 
-def call_again(socket: zmq.Socket[bytes], address: str) -> None:
+def reconnect(socket: zmq.Socket[bytes], address: str) -> None:
     """Give up the connection, and what is still on its way, and look the server up anew."""
     socket.disconnect(f"tcp://{address}")
     socket.connect(f"tcp://{address}")

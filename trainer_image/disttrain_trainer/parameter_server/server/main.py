@@ -24,7 +24,7 @@ from disttrain_agent.reports import TerminationMessage
 from disttrain_api.names import Env, ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankReport
 from disttrain_trainer.checkpoint.storage import newest_seen
-from disttrain_trainer.parameter_server.protocol.settings import goes_on_from_snapshots, settings_of, workers_of
+from disttrain_trainer.parameter_server.protocol.settings import resumes_from_snapshots, settings_of, workers_of
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
@@ -91,7 +91,7 @@ def serve(config: Config, index: int, stop: StopRequest, record: TerminationReco
     snapshots = None
     key = key_of(config.token, config.job.uid, config.attempt)
     incarnation = 1
-    if goes_on_from_snapshots(config):
+    if resumes_from_snapshots(config):
         assert isinstance(config.checkpoint_folder, Path)
         checkpoints = config.checkpoint_folder
         folder = checkpoints / "servers"

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.placement import Segment, place
 from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
-from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect, new_context
+from disttrain_trainer.parameter_server.protocol.sockets import connect, new_context, reconnect
 from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
 from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
@@ -98,7 +98,7 @@ class Servers:
         self._requests = 0
         self._restarts = [0] * len(addresses)
         """Restarts of each server that were known when it was asked last."""
-        self._calls = [0] * len(addresses)
+        self._reconnects = [0] * len(addresses)
         self.lost = [0] * len(addresses)
         """Completed tasks that each server has lost by being started anew, as far as this worker has seen."""
         self.pulled_bytes = 0
@@ -314,9 +314,9 @@ class Servers:
             while not socket.poll(_LOOK_MILLISECONDS):
                 if self._heartbeat.failure is not None:
                     raise PeerLost(self._heartbeat.failure)
-                if self._heartbeat.calls[server] > self._calls[server]:
-                    self._calls[server] = self._heartbeat.calls[server]
-                    call_again(socket, self._addresses[server])
+                if self._heartbeat.reconnects[server] > self._reconnects[server]:
+                    self._reconnects[server] = self._heartbeat.reconnects[server]
+                    reconnect(socket, self._addresses[server])
                     self._transmit(server)
                 elif self._was_lost(server) or self._heartbeat.restarts[server] > self._restarts[server]:
                     self._transmit(server)

@@ -7,7 +7,7 @@ SILENT_BEATS = 60
 
 Beats, not seconds: a worker that was itself stopped for a while has sent none.
 """
-BEATS_TO_CALL_AGAIN = 10
+BEATS_TO_RECONNECT = 10
 """Beats without an answer after which the server is looked up and connected to anew: it may live elsewhere now."""
 
 
@@ -32,7 +32,7 @@ class FailureDetector:
         that is gone closes no connection."""
         self.ignored += self.listening
         self.beats += 1
-        if self.beats % BEATS_TO_CALL_AGAIN:
+        if self.beats % BEATS_TO_RECONNECT:
             return False
         self.listening = False
         return True

@@ -14,7 +14,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from disttrain_trainer.parameter_server.protocol.sockets import call_again, connect
+from disttrain_trainer.parameter_server.protocol.sockets import connect, reconnect
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode
 from disttrain_trainer.parameter_server.worker.failure_detector import FailureDetector
 from disttrain_trainer.parameter_server.worker.worker_progress import WorkerProgress
@@ -42,7 +42,7 @@ class Heartbeat:
         """How often each server was seen to have been started anew."""
         self.incarnations = [0] * len(addresses)
         """The newest known incarnation of each server; 0: none yet."""
-        self.calls = [0] * len(addresses)
+        self.reconnects = [0] * len(addresses)
         """How often each server should have been connected to anew."""
         self._detectors = [FailureDetector(max(1, int(patience / _INTERVAL_SECONDS)), replaceable) for _ in addresses]
         self._ended = threading.Event()
@@ -100,10 +100,10 @@ class Heartbeat:
         message = Message("alive", fields)
         for index, socket in enumerate(sockets):
             with self._lock:
-                to_call_again = self._detectors[index].beat()
-            if to_call_again:
-                self.calls[index] += 1
-                call_again(socket, self._addresses[index])
+                must_reconnect = self._detectors[index].beat()
+            if must_reconnect:
+                self.reconnects[index] += 1
+                reconnect(socket, self._addresses[index])
             with suppress(zmq.Again):
                 socket.send_multipart([b"", *encode(message, self._keys[index])], zmq.NOBLOCK)
 

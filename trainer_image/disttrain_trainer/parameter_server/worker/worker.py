@@ -24,8 +24,8 @@ from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
 from disttrain_trainer.parameter_server.protocol.settings import (
-    goes_on_from_snapshots,
     is_together,
+    resumes_from_snapshots,
     settings_of,
     worker_of,
 )
@@ -97,7 +97,7 @@ def connect(config: Config, world: World, state: State, stopping: Callable[[], b
         patience = config.timeout.total_seconds()
         return Servers(
             config.servers, key, worker_of(config), parameters, stopping, patience,
-            goes_on_from_snapshots(config), widths,
+            resumes_from_snapshots(config), widths,
         )  # fmt: skip
 
     if world.size > 1:
