@@ -302,7 +302,7 @@ def _expert_problems(config: GptConfig) -> Iterator[Problem]:
     if config.experts is None:
         for name in ("experts_per_token", "capacity_factor", "auxiliary_loss_weight", "z_loss_weight"):
             if getattr(config, name) is not None:
-                yield f"training.model.config.{_camel(config, name)}", "needs `experts`: give it, or remove this field"
+                yield f"training.model.config.{_camel(config, name)}", "needs `experts`: set it, or remove this field"
     elif (config.experts_per_token or EXPERTS_PER_TOKEN) > config.experts:
         yield (
             "training.model.config.expertsPerToken",

@@ -50,9 +50,9 @@ def corpus_problems(config: CorpusConfig) -> Iterator[tuple[str, str]]:
     if (config.path is None) == (config.mixture is None):
         yield place, "exactly one of `path` and `mixture` must be given"
     if config.temperature is not None and config.mixture is None:
-        yield f"{place}.temperature", "needs `mixture`: give it, or remove this field"
+        yield f"{place}.temperature", "needs `mixture`: set it, or remove this field"
     indexed = [path for path in config.paths if path.endswith(INDEXED_SUFFIXES)]
     if indexed and config.vocabulary_size is None:
-        yield f"{place}.vocabularySize", f"must be given: {indexed[0]:.200} does not say how many tokens there are"
+        yield f"{place}.vocabularySize", f"must be given: {indexed[0]:.200} does not record how many tokens there are"
     if not indexed and config.vocabulary_size is not None:
-        yield f"{place}.vocabularySize", "must be left out: the corpus says how many tokens there are"
+        yield f"{place}.vocabularySize", "must be left out: the corpus records how many tokens there are"

@@ -26,12 +26,12 @@ Schema = dict[str, Any]
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 _COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the job stands."),
+    ("Phase", "string", ".status.phase", "State of the job."),
     ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Why it runs or does not."),
     ("Ready", "string", ".status.ready", "Worker pods that run / wanted."),
     ("ETA", "string", ".status.progress.remaining", "Time to the last step."),
     ("Restarts", "integer", ".status.restarts", "Restarts so far, of the gang or of single pods."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the job was made."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 # With `-o wide`: programs of one's own mostly have none of these.
 _WIDE_COLUMNS = (

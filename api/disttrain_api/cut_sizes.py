@@ -125,7 +125,7 @@ def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[P
     elif config.experts % degree:
         yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
     elif (parallelism.devices_per_process or 1) > 1:
-        yield path, "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"
+        yield path, "experts conflict with `devicesPerProcess`: they need a process per device; remove one of the two"
     elif parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
         yield path, "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"
     elif is_flushless(parallelism):

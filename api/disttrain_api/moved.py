@@ -27,7 +27,7 @@ MOVED = {
     f"{_RULES}.podConditions": f"it is `{_RULES}.onPodConditions` now",
     "spec.runPolicy.schedulingPolicy.gang": "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now",
     "spec.storage.size": "it is `spec.storage.volumeClaimTemplate` now, with the size in its `resources`",
-    "spec.storage.storageClassName": "it stands in the `spec` of `spec.storage.volumeClaimTemplate` now",
+    "spec.storage.storageClassName": "it is in the `spec` of `spec.storage.volumeClaimTemplate` now",
     "spec.storage.accessMode": "it is `accessModes`, a list, in the `spec` of `spec.storage.volumeClaimTemplate` now",
     "spec.storage.retain": "it is `spec.storage.retentionPolicy.whenDeleted` now: Retain or Delete",
     "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",

@@ -14,7 +14,7 @@ UNKNOWN_FIELD = "unknown field"
 # Nobody misspells a field like this; and a search costs time in proportion to the length.
 _MAX_GUESSED = 64
 _MAX_LISTED = 24
-NO_VALUE = "has no value: give it one, or remove the key"
+NO_VALUE = "has no value: set one, or remove the key"
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -146,7 +146,7 @@ def _check_list(value: list[Any], schema: Schema, location: Location) -> Iterato
             identity = tuple(str(with_defaults(item, schema["items"]).get(key)) for key in keys)
             if identity in seen:
                 named = ", ".join(f"{key} '{shorten(word)}'" for key, word in zip(keys, identity, strict=True))
-                yield Violation((*location, index), f"{named} stands in [{seen[identity]}] already")
+                yield Violation((*location, index), f"{named} is already in [{seen[identity]}]")
             seen.setdefault(identity, index)
 
 

@@ -231,7 +231,7 @@ def _string(node: yaml.ScalarNode) -> str:
         # JSON's escapes write a character beyond 16 bits as two halves, which PyYAML leaves apart.
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise YamlError("half a character stands in a string: a lone \\ud800 to \\udfff", line_of(node)) from None
+        raise YamlError("a string contains half a character: a lone \\ud800 to \\udfff", line_of(node)) from None
 
 
 def _integer(node: yaml.ScalarNode) -> int:

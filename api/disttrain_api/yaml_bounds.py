@@ -125,7 +125,7 @@ def _in_sentences(read: Callable[[], _Made], text: str) -> _Made:
         raise YamlError(_syntax(error), mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlError(f"character {chr(error.character)!r} may not stand in YAML", line) from None
+        raise YamlError(f"character {chr(error.character)!r} is not allowed in YAML", line) from None
     except RecursionError:
         raise _too_deep(None) from None
 
@@ -133,7 +133,7 @@ def _in_sentences(read: Callable[[], _Made], text: str) -> _Made:
 def _syntax(error: yaml.MarkedYAMLError) -> str:
     message = error.problem or "not YAML"
     if "'\\t'" in message:
-        return "a tab stands where YAML wants spaces"
+        return "a tab stands where YAML needs spaces"
     return f"not YAML: {error.context + ', ' if error.context else ''}{shorten(message, _MAX_PROBLEM)}"
 
 
@@ -175,7 +175,7 @@ class _Scale:
         if id(node) in self._known:
             known = self._known[id(node)]
             if known is None:
-                raise YamlError("an alias stands for what it is a part of", line_of(node))
+                raise YamlError("an alias refers to a value that contains it", line_of(node))
             return known
         self._known[id(node)] = None
         weight = self._known[id(node)] = self._weighed(node)
@@ -205,7 +205,7 @@ class _Scale:
         if weight.values > MAX_VALUES:
             raise YamlError(f"more than {MAX_VALUES} values", line_of(node))
         if weight.bytes > self._most_bytes:
-            sentence = f"stands for more than {self._most_bytes} bytes, each alias counted as what it stands for"
+            sentence = f"needs more than {self._most_bytes} bytes, with each alias expanded"
             raise YamlError(sentence, line_of(node))
 
 

@@ -82,7 +82,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         ("steps: 10", "steps: true", "9: spec.training.steps: must be an integer, not true"),
         ("steps: 10", "steps: 0", "9: spec.training.steps: must be greater than or equal to 1, not 0"),
         ("steps: 10", "steps: [10]", "9: spec.training.steps: must be an integer, not a list"),
-        ("steps: 10", "steps:", "9: spec.training.steps: has no value: give it one, or remove the key"),
+        ("steps: 10", "steps:", "9: spec.training.steps: has no value: set one, or remove the key"),
         ("    steps: 10\n", "", "6: spec.training.steps: must be given"),
         ("3e-4", "0", "11: spec.training.optimizer.learningRate: must be greater than 0, not 0"),
         (
@@ -133,7 +133,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         (
             "{replicas: 2}",
             "{template: {spec: {containers: [{name: a}, {name: a}]}}}",
-            "5: spec.workers.template.spec.containers[1]: name 'a' stands in [0] already",
+            "5: spec.workers.template.spec.containers[1]: name 'a' is already in [0]",
         ),
         (
             "{replicas: 2}",
@@ -143,7 +143,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         (
             "{replicas: 2}",
             "{template: {spec: {nodeSelector: }}}",
-            "5: spec.workers.template.spec.nodeSelector: has no value: give it one, or remove the key",
+            "5: spec.workers.template.spec.nodeSelector: has no value: set one, or remove the key",
         ),
         (
             "{replicas: 2}",

@@ -2,7 +2,7 @@
 
 from disttrain_api.yaml_bounds import MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS, MAX_KEY, MAX_MERGED, MAX_NUMBER, MAX_VALUES
 
-BYTES = f"stands for more than {MAX_BYTES} bytes, each alias counted as what it stands for"
+BYTES = f"needs more than {MAX_BYTES} bytes, with each alias expanded"
 VALUES = f"more than {MAX_VALUES} values"
 DOCUMENTS = f"more than {MAX_DOCUMENTS} documents"
 DEPTH = f"nested more than {MAX_DEPTH} levels deep"

@@ -256,7 +256,7 @@ def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):
         ({}, "exactly one of `path` and `mixture`"),
         ({"path": "a", "mixture": [{"path": "b"}]}, "exactly one of `path` and `mixture`"),
         ({"path": "a", "temperature": 2}, "needs `mixture`"),
-        ({"path": "a.bin"}, "must be given: a.bin does not say"),
+        ({"path": "a.bin"}, "must be given: a.bin does not record"),
         ({"path": "a", "vocabularySize": 9}, "must be left out"),
     ],
 )

@@ -166,8 +166,8 @@ def training(**config: object) -> Training:
 @pytest.mark.parametrize(
     ("config", "field", "message"),
     [
-        ({"capacityFactor": 1.0}, "capacityFactor", "needs `experts`: give it, or remove this field"),
-        ({"zLossWeight": 0.0}, "zLossWeight", "needs `experts`: give it, or remove this field"),
+        ({"capacityFactor": 1.0}, "capacityFactor", "needs `experts`: set it, or remove this field"),
+        ({"zLossWeight": 0.0}, "zLossWeight", "needs `experts`: set it, or remove this field"),
         ({"experts": 4, "expertsPerToken": 5}, "expertsPerToken",
          "5 must be less than or equal to experts, which is 4"),
     ],
@@ -184,7 +184,7 @@ def test_configs_that_contradict_themselves(config, field, message):
         ({"experts": 3}, {"expertParallelDegree": 2, "dataParallelShardDegree": 2},
          "3 must be a multiple of `expertParallelDegree`, which is 2"),
         ({"experts": 4}, {"devicesPerProcess": 2},
-         "experts do not go with `devicesPerProcess`: they want a process per device; choose one of the two"),
+         "experts conflict with `devicesPerProcess`: they need a process per device; remove one of the two"),
         ({"experts": 4}, {"dataParallel": {"mode": "ParameterServer"}},
          "experts do not go with ParameterServer: how busy each is is counted over all workers in each step"),
         ({"experts": 4}, {"expertParallelDegree": 2, "dataParallelShardDegree": 2}, None),
