@@ -5,9 +5,9 @@ from tests.e2e.manifests import server_job
 from tests.e2e.observe import checkpoint, pod, wait_until_anew
 
 STEPS = 1_500
-AGAIN = r"goes on from its snapshot after \d+ updates, as incarnation 2"
+AGAIN = r"resumes from its snapshot after \d+ updates, as incarnation 2"
 # By what was made again.
-SAID = {("ps", "1"): (AGAIN,), ("ps", "0"): (AGAIN, "has heard 2 workers and goes on after step")}
+SAID = {("ps", "1"): (AGAIN,), ("ps", "0"): (AGAIN, r"resumes after step \d+, with reports of 2 workers")}
 
 
 def test_servers_manager_and_worker_are_replaced_one_by_one(kubectl: Kubectl) -> None:

@@ -162,7 +162,7 @@ class Simulation:
                 holder.save(manager.table() if index == 0 else None)
 
     def said(self, sentence):
-        if "silent" in sentence or ("has heard" in sentence and f"heard {self.workers} " not in sentence):
+        if "silent" in sentence or ("reports of" in sentence and f"reports of {self.workers} " not in sentence):
             self.all_counted = False
 
     def kill_manager(self):

@@ -97,7 +97,7 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         code, report = ended(running.workers[0], 0)
         assert (code, report.step, report.done) == (0, STEPS, True)
         assert ended(running.workers[1], 1)[0] == 0
-        assert "goes on from its snapshot" in again.text(0, "out")
+        assert "resumes from its snapshot" in again.text(0, "out")
         last = running.last()
         assert last["servers/version_max"] == UPDATES
         assert 0 <= UPDATES - last["servers/version_min"] <= last["servers/lost_pushes"] < 2 * INTERVAL

@@ -117,7 +117,7 @@ def serve(config: Config, index: int, stop: StopRequest, record: TerminationReco
     if former is not None:
         server.restore(former)
         print(
-            f"goes on from its snapshot after {former.number('version')} updates, as incarnation {incarnation}",
+            f"resumes from its snapshot after {former.number('version')} updates, as incarnation {incarnation}",
             flush=True,
         )
     loop = Loop(server, key, config.servers[index], snapshots)

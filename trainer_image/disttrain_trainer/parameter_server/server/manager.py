@@ -136,7 +136,7 @@ class Manager:
             self._scheduler.resume(self._sampler(), recovery.known, recovery.reported, now)
             for worker, task in sorted(recovery.assigned.items()):
                 self._scheduler.assign_again(worker, task)
-        self._log(f"has heard {len(recovery.reported)} workers and goes on after step {self._scheduler.floor}")
+        self._log(f"resumes after step {self._scheduler.floor}, with reports of {len(recovery.reported)} workers")
         deferred, self._deferred = self._deferred, {}
         found: Answers = []
         for handler, sender, message in deferred.values():
