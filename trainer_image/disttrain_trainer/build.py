@@ -132,12 +132,7 @@ def assemble(
     # A model that cannot be cut along the sequence has said so.
     if config.job.parallelism.sequence_parallel:
         _require_even_sequences(data, world.mesh.tensor)
-    for parameter in (parameter for layer in expert_layers(module) for parameter in layer.experts.parameters()):
-        setattr(parameter, STACKED, True)
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for name in hidden & trained.keys():
-        setattr(trained[name], HIDDEN, True)
-    optimizer = task.optimizer(trained)
+    optimizer = task.optimizer(_trained(module, hidden))
     takes_no_sparse = what_takes_none(config, world, optimizer)
     require_dense(sparse, takes_no_sparse)
     if sparse:
@@ -165,6 +160,17 @@ def assemble(
         guard=None if training.skip_steps is None else StepGuard(training.skip_steps),
         callbacks=callbacks or Callbacks(),
     )
+
+
+def _trained(module: nn.Module, hidden: frozenset[str]) -> dict[str, nn.Parameter]:
+    """The trained parameters by name; marked for the optimizer are stacked experts and the matrices named `hidden`."""
+    for layer in expert_layers(module):
+        for parameter in layer.experts.parameters():
+            setattr(parameter, STACKED, True)
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in hidden & trained.keys():
+        setattr(trained[name], HIDDEN, True)
+    return trained
 
 
 def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:

@@ -8,10 +8,11 @@ Server 0 is also the manager (manager.py). Workers ask; servers never speak firs
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from disttrain_api.parallelism import Pushed, Synchronization
 from disttrain_trainer.parameter_server.protocol.buckets import buckets
@@ -155,20 +156,7 @@ class Server:
 
     def _take_over(self, message: Message) -> None:
         """Hold the message's numbers and optimizer states."""
-        names = message.fields.get("states")
-        if not isinstance(names, list) or not all(isinstance(entry, list) for entry in names):
-            raise Malformed("`states` of load is no list of lists")
-        count = len(names)
-        if len(message.tensors) != count + sum(len(entry) for entry in names):
-            raise Malformed(f"{len(message.tensors)} tensors for {count} ranges and their states")
-        widths = message.numbers("widths") if "widths" in message.fields else [0] * count
-        values = message.tensors[:count]
-        if len(widths) != count or any(
-            width and len(value) % width for width, value in zip(widths, values, strict=True)
-        ):
-            raise Malformed("`widths` of load are not those of the ranges' rows")
-        rest = iter(message.tensors[count:])
-        states = [{str(name): next(rest) for name in entry} for entry in names]
+        values, states, widths = _held_by(message)
         training, settings = self._config.training, self._config.settings
         kind = AveragingShard if settings.push is Pushed.PARAMETERS else Shard
         self._shard = kind(values, training.optimizer, states, widths)
@@ -261,3 +249,18 @@ def _held(shard: Shard) -> Message:
     states = shard.optimizer_states()
     tensors = [*shard.values(), *(tensor for state in states for tensor in state.values())]
     return Message("load", {"states": [list(state) for state in states], "widths": shard.widths}, tensors)
+
+
+def _held_by(message: Message) -> tuple[Sequence[Tensor], list[dict[str, Tensor]], Sequence[int]]:
+    """The opposite of `_held`: values, optimizer states and widths of rows, of each range. Raises Malformed."""
+    names = message.fields.get("states")
+    if not isinstance(names, list) or not all(isinstance(entry, list) for entry in names):
+        raise Malformed("`states` of load is no list of lists")
+    count = len(names)
+    if len(message.tensors) != count + sum(len(entry) for entry in names):
+        raise Malformed(f"{len(message.tensors)} tensors for {count} ranges and their states")
+    widths = message.numbers("widths") if "widths" in message.fields else [0] * count
+    values, rest = message.tensors[:count], iter(message.tensors[count:])
+    if len(widths) != count or any(width and len(value) % width for width, value in zip(widths, values, strict=True)):
+        raise Malformed("`widths` of load are not those of the ranges' rows")
+    return values, [{str(name): next(rest) for name in entry} for entry in names], widths
