@@ -61,7 +61,8 @@ def test_no_test_looks_at_a_clock() -> None:
 
 
 def test_torch_loads_no_code() -> None:
-    """`weights_only=True` is written out: a default may change, and a pickle runs code."""
+    """`weights_only=True` is written out: a default may change, and a pickle runs code. Red where `weights_only` is
+    left out or false."""
     trainer = REPOSITORY / "trainer_image" / "disttrain_trainer"
     calls = [
         (module.name, {one.arg: ast.unparse(one.value) for one in node.keywords})

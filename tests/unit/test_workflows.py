@@ -32,6 +32,7 @@ def steps(file: Path) -> list[dict[str, Any]]:
 
 
 def test_every_action_is_named_by_its_commit_and_says_its_release(file: Path) -> None:
+    """Red where one is named by its tag."""
     lines = [line.strip() for line in file.read_text().splitlines() if re.search(r"\buses:", line)]
     lines = [line for line in lines if not line.startswith("uses: ./")]  # of the same commit
     assert lines

@@ -146,6 +146,7 @@ def test_ranks_that_listen_see_each_request_for_a_checkpoint(asked: Pod) -> None
 
 
 def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -> None:
+    """Red where a begin of the token is enough, where another method than GET is answered, and where a body is read."""
     for token in (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9"):
         for path in ("/v1/status", "/v1/logs?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none"):
             code, answer = ask(asked, path, token)

@@ -71,6 +71,7 @@ def gangs(tmp_path: Path) -> Iterator[Any]:
 def test_a_rank_that_leaves_early_is_blamed_not_the_peer_that_lost_it(
     gangs: Any, how: str, words: str, pods: int, ranks: int
 ) -> None:
+    """Red where exit code 0 is a success without a report that the work is done."""
     gang = gangs(pods, ranks)
     codes = gang.run(ending(how, rank=1))
     left = gang.pods[-1]

@@ -44,6 +44,8 @@ TOO_MUCH = {
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("config", "said"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
 def test_a_config_beyond_its_bounds_is_one_problem_at_its_field(part: str, config: Any, said: str) -> None:
+    """Red without the bound on levels, that on values, or that on bytes, and where a problem of the whole job is
+    reported besides."""
     (found,) = problems(with_config(part, config))
     assert found.path == f"spec.training.{part}.config"
     assert said in found.message

@@ -38,6 +38,7 @@ except yaml_bounds.YamlError as error:
     ],
 )
 def test_a_bomb_is_refused_by_its_own_sentence(tmp_path: Path, reader: str, text: str, sentence: str) -> None:
+    """Red where an alias costs nothing, and without the bound on values, on bytes, or on levels."""
     file = tmp_path / "bomb.yaml"
     file.write_text(text)
     code = IN_A_CHILD.replace("READER", READERS[reader])

@@ -56,6 +56,7 @@ def test_the_operator_meets_the_restricted_pod_security_standard(helm: Path) -> 
 
 
 def test_one_namespace_needs_no_right_in_any_other(helm: Path) -> None:
+    """Red where the role is one of the cluster."""
     objects = render(helm, "watchNamespaces={team-a}")
     kinds = {document["kind"] for document in objects}
     assert {"Role", "RoleBinding"} <= kinds
@@ -181,6 +182,7 @@ def test_nothing_is_rendered_by_chance(helm: Path) -> None:
 
 
 def test_the_operator_keeps_the_key_of_tokens_in_one_secret_that_it_may_read(helm: Path) -> None:
+    """Red where the right to read Secrets names none."""
     objects = render(helm)
     settings = read_settings(container(objects)["args"], {})
     assert (settings.token_key_secret, settings.token_key_file) == ("system/disttrain-job-token-key", None)
@@ -192,6 +194,7 @@ def test_the_operator_keeps_the_key_of_tokens_in_one_secret_that_it_may_read(hel
 
 
 def test_with_a_secret_of_ones_own_the_operator_may_read_none(helm: Path) -> None:
+    """Red where the right to read the Secret is given all the same."""
     objects = render(helm, "tokenKey.existingSecret=mine", "tokenKey.existingSecretKey=token")
     settings = read_settings(container(objects)["args"], {})
     assert (settings.token_key_secret, settings.token_key_file) == (None, Path("/etc/disttrain-operator/key"))

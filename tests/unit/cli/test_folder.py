@@ -32,6 +32,7 @@ def mode(file: Path) -> int:
 
 @pytest.mark.usefixtures("open_umask")
 def test_the_token_is_its_owners_alone_from_its_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red where others may open the file, however short the time."""
     seen: list[tuple[str, int, int]] = []
     plainly = os.open
 

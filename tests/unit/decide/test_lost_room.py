@@ -85,6 +85,7 @@ def test_what_the_scheduler_refuses_for_reasons_of_its_own_is_not_tried_for_ever
 def test_a_gang_keeps_no_room_for_long_that_the_scheduler_does_not_give_it(
     seconds: int, placed: tuple[int, ...], deadline: int | None, refusal: str
 ) -> None:
+    """Red where a gang that is not placed waits for ever."""
     decision = after_release(seconds, placed=placed, deadline=deadline, refusal=refusal)
     assert decision.status is not None
     deleted = [action for action in decision.actions if isinstance(action, DeletePod)]

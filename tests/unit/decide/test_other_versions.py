@@ -129,6 +129,7 @@ def odd_statuses() -> st.SearchStrategy[Raw]:
 
 @given(status=odd_statuses(), later=st.integers(0, 10**6))
 def test_any_status_is_read_and_decided_upon_and_keeps_its_words(status: Raw, later: int) -> None:
+    """Red where a field of another version is dropped."""
     world = World(a_raw_job(status=status))
     job = world.job
     assert holds(written(job.status), status)

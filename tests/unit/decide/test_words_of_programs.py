@@ -85,6 +85,7 @@ ENDS: dict[str, tuple[Callable[[], World], str]] = {
 
 @pytest.mark.parametrize(("world", "said"), ENDS.values(), ids=ENDS)
 def test_what_a_program_prints_is_left_to_its_log(world: Callable[[], World], said: str) -> None:
+    """Red where a verdict has a rank's message with what its program said."""
     ended = world().settle().pass_time(5).settle()
     told = str([ended.job.status.model_dump(mode="json"), *(event.message for event in ended.events)])
     assert said in told
@@ -102,6 +103,7 @@ def test_a_job_may_ask_for_it(message: str) -> None:
 
 @pytest.mark.parametrize("reason", ["Unhealthy", "FailedPostStartHook"])
 def test_events_that_pass_on_the_output_of_a_probe_or_a_hook_are_cut_before_it(reason: str) -> None:
+    """Red where the whole message of such an Event is shown."""
     event = {"type": "Warning", "reason": reason, "message": f"Startup probe failed: {SECRET}"}
     found = what_holds_up("uid", [event | {"lastTimestamp": "2026-01-01T12:00:00Z"}])
     assert found is not None

@@ -50,6 +50,7 @@ def a_pod(requests: dict[str, str]) -> dict[str, Any]:
 
 @given(quantities(st.sampled_from(list(SUFFIXES)) | EXPONENTS.map(spelled)), st.sampled_from(["cpu", "memory"]))
 def test_any_quantity_with_any_exponent_is_read_and_is_bounded(text: str, resource: str) -> None:
+    """Red where the result is not capped."""
     assert -MAX_AMOUNT <= amount(resource, text) <= MAX_AMOUNT
 
 
@@ -92,6 +93,7 @@ def test_what_kubernetes_cannot_count_counts_as_the_most_it_can(resource: str, t
 
 @pytest.mark.parametrize("text", ["1e1000000", "1e-1000000", "0.1e1000000", "1e-1000000000", "9" * 4_000])
 def test_nothing_is_computed_of_an_exponent_that_is_too_great(text: str) -> None:
+    """Red where a power of ten is computed before its size is looked at, of great and of small exponents."""
     amount("cpu", text)
     tracemalloc.start()
     amount("cpu", text)

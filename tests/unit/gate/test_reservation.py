@@ -43,6 +43,7 @@ def test_a_period_says_when_it_ends(waited: timedelta) -> None:
 @settings(max_examples=300, deadline=None)
 @given(seconds, seconds)
 def test_nodes_are_kept_for_half_of_the_time_and_a_period_at_most(waited: timedelta, observed: timedelta) -> None:
+    """Red where periods grow beyond the longest."""
     now, kept = BEGIN + waited, timedelta()
     end = now + observed
     while now < end:

@@ -59,6 +59,7 @@ async def test_it_is_not_asked_for_while_there_is_no_room(api: FakeApi, filled: 
 
 
 async def test_it_is_taken_in_when_something_was_deleted(api: FakeApi, filled: Filled) -> None:
+    """Red where what is listed is not taken in, and where all namespaces are listed."""
     lists = api.asked("GET")
     await api.remove(f"{path('one')}/p0")
     await eventually(lambda: len(filled.cache.gone("job")) == 1)

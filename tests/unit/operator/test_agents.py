@@ -312,6 +312,7 @@ async def test_over_http_the_token_is_sent_and_answers_are_bounded_and_not_follo
 
 
 async def test_rounds_go_on_whatever_an_agent_does() -> None:
+    """Red where an error that nobody has thought of leaves the round."""
     fleet = Fleet(a_pod())
     asked = asyncio.Event()
 

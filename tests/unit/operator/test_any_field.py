@@ -180,7 +180,8 @@ def test_whatever_field_is_large_what_is_kept_is_bounded(
     at_least: int,
     may_be_refused: tuple[str, ...],
 ) -> None:
-    """`may_be_refused`: fields of which so much is needed that the object is kept as a name where they are large."""
+    """`may_be_refused`: fields of which so much is needed that the object is kept as a name where they are large. Red
+    where a text is kept as long as it is."""
     tried, too_large, not_kept = 0, dict[str, int](), dict[str, str]()
     for path, change in large(schema()):
         tried += 1

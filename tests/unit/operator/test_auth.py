@@ -77,6 +77,7 @@ def test_what_cannot_be_used_is_refused(
 
 @pytest.mark.parametrize(("text", "sentence"), [*(BOMBS | OF_OTHER_FILES).values(), ("a: [", "not YAML: ")])
 def test_a_kubeconfig_is_read_within_bounds(tmp_path: Path, text: str, sentence: str) -> None:
+    """Red where PyYAML reads the file by itself."""
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(AccessError, match=re.escape(f"{path} is no kubeconfig: {sentence}")):

@@ -188,6 +188,7 @@ def test_two_that_take_all_they_may_leave_a_third_its_own() -> None:
 
 
 def test_who_has_most_gives_way_to_who_has_little() -> None:
+    """Red where the newcomer is left out instead."""
     budget = Budget(40_000, 20_000)
     first, second = filled(budget, "a", 3), filled(budget, "b", 3)
     assert (len(first), len(second)) == (3, 3)

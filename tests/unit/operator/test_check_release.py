@@ -81,6 +81,7 @@ class Odd(BaseHTTPRequestHandler):
 def test_what_a_stranger_says_is_a_line_of_text(
     answer: dict[str, bytes], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Red where the answer is shown as it came."""
     handler = type("Handler", (Odd,), answer)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()

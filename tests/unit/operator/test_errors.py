@@ -35,6 +35,7 @@ TRANSIENT = [
 @pytest.mark.parametrize(("code", "words"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
 @pytest.mark.parametrize("as_status", [True, False])
 def test_what_is_too_large_is_the_contents_fault_whatever_the_code(code: int, words: str, *, as_status: bool) -> None:
+    """Red where code 413, or the words under another code, are an error of another kind."""
     body = json.dumps(status_object(code, "", words)).encode() if as_status else words.encode()
     error = error_of(code, body)
     assert isinstance(error, ContentTooLarge)

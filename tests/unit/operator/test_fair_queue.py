@@ -127,6 +127,7 @@ TestQueue.settings = settings(max_examples=2000 if SOAK else 150, stateful_step_
 
 
 async def test_a_namespace_with_little_to_do_does_not_wait_for_one_with_much() -> None:
+    """Red where all keys stand in one line."""
     queue = WorkQueue[Key](group_of=lambda key: key[0])
     for number in range(10_000):
         queue.add(("crowded", number))
@@ -136,6 +137,7 @@ async def test_a_namespace_with_little_to_do_does_not_wait_for_one_with_much() -
 
 
 async def test_one_namespace_never_has_all_workers() -> None:
+    """Red without the limit of a group."""
     queue = WorkQueue[Key](group_of=lambda key: key[0], limit=lambda group: 2)
     for number in range(5):
         queue.add(("crowded", number))

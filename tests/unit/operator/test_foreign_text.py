@@ -28,6 +28,7 @@ def a_record(message: str, *given: object, error: str | None = None) -> logging.
 
 @given(any_text)
 def test_a_line_for_people_is_one_line_of_text(text: str) -> None:
+    """Red where the message is logged as it is."""
     for line in (TextFormatter().format(a_record("%s: trying again", text)), TextFormatter().format(a_record(text))):
         assert line.replace("\t", "").isprintable()
     line.encode()
@@ -69,6 +70,7 @@ def test_an_object_of_json_is_one_line_and_its_strings_are_text(text: str) -> No
 
 @given(any_text)
 def test_an_event_is_text(text: str) -> None:
+    """Red where the reason or the message is posted as it is."""
     key = Key("default", "digits", UID)
     event = event_manifest(key, "7", Event(text, f"rank 0 failed: {text}", warning=True), NOW)
     for field in ("reason", "message"):

@@ -43,6 +43,7 @@ def a_pod(metadata: dict[str, Any], gpus: int = 100_000, **spec: Any) -> dict[st
 async def test_a_pod_of_nobodys_takes_nothing_of_the_node_that_it_names(
     cluster: Cluster, metadata: dict[str, Any]
 ) -> None:
+    """Red where an owner in another namespace counts, and where anybody's annotation reserves a node."""
     cluster.gang("one")
     forged = {"name": "forged", "uid": "forged", "namespace": "evil", "annotations": {RESERVED: "a"}}
     cluster.gate.pods.apply("ADDED", cluster.next(a_pod({**forged, **metadata}, 8)))
@@ -71,6 +72,7 @@ async def test_pods_that_a_tenant_adds_to_its_own_gang_take_nothing(cluster: Clu
 async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Red where its error leaves the look at all jobs."""
     cluster.gang("odd", age=5)
     cluster.gang("one")
     read_job = cluster.world.job
@@ -160,7 +162,8 @@ async def test_a_pod_with_more_constraints_than_are_read_is_told(cluster: Cluste
 
 @pytest.mark.parametrize("invented", ["a.io/{}", "hugepages-{}Ki"])
 async def test_resources_that_nobody_has_do_not_hide_what_a_pod_takes(cluster: Cluster, invented: str) -> None:
-    """It went around the scheduler; the kubelet takes no notice of resources that its node does not have."""
+    """It went around the scheduler; the kubelet takes no notice of resources that its node does not have. Red where
+    resources are kept by their names alone."""
     names = [invented.format(number) for number in range(1000, 1000 + 3 * read.MAX_RESOURCES)]
     requests = dict.fromkeys(names, "1") | {GPU: "8", "cpu": "7", "memory": "1Gi"}
     raw = {

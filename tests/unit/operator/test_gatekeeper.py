@@ -101,6 +101,7 @@ async def test_jobs_that_run_or_have_ended_are_no_concern(cluster: Cluster) -> N
 
 
 async def test_a_gang_that_the_scheduler_refused_waits_behind_those_that_came_meanwhile(cluster: Cluster) -> None:
+    """Red where it keeps the place of its job."""
     verdict = {"reason": "Unschedulable", "message": "m", "class": "NotStarted", "action": "RestartWithoutCounting"}
     refused = {"number": 1, "startTime": "2026-01-01T12:00:00Z", "endTime": "2026-01-01T12:00:40Z", "verdict": verdict}
     again = {"number": 2, "startTime": "2026-01-01T12:00:50Z"}

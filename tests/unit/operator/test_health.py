@@ -181,6 +181,7 @@ async def test_an_address_that_is_named_is_the_only_one() -> None:
 async def test_hundreds_of_half_requests_hold_a_bounded_number_of_places_and_keep_no_probe_out(
     health: Health, strangers: Strangers
 ) -> None:
+    """Red without the bound on places, and where one who comes late is turned away."""
     await strangers.come(400)
     await eventually(lambda: strangers.held() == LIMITS.connections)
     assert open_places(health) == LIMITS.connections
@@ -216,6 +217,7 @@ async def test_the_oldest_that_has_asked_for_nothing_goes_first(health: Health, 
 
 
 async def test_a_request_of_too_many_bytes_is_closed(health: Health, strangers: Strangers) -> None:
+    """Red without the bound on bytes."""
     await strangers.come(1, b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 10)
     await eventually(lambda: open_places(health) == 1)
     (connection,) = strangers.sockets
@@ -241,6 +243,7 @@ async def test_a_place_is_taken_from_who_has_held_it_longest(health: Health, str
 
 @pytest.mark.parametrize("sent", [b"", HALF, WHOLE[:-1]], ids=["nothing", "half", "all but one byte"])
 async def test_a_request_that_takes_too_long_is_closed(sent: bytes) -> None:
+    """Red without the bound on time."""
     async with served(Limits(seconds=0.2)) as health:
         strangers = Strangers(health)
         await strangers.come(1, sent)

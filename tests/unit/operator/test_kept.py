@@ -101,6 +101,7 @@ HEAVY: dict[str, Raw] = {
 
 @pytest.mark.parametrize("changes", HEAVY.values(), ids=HEAVY.keys())
 def test_a_job_takes_no_more_memory_than_its_text(changes: Raw) -> None:
+    """Red where a long spec is not compressed, and where one beyond the bounds is kept."""
     raw = a_raw_job(**changes)
     kept = keep(raw)
     assert size_of(kept) < 500_000

@@ -58,6 +58,7 @@ async def test_what_cannot_be_trimmed_comes_as_it_is(api: FakeApi, client: Clien
 async def test_an_answer_of_too_many_parts_is_not_read(
     api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Red where it is parsed before its parts are counted."""
     monkeypatch.setattr(client_module, "MAX_PARSED_BYTES", 2**20)
     await api.put(POD, spec={"parts": [{}] * LARGE_BYTES})
     with pytest.raises(Undecodable, match="so many parts"):
@@ -67,7 +68,8 @@ async def test_an_answer_of_too_many_parts_is_not_read(
 async def test_a_large_job_and_its_large_pods_are_trimmed_beside_the_loop(
     api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each write of its status is answered with all of it, and each pod with the template."""
+    """Each write of its status is answered with all of it, and each pod with the template. Red where the loop parses
+    them."""
     trimming = Trimming()
     monkeypatch.setattr(snapshot, "keep", trimming.of(keep))
     monkeypatch.setattr(snapshot, "keep_pod", trimming.of(keep_pod))

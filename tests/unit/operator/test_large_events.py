@@ -72,6 +72,7 @@ async def reader() -> AsyncIterator[Reader]:
 
 
 async def test_of_an_object_that_changes_all_the_time_the_newest_is_read(reader: Reader) -> None:
+    """Red where the event that waits stays and the newer one goes. Where the loop reads, it never ends."""
     await reader.put(an_event("a", 1))
     await eventually(lambda: reader.events._reading)
     await reader.put(*(an_event("a", version) for version in range(2, 50)))
@@ -97,6 +98,7 @@ async def test_which_object_an_event_is_about_is_found_beside_the_loop(
 
 
 async def test_namespaces_take_turns(reader: Reader) -> None:
+    """Red where all events stand in one line."""
     await reader.put(*(an_event(f"many{number}", number + 1, "many") for number in range(10)))
     await reader.put(an_event("few", 20, "few"))
     await reader.end()

@@ -35,6 +35,7 @@ SHAPES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
 def test_no_text_takes_more_memory_than_is_reckoned_before_it_is_parsed(text: bytes) -> None:
+    """Red where an object is reckoned at half of its size."""
     tracemalloc.start()
     try:
         parsed = orjson.loads(text)
@@ -77,7 +78,8 @@ async def pages(server: Server, **how: Any) -> list[Page]:
 
 
 async def test_a_list_of_objects_of_many_parts_takes_the_memory_of_few_of_them() -> None:
-    """Six of them take 230 MB as objects, and nothing less than their text says so."""
+    """Six of them take 230 MB as objects, and nothing less than their text says so. Red where a page is parsed whatever
+    its parts take."""
     server = Server(*(an_object(number, [{}] * 440_000) for number in range(6)))
     tracemalloc.start()
     try:

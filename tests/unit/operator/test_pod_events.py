@@ -195,6 +195,7 @@ async def test_where_one_pod_has_no_events_the_next_is_asked_and_one_that_has_so
 
 
 async def test_thousands_of_jobs_in_one_namespace_delay_no_other(waits: Waits) -> None:
+    """Red without the bound on the requests of a round, and where all jobs stand in one line."""
     for number in range(5 * MOST):
         waits.job("crowded", number)
     await waits.after(0)
@@ -209,6 +210,7 @@ async def test_thousands_of_jobs_in_one_namespace_delay_no_other(waits: Waits) -
 
 
 async def test_a_refusal_or_an_answer_without_end_costs_a_sentence_and_nothing_else(waits: Waits) -> None:
+    """Red without the bound on bytes."""
     uid = waits.job()
     await waits.say("no such map")
     await waits.after(0)

@@ -58,6 +58,7 @@ async def fail_with_a_report(api: FakeApi, shell: Shell) -> None:
 async def test_a_refused_status_is_written_without_the_reports_and_the_job_goes_on(
     api: FakeApi, shell: Shell, answer: Callable[[], web.Response]
 ) -> None:
+    """Red where the same status is written again."""
     api.refusals.append(refuses(answer, lambda status: "progress" in status))
     await fail_with_a_report(api, shell)
     await shell.reconcile()
@@ -144,6 +145,7 @@ def events(api: FakeApi) -> list[Raw]:
 async def test_a_job_that_can_have_no_status_costs_two_writes_whoever_wakes_it(
     api: FakeApi, client: Client, answer: Callable[[], web.Response], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Red where such a job is only tried again."""
     monkeypatch.setattr(reconcile, "CRASH_SECONDS", 3600.0)
     monkeypatch.setattr(reconcile, "MAX_CRASH_SECONDS", 3600.0)
     shell = await a_shell(api, client)

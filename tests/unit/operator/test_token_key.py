@@ -39,6 +39,7 @@ def test_keys_of_processes_without_a_file_differ() -> None:
 def test_the_process_ends_with_the_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Red without the look at the length of the key."""
     file = tmp_path / "key"
     file.touch()
     kubeconfig = tmp_path / "kubeconfig"

@@ -147,6 +147,7 @@ async def test_an_object_that_the_cache_refuses_is_left_out_alone(api: FakeApi, 
 
 
 async def test_a_watch_steps_over_what_cannot_be_decoded(api: FakeApi, watched: Watched) -> None:
+    """Red where the error leaves the watch."""
     await api.put(f"{TEAM}/bad", spec=DEEP)
     await api.put(f"{TEAM}/d")
     await watched.caught_up(api, "bad")
@@ -156,6 +157,7 @@ async def test_a_watch_steps_over_what_cannot_be_decoded(api: FakeApi, watched: 
 
 
 async def test_an_object_that_is_changed_all_the_time_costs_no_list(api: FakeApi, watched: Watched) -> None:
+    """Red where an object that cannot be decoded makes everything be listed again."""
     for number in range(100):
         await api.put(f"{TEAM}/bad", spec=DEEP)
         await api.put(f"{TEAM}/good", spec=number)
@@ -263,6 +265,7 @@ async def test_an_answer_that_cannot_be_decoded_is_not_asked_for_again(api: Fake
 
 
 async def test_an_answer_is_read_up_to_its_bound(api: FakeApi, client: Client) -> None:
+    """Red where all of it is read."""
     await api.put(f"{TEAM}/large", spec="x" * 10_000)
     with pytest.raises(TooLarge, match="larger than 5000 bytes"):
         await client.read(f"{TEAM}/large", {}, 5000)

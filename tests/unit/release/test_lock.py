@@ -92,6 +92,7 @@ def test_all_that_pyproject_asks_for_is_there_with_all_that_it_needs(files: list
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_an_image_installs_by_hash_but_for_our_own_code_and_what_a_build_argument_adds(dockerfile: Path) -> None:
+    """Red where requirements are installed without their hashes."""
     text = dockerfile.read_text()
     without = [line for line in re.findall(r"pip install (.*)", text) if "--require-hashes" not in line]
     ours = [line for line in without if line.startswith("--no-deps --no-build-isolation . ")]
@@ -104,6 +105,7 @@ def test_an_image_installs_by_hash_but_for_our_own_code_and_what_a_build_argumen
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_the_base_image_may_be_named_by_digest(dockerfile: Path) -> None:
+    """Red where the base is written out."""
     text = dockerfile.read_text()
     assert re.search(r"^ARG BASE_IMAGE=\S+:\S+$", text, re.MULTILINE)
     assert re.findall(r"^FROM (.*)$", text, re.MULTILINE) == ["${BASE_IMAGE}"]

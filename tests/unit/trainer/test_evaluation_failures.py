@@ -165,6 +165,7 @@ def test_with_shards_a_failure_that_ends_the_job_ends_it_for_good(tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_kill_in_an_evaluation_costs_no_checkpoint_and_the_next_attempt_evaluates(tmp_path, asynchronous):
+    """Red where the evaluation goes before the checkpoint."""
     changes = {"checkpoint": {"interval": 6, "asynchronous": asynchronous}, "evaluation": {"batchSize": 2}}
     described = job(training("kill once", folder=tmp_path, **changes))
     with launch(tmp_path / "1", described, storage=tmp_path / "storage") as world:

@@ -91,6 +91,7 @@ class TestHostile:
 
     @pytest.mark.parametrize("name", HOSTILE)
     def test_it_is_found_before_anything_is_loaded(self, written, tmp_path, name):
+        """Red where a file that is a hole is opened like others."""
         spoil, sentence = HOSTILE[name]
         shutil.copytree(written / "step-4", tmp_path / "step-4")
         spoil(tmp_path / "step-4", tmp_path / "mark")
@@ -115,6 +116,7 @@ class TestHostile:
         assert [line["step"] for line in result["metrics"] if "lr" in line] == [1, 2, 3, 4, 5]
 
     def test_nothing_is_run(self, results, folder):
+        """Red where pickle may load values, and where `.metadata` may call what it names."""
         assert list(folder.glob("*/mark")) == []
 
     def test_the_calls_would_be_run_by_pickle(self, tmp_path):
@@ -126,6 +128,7 @@ class TestHostile:
 class TestMetadataFile:
     @pytest.mark.parametrize("name", BOMBS)
     def test_what_is_no_metadata_is_refused_with_a_sentence(self, name):
+        """Red without the bound on what is made, and where what is named again costs nothing."""
         data, sentence = BOMBS[name]
         said = outcome(metadata_of, data)
         assert said.startswith(f"NotMetadata: {sentence}")

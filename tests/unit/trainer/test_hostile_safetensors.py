@@ -142,6 +142,7 @@ HARMS = {
 class TestHeader:
     @pytest.mark.parametrize("name", HARMS)
     def test_what_is_wrong_is_said_in_one_sentence(self, tmp_path, name):
+        """Red without the check that each sentence belongs to."""
         content, sentence = HARMS[name]
         file = tmp_path / "one.safetensors"
         file.write_bytes(content)
@@ -165,7 +166,8 @@ class TestHeader:
 
     @pytest.mark.parametrize("size", [2**20, 2**34])
     def test_what_is_a_hole_is_not_read(self, tmp_path, size):
-        """A file of a kilobyte on the disk, whose one tensor has all that it seems to have."""
+        """A file of a kilobyte on the disk, whose one tensor has all that it seems to have. Red where what is stored of
+        the file is not looked at."""
         file = tmp_path / "one.safetensors"
         header = file_of({"a": tensor(0, size, (size // 4,))})
         sparse(file, header, len(header) + size)

@@ -190,6 +190,7 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_hostile_rank_runs_no_code_in_another(tmp_path: Path, attack: str, sentence: str) -> None:
+    """Red where any class may be named, and without any of the bounds on bytes."""
     with launch(tmp_path, job(small()), ranks=2, module="tests.unit.trainer.hostile_ranks", ATTACK=attack) as world:
         victim, _ = world.ended()
     assert victim.out.startswith(sentence), victim.out + victim.err
@@ -197,6 +198,7 @@ def test_a_hostile_rank_runs_no_code_in_another(tmp_path: Path, attack: str, sen
 
 
 def test_what_all_send_to_the_first_is_bounded_by_what_it_sends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red where the longest of all values is the measure."""
     monkeypatch.setattr(json_collectives, "MAX_BYTES_OF_ALL", 1000)
     assert json_collectives.most_of_all([10, 10]) == 1000, "little is always taken"
     assert json_collectives.most_of_all([400] * 1000) == json_collectives.TIMES_AS_MUCH * 400_000, "a large job's plans"

@@ -86,6 +86,7 @@ def watched() -> Iterator[Watched]:
 
 @pytest.mark.parametrize("says", [b"", GREETING[:20], GREETING, ANNOUNCED])
 def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched: Watched, says: bytes) -> None:
+    """Red where nobody is shut out, and where one that has proved the token is."""
     worker = watched.worker()
     known = watched.hear(worker, b"first")
     watched.hold(STRANGERS, says)
