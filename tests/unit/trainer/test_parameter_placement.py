@@ -148,6 +148,18 @@ class TestWire:
         with pytest.raises(Malformed, match=r"^not authenticated"):
             decode([code + len(header).to_bytes(4, "big"), header], KEY)
 
+    @pytest.mark.parametrize("length", [0, 16 * 2**20 + 1, 2**32 - 1])
+    def test_a_header_that_is_none_or_too_long_is_not_looked_for(self, length):
+        """Red without the bound on its length."""
+        with pytest.raises(Malformed, match=f"a header of {length} bytes"):
+            decode([bytes(32) + length.to_bytes(4, "big"), b"x"], KEY)
+
+    def test_the_frame_of_an_empty_tensor_counts(self):
+        """Red where frames are counted by their bytes alone."""
+        frames = encode(Message("push", tensors=[torch.zeros(0)]), KEY)
+        with pytest.raises(Malformed, match="0 frames, the header says 1"):
+            decode(frames[:2], KEY)
+
     @pytest.mark.parametrize(
         ("header", "why"),
         [
