@@ -204,14 +204,15 @@ class TestPushes:
             ("pull", {"worker": None, "ranges": [0]}, (), "`worker` of pull is None"),
             ("pull", {"ranges": [3]}, (), "no ranges of the 3 that there are"),
             ("pull", {"ranges": [1, 1]}, (), "no ranges of the 3 that there are"),
-            ("rows", {"range": 0}, (), "range 0 has no rows"),
-            ("rows", {"range": 3}, (), "range 3 has no rows"),
+            ("rows", {"range": 0}, (1,), "range 0 has no rows"),
+            ("rows", {"range": 3}, (1,), "range 3 has no rows"),
         ],
     )
     def test_what_makes_no_sense_changes_nothing(self, kind, fields, lengths, why):
         """Red without the guard that each reason belongs to."""
         server, untouched = loaded(a_server()), loaded(a_server())
-        tensors = [torch.ones(length, dtype=torch.float64) for length in lengths]
+        form = torch.int64 if kind == "rows" else torch.float64
+        tensors = [torch.ones(length, dtype=form) for length in lengths]
         given = {"worker": 0, "task": [0, 0], "weight": 1.0, "taken": 0, "floor": 0, **fields}
         with pytest.raises(Malformed, match=why):
             server.receive(ASKER, Message(kind, given, tensors), 0.0)
