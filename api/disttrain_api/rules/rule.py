@@ -22,7 +22,8 @@ def given(path: str, otherwise: str) -> str:
 
     Every access to a field costs the API server as much as its object has fields, at each write of a job, also of its
     status: `has(self.a.b) ? self.a.b : 1` takes four of them where `self.a.?b.orValue(1)` takes two. For the same
-    reason rules begin with what is cheap and ends most of them, and stand as deep as what they read.
+    reason rules begin with what is cheap and ends most of them, and stand as deep as what they read. For numbers, words
+    and truth values: of what may be long the API server takes an optional value for endless when it estimates a cost.
     """
     return f"{path}.orValue({otherwise})"
 
