@@ -140,7 +140,7 @@ async def test_without_kopfs_handler_no_job_is_seen(
 
 async def test_kopf_makes_no_request_but_its_watches() -> None:
     """Red where any request for the path of a watch is answered."""
-    session = KopfSession({})
+    session = KopfSession({EVERYWHERE: cast(KopfWatch, None)})
     for method, path in (("patch", f"{TEAM}/a"), ("get", "/api/v1/pods"), ("post", EVERYWHERE)):
         with pytest.raises(ValueError, match=f"kopf asks for {method} {path}"):
             await session.request(method=method, url=f"https://jobs{path}")
