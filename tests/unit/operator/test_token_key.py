@@ -18,6 +18,7 @@ from tests.unit.operator.fake_api import FakeApi, refusal
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\0" * 4, b"short", b"x" * (MIN_KEY_BYTES - 1) + b"\n"])
 def test_a_file_without_a_long_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Red without the look at the length of the key."""
     file = tmp_path / "key"
     file.write_bytes(content)
     with pytest.raises(AccessError) as refused:
@@ -39,7 +40,7 @@ def test_keys_of_processes_without_a_file_differ() -> None:
 def test_the_process_ends_with_the_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Red without the look at the length of the key."""
+    """Red where the error is not told, and without end where the key's length is not looked at."""
     file = tmp_path / "key"
     file.touch()
     kubeconfig = tmp_path / "kubeconfig"
@@ -97,6 +98,7 @@ async def test_rights_that_come_late_are_waited_for(
 
 @pytest.mark.parametrize("data", [{}, {"key": ""}, {"key": "c2hvcnQ="}, {"other": "a" * 60}])
 async def test_a_secret_without_a_long_key_is_refused(api: FakeApi, client: Client, data: dict[str, str]) -> None:
+    """Red without the look at the length of the key."""
     await api.put(SECRET, data=data)
     with pytest.raises(AccessError) as refused:
         await key_of_secret(client, "ops/tokens")
