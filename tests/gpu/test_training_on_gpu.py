@@ -151,16 +151,16 @@ def start_texts(folder):
     return Results(dict(zip(changes, trained, strict=True)), failed)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("FP32", marks=pytest.mark.gpu_path("training")),
-        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
-        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
-        pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
-        pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
-    ],
-)
+FORMATS = [
+    pytest.param("FP32", marks=pytest.mark.gpu_path("training")),
+    pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
+    pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
+    pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
+    pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.gpu_world("texts")
 class TestText:
     def test_it_is_learned(self, world, name):
@@ -185,15 +185,7 @@ def start_followed(folder):
     return run_on_gpu(folder, 1, {name: [{"training": FOLLOWED | changes}] for name, changes in formats().items()})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
-        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
-        pytest.param("FP16", marks=pytest.mark.gpu_path("FP16 with its scaler")),
-        pytest.param("BF16, compiled", marks=pytest.mark.gpu_path("compile")),
-    ],
-)
+@pytest.mark.parametrize("name", FORMATS[1:])
 @pytest.mark.gpu_world("followed")
 def test_it_follows_fp32(world, name):
     for key, bound in (
@@ -206,13 +198,7 @@ def test_it_follows_fp32(world, name):
         assert found == pytest.approx(expected, rel=bound)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("TF32", marks=pytest.mark.gpu_path("TF32")),
-        pytest.param("BF16", marks=pytest.mark.gpu_path("BF16")),
-    ],
-)
+@pytest.mark.parametrize("name", FORMATS[1:3])
 @pytest.mark.gpu_world("texts")
 def test_a_format_is_not_fp32_under_another_name(world, name):
     assert world[name].losses != world["FP32"].losses

@@ -4,7 +4,7 @@ import pytest
 
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
 from disttrain_api.report import RankFailure
-from tests.builders import a_claim_template, a_report
+from tests.builders import a_report
 from tests.unit.decide.test_failures import COMMAND
 from tests.unit.decide.world import a_running_world
 
@@ -60,15 +60,6 @@ def test_restarts_without_a_new_checkpoint_are_bounded() -> None:
     assert "exited with code 1" in message
     assert "maxRestarts (2)" in message
     assert world.job.status.restarts == 2
-
-
-def test_a_new_checkpoint_renews_the_budget() -> None:
-    world = a_running_world(storage=a_claim_template(), runPolicy={"maxRestarts": 1})
-    for step in (10, 20, 30):
-        world.end(0, 1, report=a_report(step, checkpoint=step)).end(1, 1).settle()
-        world.confirm_deletions().settle().run_all()
-    assert world.condition("Running")[0] == "True"
-    assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (3, 1)
 
 
 def test_a_permanent_exit_code_of_the_trainer_fails_the_job_at_once() -> None:

@@ -151,8 +151,3 @@ class Wrong(Classify):
         if self.how == "shapes":
             return [{"x": torch.zeros(3 + index % 2)} for index in range(30)], None
         return ([{"x": object()}] * 30, None) if self.how == "types" else super().data()
-
-
-def samples_of_two_inputs() -> tuple[list[Any], None]:
-    """Samples that only a task can take."""
-    return [((torch.zeros(2), torch.zeros(3)), 1)] * 30, None

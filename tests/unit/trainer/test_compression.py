@@ -143,20 +143,6 @@ class TestWarmUp:
         assert ratio_at(0, 0.25, 0) == 0.25
 
 
-def test_a_number_that_waits_has_the_momentum_of_one_that_does_not():
-    """Lin et al. 2018, section 3.1: what is sent after T steps is what SGD with momentum had applied until then."""
-    momentum, gradients = 0.9, [drawn(5, seed) for seed in range(6)]
-    residual, velocity = torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
-    applied, expected = torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    for gradient in gradients:
-        expected = momentum * expected + gradient
-        applied += expected
-        velocity = without(with_momentum(gradient, velocity, momentum), nothing)
-        residual = without(residual + velocity, nothing)
-    torch.testing.assert_close(residual, applied)
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from([*FORMATS, torch.int8, torch.int32])), min_size=1))
 def test_packing_loses_nothing(shapes):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,28 +27,25 @@ def test_gpt2_needs_what_others_count_for_it() -> None:
     assert flops == pytest.approx(855.1e6, rel=1e-3)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_estimate_is_what_torch_counts(tied: bool) -> None:
-    """Linear layers exactly, both ways; torch's counter knows no attention of CPUs, whose part is 4 T D a layer."""
-    config = GptConfig(vocabulary_size=300, layers=2, heads=4, width=64, sequence_length=32, tie_weights=tied)
-    model, tokens = Gpt(config), torch.zeros(3, 32, dtype=torch.int64)
-    with FlopCounterMode(display=False) as counter:
-        model(tokens).sum().backward()
-    names = {str(operator) for operator in counter.get_flop_counts()["Global"]}
-    attention = 0 if any("attention" in name for name in names) else 3 * 4 * 2 * 32 * 64
-    # Biases and norms are parameters, too, but no products of matrices: a part of a hundredth.
-    assert model.flops_per_token() == pytest.approx(counter.get_total_flops() / tokens.numel() + attention, rel=0.015)
-
-
-@pytest.mark.parametrize("per_token", [1, 2])
-def test_experts_that_do_not_compute_a_token_cost_it_nothing(per_token: int) -> None:
-    config = GptConfig(layers=2, heads=4, width=64, sequence_length=32, experts=4, experts_per_token=per_token)
-    # In float64 the experts are a product each, which the counter knows.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocabulary_size": 300},
+        {"vocabulary_size": 300, "tie_weights": False},
+        {"experts": 4, "experts_per_token": 1},
+        {"experts": 4, "experts_per_token": 2},
+    ],
+)
+def test_the_estimate_is_what_torch_counts(changes: dict[str, Any]) -> None:
+    """Linear layers exactly, both ways; torch's counter knows no attention of CPUs, whose part is 4 T D a layer. In
+    float64 experts are a product each, which it knows."""
+    config = GptConfig(layers=2, heads=4, width=64, sequence_length=32, **changes)
     model, tokens = Gpt(config).double(), torch.zeros(3, 32, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(tokens).sum().backward()
     names = {str(operator) for operator in counter.get_flop_counts()["Global"]}
     attention = 0 if any("attention" in name for name in names) else 3 * 4 * 2 * 32 * 64
+    # Biases and norms are parameters, too, but no products of matrices: a part of a hundredth.
     assert model.flops_per_token() == pytest.approx(counter.get_total_flops() / tokens.numel() + attention, rel=0.015)
 
 

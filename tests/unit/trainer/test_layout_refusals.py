@@ -33,11 +33,6 @@ CASES = {
     "sparse gradients and weight decay": (table(weightDecay=0.9), {}, sparse("the weight decay of SGD")),
     "sparse gradients and Adam": (table(optimizer="AdamW"), {}, sparse("AdamW")),
     "sparse gradients and Adafactor": (table(optimizer="Adafactor"), {}, sparse("Adafactor")),
-    "no matrix for Muon": (
-        table(optimizer="Muon"),
-        {},
-        "Muon is for the matrices between embeddings and the last layer",
-    ),
     "sparse gradients, compressed": (
         table(),
         {"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1}}},

@@ -34,17 +34,6 @@ REFUSED = {
         {},
         "elements of the model's `0.ids` share memory: its shape is [3, 5] and its strides are [0, 1], so that nothing",
     ),
-    "no loss": (small(**OWN), {}, "`training.loss.name` Model: the model Sequential has no method `loss("),
-    "a mean for all": (
-        small(**OWN, model=user("mlp_with_loss", reduced="mean")),
-        {},
-        "WithLoss.loss(outputs, targets) returned a tensor of shape [], expected [12]",
-    ),
-    "arrays as extra state": (
-        small(model=of_layers("arrays")),
-        {},
-        "get_extra_state() of the model's Arrays['calls'] is a numpy.ndarray, expected tensors, numbers, texts,",
-    ),
     "no layers to compute anew": (
         small(model=user("bare_mlp"), activationCheckpointing="Full"),
         {},

@@ -193,6 +193,13 @@ class TestWire:
             Message("next", {"step": value}).number("step")
 
 
+def nine_steps(synchronization, staleness=0):
+    """The tasks of two workers, begun."""
+    tasks = TaskScheduler(2, 9, synchronization, staleness, 5.0)
+    tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+    return tasks
+
+
 class TestTasks:
     def test_in_sync_each_worker_gets_a_part_before_anyone_gets_two(self):
         tasks = TaskScheduler(2, 3, Synchronization.SYNC, 0, 5.0)
@@ -207,8 +214,7 @@ class TestTasks:
         assert (worker, second.task) == (1, (0, 1))
 
     def test_who_comes_back_holds_nobody_up(self):
-        tasks = TaskScheduler(2, 9, Synchronization.BOUNDED_STALENESS, 1, 5.0)
-        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks = nine_steps(Synchronization.BOUNDED_STALENESS, staleness=1)
         tasks.expire(6.0)
         for _ in range(4):
             tasks.ask(0, 6.0)
@@ -218,8 +224,7 @@ class TestTasks:
         assert tasks.live_clocks == {0: 4, 1: 4}
 
     def test_what_a_former_life_has_asked_for_or_was_lent_is_forgotten(self):
-        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
-        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks = nine_steps(Synchronization.ASYNC)
         tasks.ask(1, 0.0)
         tasks.join(1, 1.0)
         assert tasks.answers() == []
@@ -231,8 +236,7 @@ class TestTasks:
         assert again.task == lost.task
 
     def test_a_stop_ends_at_the_next_whole_step(self):
-        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
-        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks = nine_steps(Synchronization.ASYNC)
         tasks.ask(0, 0.0)
         [(_, first)] = tasks.answers()
         tasks.stop()
@@ -246,8 +250,7 @@ class TestTasks:
         assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]
 
     def test_a_worker_that_is_told_to_stop_leaves_alone(self):
-        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
-        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks = nine_steps(Synchronization.ASYNC)
         tasks.stop(1)
         tasks.ask(1, 0.0)
         tasks.ask(0, 0.0)
@@ -257,8 +260,7 @@ class TestTasks:
         assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Assignment)]
 
     def test_a_leader_that_is_told_to_stop_is_waited_for(self):
-        tasks = TaskScheduler(2, 9, Synchronization.ASYNC, 0, 5.0)
-        tasks.start(Sampler(90, 0, Batch(2, 1, 4), 2), 0, Cursor(), 9, 0.0)
+        tasks = nine_steps(Synchronization.ASYNC)
         tasks.stop(0)
         tasks.ask(1, 0.0)
         tasks.ask(0, 0.0)

@@ -90,9 +90,6 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> dict[st
             cases["no factor"] = [{"training": small(lrSchedule=own("slow"))}]
             cases["two optimizers"] = [{"training": with_task("Optimized")}]
             cases["no such parameter"] = [{"training": small(optimizer={"groups": [{**FIRST, "pattern": "head.*"}]})}]
-            cases["two inputs"] = [
-                {"training": small(data={"entrypoint": "tests.unit.trainer.task_code:samples_of_two_inputs"})}
-            ]
             cases |= {name: [{"training": example(name)}] for name in sorted(asked_for("test_tasks", "learned"))}
         found |= run_cases(tmp_path_factory.mktemp(f"world-of-{world}"), world, cases)
     return found
@@ -132,12 +129,6 @@ def test_what_is_no_task_is_refused_by_name(results: dict[str, dict[str, Any]], 
     (error,) = results[how]["errors"]
     assert error.startswith("InvalidConfiguration: ")
     assert REFUSED[how] in error
-
-
-def test_a_sample_of_two_inputs_without_a_task_is_named(results: dict[str, dict[str, Any]]) -> None:
-    (error,) = results["two inputs"]["errors"]
-    assert "the input of sample 0 is a tuple ([0] a tensor of shape [2], float32, [1] a tensor of shape [3]" in error
-    assert "give a `training.task`" in error
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from disttrain.main import main
-from disttrain_api.transformers_config import LoraConfig, TransformersConfig
+from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.checkpoint.export import StoredModel
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, read_files
 from disttrain_trainer.checkpoint.safetensors_writer import Described, write_file, write_folder
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 TIED = {"tie_word_embeddings": True}
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
 GIVEN = TransformersConfig(config=described("llama") | TIED)
-ADAPTED = GIVEN.model_copy(update={"lora": LoraConfig.model_validate(LORA)})
 PROMPT = torch.arange(8).unsqueeze(0)
 
 
