@@ -112,76 +112,27 @@ def test_a_failed_pod_restarts_the_gang_once(team: Team) -> None:
     assert team.pods(1) == []
 
 
-def test_containers_before_and_beside_the_program_are_a_part_of_the_story(team: Team) -> None:
-    spec = {
-        "initContainers": [{"name": "fetch", "image": "registry.example/fetch:1"}],
-        "containers": [
-            {"name": "trainer", "image": "registry.example/train:1", "command": ["train"]},
-            {"name": "proxy", "image": "registry.example/proxy:1"},
-        ],
-    }
-    team.create(workers={"replicas": 1, "template": {"spec": spec}})
-    (pod,) = team.wait_for_pods(1)
-    begun = {"phase": "Pending", "initContainerStatuses": [told("fetch", running=True)]}
-    team.set_status(pod, begun)
-    team.wait_for("Running", status="False", reason="PodInitializing")
-    team.set_status(pod, {"phase": "Failed", "initContainerStatuses": [told("fetch", code=7)]})
-    (pod,) = team.wait_for_pods(1, attempt=2)
-    verdict = team.status()["attempts"][0]["verdict"]
-    assert (verdict["reason"], verdict["exitCode"]) == ("InitContainerFailed", 7)
-    team.run([pod])
-    team.wait_for("Running")
-    beside = {"phase": "Running", "containerStatuses": [told("trainer", code=0), told("proxy", running=True)]}
-    team.set_status(pod, beside)
-    team.wait_for("Complete")
-    eventually(lambda: not team.pods())
-
-
 def test_a_job_runs_once_its_agents_have_started_their_ranks(team: Team) -> None:
     team.create(workers={"replicas": 2, "template": None}, training=TRAINING)
     pods = team.wait_for_pods(2)
     assert all("startupProbe" in pod["spec"]["containers"][0] for pod in pods), "the API server takes it"
+    assert pods[0]["spec"]["containers"][0]["image"] == "trainer:test"
     for pod in pods:
-        waits = told("trainer", running=True) | {"ready": False, "started": False}
-        team.set_status(pod, {"phase": "Running", "containerStatuses": [waits]})
+        team.set_status(pod, {"phase": "Running", "containerStatuses": [running_trainer(started=False)]})
     why = team.wait_for("Running", status="False", reason="WaitingForAddress")
     assert why["message"].startswith(f"pods {pods[0]['metadata']['name']}, {pods[1]['metadata']['name']} have waited")
     assert team.status()["ready"] == "0/2"
     for pod in pods:
-        runs = told("trainer", running=True) | {"started": True}
-        team.set_status(pod, {"phase": "Running", "containerStatuses": [runs]})
+        team.set_status(pod, {"phase": "Running", "containerStatuses": [running_trainer(started=True)]})
     team.wait_for("Running")
     assert team.status()["ready"] == "2/2"
 
 
-def told(name: str, *, code: int = 0, running: bool = False) -> Raw:
-    """What a kubelet says of a container that runs, or has ended with this code."""
-    time = "2026-01-01T12:00:00Z"
-    ended = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": time, "finishedAt": time}
-    state = {"running": {"startedAt": time}} if running else {"terminated": ended}
-    return {"name": name, "image": "x", "imageID": "", "ready": running, "restartCount": 0, "state": state}
-
-
-def test_a_pod_that_is_deleted_restarts_the_gang(team: Team) -> None:
-    team.create()
-    pods = team.wait_for_pods(2)
-    team.run(pods)
-    team.wait_for("Running")
-    team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{pods[0]['metadata']['name']}")
-    team.wait_for_pods(2, attempt=2)
-    assert team.status()["restarts"] == 1
-
-
-def test_restarts_are_used_up(team: Team) -> None:
-    team.create(runPolicy={"maxRestarts": 1})
-    for attempt in (1, 2):
-        pods = team.wait_for_pods(2, attempt)
-        team.run(pods)
-        team.wait_for("Running")
-        team.finish(pods, code=1)
-    failed = team.wait_for("Failed", reason="RestartsExhausted")
-    assert "maxRestarts (1)" in failed["message"]
-    assert team.status()["restarts"] == 1
+def running_trainer(*, started: bool) -> Raw:
+    """What a kubelet says of the trainer, before or after its startup probe has passed."""
+    state = {"running": {"startedAt": "2026-01-01T12:00:00Z"}}
+    passed = {"ready": started, "started": started}
+    return {"name": "trainer", "image": "x", "imageID": "", "restartCount": 0, "state": state, **passed}
 
 
 def test_a_job_is_suspended_and_resumed(team: Team) -> None:
@@ -195,22 +146,6 @@ def test_a_job_is_suspended_and_resumed(team: Team) -> None:
     team.run(team.wait_for_pods(2, attempt=2))
     team.wait_for("Running")
     assert team.status()["restarts"] == 0, "resuming is no restart"
-
-
-def test_children_belong_to_their_job(team: Team) -> None:
-    job = team.create(training=TRAINING, workers={"template": None})
-    team.wait_for_pods(2)
-    owned = [*team.pods(), *team.children("services"), *team.children("secrets")]
-    assert len(owned) == 4
-    for child in owned:
-        (owner,) = child["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["uid"], owner["controller"]) == (
-            "DistTrainingJob",
-            job["metadata"]["uid"],
-            True,
-        )
-        assert "blockOwnerDeletion" not in owner
-    assert team.pods()[0]["spec"]["containers"][0]["image"] == "trainer:test"
 
 
 def test_a_deleted_job_is_left_in_peace_and_its_namesake_begins_anew(team: Team) -> None:
@@ -232,14 +167,6 @@ def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
     team.finish(pods)
     # Not waiting for Complete in between: where the test is slow the job is gone by then.
     eventually(lambda: not team.exists())
-
-
-def test_a_job_fails_at_its_deadline(team: Team) -> None:
-    team.create()
-    team.run(team.wait_for_pods(2))
-    team.patch(activeDeadlineSeconds=1)
-    team.wait_for("Failed", reason="DeadlineExceeded")
-    eventually(lambda: not team.pods(), lambda: "pods that still run are deleted")
 
 
 def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
@@ -265,22 +192,6 @@ def test_a_quota_on_what_pods_do_not_say_names_the_fields_that_would(team: Team)
     waiting = team.wait_for("Running", status="False", reason="Forbidden")
     assert "failed quota: limits: must specify limits.cpu" in waiting["message"]
     assert "`workers.resources`" in waiting["message"]
-
-
-def test_who_gives_up_waiting_for_a_pod_without_a_node_costs_no_restart(team: Team) -> None:
-    command = {"spec": {"containers": [{"name": "trainer", "image": "x", "command": ["serve"]}]}}
-    team.create(workers={"replicas": 3, "template": command}, training=None, runPolicy={"maxRestarts": 0})
-    pods = team.wait_for_pods(3)
-    team.run(pods[:2])
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
-    team.set_status(pods[2], {"conditions": [refused]})
-    team.wait_for("Running", status="False", reason="Unschedulable")
-    team.finish(pods[:2], code=1)
-    eventually(lambda: team.status()["attempt"] == 2)
-    verdict = team.status()["attempts"][0]["verdict"]
-    assert (verdict["class"], verdict["reason"]) == ("NotStarted", "Unschedulable")
-    assert "exited with code 1" in verdict["message"]
-    assert team.status()["restartsSinceCheckpoint"] == 0
 
 
 def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) -> None:
