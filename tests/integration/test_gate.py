@@ -137,14 +137,6 @@ def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other(operator: Oper
     team.wait_for("Running", name=second)
 
 
-def test_a_gang_that_never_fits_says_why_and_fails(operator: OperatorProcess, team: Team) -> None:
-    a_gang(team, 5, timeoutSeconds=3)
-    failed = team.wait_for("Failed", reason="NoRoom")
-    assert "within timeoutSeconds (3)" in failed["message"]
-    assert "needs 5 pods x 8 nvidia.com/gpu; 4 fit" in failed["message"]
-    eventually(lambda: not team.pods())
-
-
 def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> None:
     """The whole job is one group: two nodes of one zone."""
     other = occupy(team, "fake-0")
@@ -178,16 +170,6 @@ def test_pods_whose_room_was_taken_wait_behind_the_gate_again(
 
 def is_held(pod: Raw) -> bool:
     return bool(pod["spec"].get("schedulingGates"))
-
-
-def test_an_operator_without_a_gate_fails_the_job_and_says_what_to_do(
-    control_plane: ControlPlane, team: Team, tmp_path: Path
-) -> None:
-    with running_operator(control_plane, tmp_path):
-        a_gang(team, 1)
-        failed = team.wait_for("Failed", reason="GateOff")
-    assert "gangGate.enabled" in failed["message"]
-    assert team.pods() == []
 
 
 def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
@@ -232,51 +214,6 @@ def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
     assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
     assert control_plane.audit_log is not None
     assert set(created(control_plane.audit_log, team.namespace, "pods").values()) == {1}
-
-
-def test_a_pod_whose_room_somebody_took_is_made_again_and_goes_elsewhere(
-    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
-) -> None:
-    operator = OperatorProcess(control_plane, tmp_path, *flags)
-    others = [occupy(team, f"fake-{index}") for index in range(3)]
-    try:
-        operator.start()
-        a_gang(team, 2)
-        team.wait_for("Running", status="False", reason="WaitingForRoom")
-        operator.kill()
-        first, second = of(team, "job")
-        release_by_hand(team, first, "fake-3")
-        release_by_hand(team, second, "fake-2")
-        eventually(lambda: node_of(of(team, "job")[0]) == "fake-3")
-        remove(team, others[0])
-        operator.start()
-        team.wait_for("Running")
-        again = of(team, "job")
-        assert [node_of(pod) for pod in again] == ["fake-3", "fake-0"], (team.status(), again)
-        assert again[0]["metadata"]["uid"] == first["metadata"]["uid"]
-        assert again[1]["metadata"]["uid"] != second["metadata"]["uid"]
-        assert team.status()["attempt"] == 1
-    finally:
-        operator.kill()
-
-
-def test_a_gang_whose_room_does_not_come_lets_others_pass_in_turn(
-    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
-) -> None:
-    """It has no timeoutSeconds, and the job that it waits for does not end."""
-    with running_operator(control_plane, tmp_path, *flags, "--gate-hold-seconds=48"):
-        a_gang(team, 1, "endless")
-        team.wait_for("Running", name="endless")
-        a_gang(team, NODES, "large")
-        team.wait_for("Running", status="False", reason="WaitingForRoom", name="large")
-        a_gang(team, 1, "small")
-        team.wait_for("Running", name="small")
-        assert team.condition("Running", "large")["reason"] == "WaitingForRoom"
-        for name in ("endless", "small"):
-            team.delete(name)
-            for pod in of(team, name):
-                remove(team, pod)
-        team.wait_for("Running", name="large")
 
 
 @pytest.mark.parametrize("kind", ["required", "preferred"])

@@ -39,22 +39,6 @@ def witness(control_plane: ControlPlane) -> Iterator[Witness]:
         yield watching
 
 
-def test_an_operator_that_is_killed_at_every_step_makes_each_pod_once(
-    operator: OperatorProcess, team: Team, witness: Witness
-) -> None:
-    workers = 30
-    operator.kill()
-    team.create(workers={"replicas": workers})
-    killed_until(operator, team, lambda: len(team.pods(1)) == workers)
-    operator.start()
-    team.run(team.wait_for_pods(workers))
-    team.wait_for("Running")
-    status = team.status()
-    assert (status["attempt"], status["restarts"], len(status["attempts"])) == (1, 0, 1)
-    assert witness.made_until(team.pods()) == workers
-    assert len(team.children("services")) == len(team.children("secrets")) == 1
-
-
 def test_an_operator_that_is_killed_during_a_restart_counts_it_once(
     operator: OperatorProcess, team: Team, witness: Witness
 ) -> None:
@@ -131,19 +115,6 @@ def test_the_operator_survives_the_api_server(
     assert operator.process.poll() is None
     for name in ("before", "after"):
         team.delete(name)
-
-
-def test_the_api_server_dies_while_pods_are_made(
-    control_plane: ControlPlane, operator: OperatorProcess, team: Team
-) -> None:
-    workers = 100
-    team.create(workers={"replicas": workers})
-    eventually(lambda: team.pods(1))
-    control_plane.kill_api_server()
-    control_plane.start_api_server()
-    team.run(team.wait_for_pods(workers))
-    team.wait_for("Running")
-    assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
 
 
 def test_the_operator_waits_for_its_crd_and_says_so(tmp_path: Path) -> None:
