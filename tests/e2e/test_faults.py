@@ -116,17 +116,6 @@ def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, sl
     end_soon(kubectl, "preempted")
 
 
-def test_a_quota_is_named_and_the_job_runs_when_it_is_raised(kubectl: Kubectl) -> None:
-    kubectl("create", "quota", "small", "--hard=pods=1")
-    kubectl.apply(program("quota", "exit 0", TRAINER_IMAGE))
-    kubectl.until(
-        lambda: kubectl.condition("quota", "Running").get("reason") == "QuotaExceeded", "the reason", job="quota"
-    )
-    assert "raise the namespace's quota" in kubectl.condition("quota", "Running")["message"]
-    kubectl("delete", "quota", "small")
-    kubectl.wait("Complete", "quota")
-
-
 def test_pods_killed_as_a_whole_are_replaced_also_where_the_operator_is_killed_in_mid_restart(kubectl: Kubectl) -> None:
     kubectl.apply(long_job("headless", training={"steps": 800}))
     step = train_until_a_checkpoint(kubectl, "headless")

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
@@ -143,19 +142,6 @@ def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl
     end_soon(kubectl, "pause")
 
 
-def test_a_failing_program_ends_failed_with_rank_and_exit_code(kubectl: Kubectl) -> None:
-    script = 'if [ "$RANK" = 1 ]; then echo "no data today" >&2; exit 7; fi; sleep 600'
-    kubectl.apply(program("failing", script, TRAINER_IMAGE, runPolicy={"maxRestarts": 1}))
-    kubectl.wait("Finished", "failing")
-    failed = kubectl.condition("failing", "Failed")
-    assert (failed["status"], failed["reason"]) == ("True", "RestartsExhausted")
-    assert "worker 1" in failed["message"]
-    assert "exited with code 7" in failed["message"]
-    assert "no data today" not in failed["message"], "what it printed is its log's"
-    verdict = kubectl.status("failing")["attempts"][-1]["verdict"]
-    assert (verdict["exitCode"], verdict["role"]) == (7, "worker")
-
-
 def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) -> None:
     data = {"name": "text", "config": {"paths": ["/no/such/folder"], "sequenceLength": 32}}
     training = {"model": {"name": "gpt"}, "data": data, "steps": 5, "microBatchSize": 2}
@@ -237,16 +223,3 @@ def test_parameter_server_pods_are_addressed_counted_and_end_with_the_workers(ku
         "the servers end",
         job="servers",
     )
-
-
-def test_wrong_manifests_are_refused_with_the_field_and_the_numbers(kubectl: Kubectl) -> None:
-    wrong = long_job("wrong", parallelism={"dataParallelReplicateDegree": 3})
-    refused = kubectl.run("apply", "-f", "-", stdin=yaml.safe_dump(wrong))
-    assert refused.returncode != 0
-    assert "spec.parallelism" in refused.stderr
-    assert "world size 2" in refused.stderr
-    assert "which is 3" in refused.stderr
-    unknown = long_job("wrong", workers={"replica": 2})
-    refused = kubectl.run("apply", "-f", "-", stdin=yaml.safe_dump(unknown))
-    assert refused.returncode != 0
-    assert "replica" in refused.stderr

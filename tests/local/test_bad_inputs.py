@@ -28,20 +28,6 @@ def failed(run: Run, reason: str, sentence: str, code: int) -> None:
     assert "log: disttrain-runs/" in block
 
 
-@pytest.mark.parametrize(
-    ("training", "said"), [(None, ["no such file"]), ({"stepz": 3, "microBatchSize": 0}, ["stepz", "microBatchSize"])]
-)
-def test_a_wrong_manifest_is_refused_with_all_its_problems(
-    workplace: Workplace, training: dict[str, Any] | None, said: list[str]
-) -> None:
-    path = workplace.write(training=training) if training else workplace.folder / "job.yaml"
-    run = workplace.run(path)
-    assert run.exit_code == 1
-    assert [words for words in said if words not in run.stderr] == []
-    assert "Traceback" not in run.stderr
-    assert not (workplace.folder / "disttrain-runs").exists()
-
-
 def test_missing_data_fails_at_once(workplace: Workplace) -> None:
     data = {"name": "text", "config": {"paths": ["/nowhere/corpus"]}}
     training = {**SHORT, "model": {"name": "gpt"}, "data": data}
@@ -73,20 +59,14 @@ sys.exit(main())
     return [sys.executable, "-c", code]
 
 
-def test_a_port_in_use_is_named(workplace: Workplace) -> None:
-    path = workplace.write(workers={"replicas": 2}, training=SHORT, runPolicy={"maxRestarts": 0})
-    with listening() as port:
-        run = workplace.run(path, command=first_ports(port))
-    failed(run, "PortInUse", str(port), 1)
-
-
-def test_after_a_port_in_use_the_next_attempt_takes_another(workplace: Workplace) -> None:
+def test_a_port_in_use_is_named_and_the_next_attempt_takes_another(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 2}, training=SHORT)
     with listening() as port:
         run = workplace.run(path, command=first_ports(port))
     assert run.exit_code == 0, run.stderr
     assert run.status["restarts"] == 1
-    assert run.status["attempts"][0]["verdict"]["reason"] == "PortInUse"
+    verdict = run.status["attempts"][0]["verdict"]
+    assert (verdict["reason"], str(port) in verdict["message"]) == ("PortInUse", True)
 
 
 @pytest.mark.skipif(not is_root(), reason="a small file system needs root")
@@ -136,19 +116,6 @@ def test_a_failure_that_comes_again_without_a_step_ends_the_job(workplace: Workp
     sentence = run.status["attempts"][1]["verdict"]["message"]
     assert "attempt 1 ended with the same failure (NameError at " in sentence
     assert "my_model.py:2), and no step was done between them" in sentence
-
-
-def test_gpus_that_are_not_there_are_refused_before_anything_starts(
-    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    run = workplace.run(workplace.write(workers={"replicas": 2, "gpusPerPod": 4}, training=SHORT))
-    assert run.exit_code == 1
-    assert run.stderr.startswith(
-        "disttrain: the job asks for 8 GPUs (2 pods x 4) and this machine has 0; remove gpusPerPod"
-    )
-    assert len(run.stderr.splitlines()) == 1
-    assert not (workplace.folder / "disttrain-runs").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(workplace: Workplace) -> None:
