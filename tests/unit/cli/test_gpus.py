@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from disttrain.errors import CommandError
 from disttrain.local.gpus import gpu_slices
+from disttrain.main import main
 from disttrain_api.spec import JobSpec, Workers
+from tests.builders import a_manifest
 
 
 def spec(**workers: object) -> JobSpec:
@@ -53,3 +56,14 @@ def test_too_few_gpus_are_refused_with_what_to_do() -> None:
 def test_other_accelerators_are_a_clusters_business() -> None:
     with pytest.raises(CommandError, match=r"not amd\.com/gpu"):
         gpu_slices(spec(gpus_per_pod=1, gpu_resource="amd.com/gpu"), {})
+
+
+def test_a_run_whose_gpus_are_not_there_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(a_manifest(workers={"gpusPerPod": 4})))
+    assert main(["run", "job.yaml"]) == 1
+    assert "this machine has 0" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
