@@ -1,12 +1,15 @@
 """What a run says of its steps, and what two runs must have in common."""
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 LOSS = "loss_metrics/global_avg_loss"
 HELD_OUT_LOSS, ACCURACY = "validation_metrics/global_avg_loss", "validation_metrics/accuracy"
@@ -23,6 +26,20 @@ def model_at(storage: Path, step: int) -> dict[str, Any]:
     dcp_to_torch_save(storage / "test" / f"step-{step}", target)
     model: dict[str, Any] = torch.load(target, weights_only=False)["model"]
     return model
+
+
+def stored(checkpoint: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Tensors that a checkpoint holds below `prefix`, read from its files."""
+    reader = dcp.FileSystemReader(checkpoint)
+    found = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(found, storage_reader=reader, no_dist=True)
+    return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
 def require_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:

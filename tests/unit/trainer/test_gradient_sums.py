@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from disttrain_trainer.collectives.schedules import SCHEDULES, ring_bytes
 from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
 from tests.soak import SOAK
-from tests.unit.trainer.comparisons import LOSS, require_same, require_same_bits, series
+from tests.unit.trainer.comparisons import LOSS, require_same, require_same_bits, series, stored
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -132,28 +131,22 @@ class TestLossy:
 
 
 @with_all_cases
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_was_applied_and_what_is_kept_is_what_plain_ddp_applies(world):
     """By PowerSGD, which has no hook of one replica alone; test_gradient_hooks.py has the others."""
     ranks, folder, results = world
     plain, found = (results[case]["parameters"]["weight"] for case in ("plain, fixed", "PowerSGD, fixed"))
     checkpoint = folder / "PowerSGD, fixed" / "test" / f"step-{STEPS}"
     # Its residuals are of gradients before they are divided by the number of ranks.
-    kept = sum(residual_of(checkpoint, rank) for rank in range(ranks)) / ranks
+    kept = sum(residual for rank in range(ranks) for residual in residuals_of(checkpoint, rank)) / ranks
     assert torch.linalg.vector_norm(kept) > 0.01
     assert not torch.allclose(found, plain)
     whole = found - PLAIN_SGD["learningRate"] * kept.view_as(found)
     assert torch.linalg.vector_norm(whole - plain) <= TOLERANCE * torch.linalg.vector_norm(plain)
 
 
-def residual_of(checkpoint, rank):
-    """What a rank has kept of the only bucket, read from the files."""
-    reader = dcp.FileSystemReader(checkpoint)
-    saved = reader.read_metadata().state_dict_metadata
-    name = next(key for key in saved if key.startswith(f"gradients.{rank}.") and key.endswith(".residual/0"))
-    found = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype)}
-    dcp.load(found, storage_reader=reader, no_dist=True)
-    return found[name]
+def residuals_of(checkpoint, rank):
+    """What a rank has kept of each bucket."""
+    return [value for key, value in stored(checkpoint, f"gradients.{rank}.").items() if "residual/" in key]
 
 
 @with_all_cases
@@ -233,11 +226,7 @@ class TestBytes:
     def bucket_sizes(self, world, name):
         """Numbers in each bucket, read from what a rank has kept of each."""
         _, folder, _ = world
-        checkpoint = folder / f"{name}: through" / "test" / f"step-{STEPS}"
-        saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-        sizes = [
-            entry.size.numel() for key, entry in saved.items() if key.startswith("gradients.0.") and "residual/" in key
-        ]
+        sizes = [one.numel() for one in residuals_of(folder / f"{name}: through" / "test" / f"step-{STEPS}", 0)]
         assert len(sizes) > 1
         return sizes
 

@@ -5,11 +5,10 @@ from functools import cache, partial
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from tests.soak import SOAK
 from tests.unit.trainer import local_workers
-from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_bits, series
+from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_bits, series, stored
 from tests.unit.trainer.local_workers import bmuf, diloco, hierarchical, local_sgd, named, simulate
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
@@ -247,7 +246,6 @@ def test_a_gradient_of_one_replica_that_is_not_finite_ends_all(world):
     assert error.startswith("NonFiniteLoss: the gradient norm of step 1 is ")
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 class TestCheckpoints:
     @pytest.mark.parametrize("name", SAVED)
     def test_replicas_are_alike_after_a_meeting_and_only_then(self, world, name):
@@ -286,16 +284,7 @@ class TestCheckpoints:
         return {name.rpartition("parameter/")[2]: value for name, value in found.items() if "parameter/" in name}
 
     def tensors(self, case, step, prefix):
-        """What a checkpoint holds below `prefix`, read from the files."""
-        reader = dcp.FileSystemReader(case / "test" / f"step-{step}")
-        saved = reader.read_metadata().state_dict_metadata
-        found = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key, entry in saved.items()
-            if key.startswith(prefix) and hasattr(entry, "size")
-        }
-        dcp.load(found, storage_reader=reader, no_dist=True)
-        return {key.removeprefix(prefix): value for key, value in found.items()}
+        return stored(case / "test" / f"step-{step}", prefix)
 
 
 def test_the_simulation_of_one_worker_is_plain_sgd():
