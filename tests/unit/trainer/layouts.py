@@ -103,8 +103,6 @@ ALL_LAYOUTS = {
     "dp2, two devices each": (2, "mlp, SGD", {"devicesPerProcess": 2}, ACCUMULATE),
     "dp2, placed layers": (2, "mlp, SGD", {"devicesPerProcess": 2, "deviceMode": "Place"}, {}),
     "dp2 x fsdp2": (4, "gpt, SGD", {REPLICATE: 2, SHARD: 2}, {"gradientAccumulationSteps": 2}),
-    "dp2 x tp2": (4, "gpt, AdamW", {REPLICATE: 2, TENSOR: 2}, ACCUMULATE),
-    "fsdp2 x tp2": (4, "gpt, AdamW", {SHARD: 2, TENSOR: 2}, {}),
     "fsdp2 x tp2, everything": (
         4,
         "gpt, untied, smoothed",
@@ -158,8 +156,6 @@ ALL_LAYOUTS = {
             ("pp2", {PIPELINE: 2}, ACCUMULATE_2),
         )
     },
-    "pp2 x fsdp2, resnet": (4, "resnet, AdamW", {PIPELINE: 2, SHARD: 2}, FULL),
-    "dp2 x fsdp2, resnet": (4, "resnet, AdamW", {REPLICATE: 2, SHARD: 2}, ACCUMULATE_2),
     "pp2, split by time": (2, "gpt, SGD", {PIPELINE: 2, "pipeline": {"split": "Time", "microbatches": 4}}, {}),
     "pp2 of an mlp, GPipe with one microbatch": (
         2,
@@ -167,7 +163,6 @@ ALL_LAYOUTS = {
         {PIPELINE: 2, "pipeline": {"schedule": "GPipe", "microbatches": 1, "layersPerStage": [3, 5]}},
         {},
     ),
-    "pp2 x dp2": (4, "gpt, SGD", {PIPELINE: 2, REPLICATE: 2}, {"gradientAccumulationSteps": 2}),
     "pp2 x dp2, ZBVZeroBubble": (
         4,
         "mlp, deep",
@@ -201,15 +196,12 @@ ALL_LAYOUTS = {
         },
         {},
     ),
-    **{
-        f"pp2 x fsdp2, {schedule}": (
-            4,
-            "gpt, untied, smoothed",
-            {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": schedule}},
-            changes,
-        )
-        for schedule, changes in {"ZBVZeroBubble": {"gradientAccumulationSteps": 3}, "DualPipeV": OFFLOAD}.items()
-    },
+    "pp2 x fsdp2, ZBVZeroBubble": (
+        4,
+        "gpt, untied, smoothed",
+        {PIPELINE: 2, SHARD: 2, "pipeline": {"schedule": "ZBVZeroBubble"}},
+        {"gradientAccumulationSteps": 3},
+    ),
     "pp2 x tp2": (4, "gpt, SGD", {PIPELINE: 2, TENSOR: 2}, ACCUMULATE_2),
     "pp2 x tp2, everything": (
         4,
@@ -224,41 +216,23 @@ ALL_LAYOUTS = {
         FULL,
     ),
     "pp4": (4, "gpt, SGD", {PIPELINE: 4, "pipeline": {"microbatches": 6}}, {}),
-    **{
-        f"pp4, {schedule}": (
-            4,
-            "deep gpt, AdamW",
-            {PIPELINE: 4, "pipeline": {"schedule": schedule, "microbatches": 8}},
-            {},
-        )
-        for schedule in ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-    },
-    "pp2 x dp2 x tp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, TENSOR: 2}, {}),
+    "pp4, DualPipeV": (
+        4,
+        "deep gpt, AdamW",
+        {PIPELINE: 4, "pipeline": {"schedule": "DualPipeV", "microbatches": 8}},
+        {},
+    ),
     "pp2 x fsdp2 x tp2": (
         8,
         "gpt, untied, smoothed",
         {PIPELINE: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True},
         ACCUMULATE_2,
     ),
-    "pp2 x fsdp2 x tp2, ZBVZeroBubble": (
-        8,
-        "gpt, untied, smoothed",
-        {PIPELINE: 2, SHARD: 2, TENSOR: 2, "pipeline": {"schedule": "ZBVZeroBubble"}},
-        {},
-    ),
-    "pp2 x dp2 x fsdp2, InterleavedZeroBubble": (
-        8,
-        "gpt, SGD",
-        {PIPELINE: 2, REPLICATE: 2, SHARD: 2, "pipeline": {"schedule": "InterleavedZeroBubble", "microbatches": 2}},
-        {"gradientAccumulationSteps": 3},
-    ),
     "dp2 x fsdp2 x tp2": (8, "gpt, SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2}, ACCUMULATE_2),
-    "pp2 x dp2 x fsdp2": (8, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2}, {}),
     "pp2 x dp2 x fsdp2 x tp2": (16, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2, TENSOR: 2}, {}),
     "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
-    "fsdp4": (4, "gpt, untied, smoothed", {SHARD: 4}, {}),
 }
 # Of these every part is in another layout, too.
 _LONG = {
@@ -274,26 +248,12 @@ _LONG = {
     "tp2",
     "tp2, sequence",
     "tp2 of an mlp",
-    "dp2 x tp2",
-    "fsdp2 x tp2",
     "fsdp2, FP32, 20 steps",
     "tp2, FP32, 20 steps",
-    "pp2 x dp2",
-    "pp4, Interleaved1F1B",
-    "pp4, InterleavedZeroBubble",
-    "pp4, ZBVZeroBubble",
-    "pp2 x dp2 x tp2",
-    "pp2 x dp2 x fsdp2",
     "pp2 x dp2 x fsdp2 x tp2",
-    "pp2 x fsdp2, DualPipeV",
-    "pp2 x fsdp2 x tp2, ZBVZeroBubble",
-    "pp2 x dp2 x fsdp2, InterleavedZeroBubble",
-    "fsdp4",
     "one process, two devices, resnet",
     "one process, placed layers, resnet",
     "dp2, resnet",
-    "pp2 x fsdp2, resnet",
-    "dp2 x fsdp2, resnet",
     *(name for name in ALL_LAYOUTS if "20 steps, " in name and name != "fsdp2, AdamW, 20 steps, 4 passes"),
     *(f"pp2, {schedule}, SGD" for schedule in SCHEDULES),
 }

@@ -75,8 +75,6 @@ ALL_LAYOUTS = {
         }.items()
     },
     "pp2, 1F1B, two passes": (2, "four microbatches", in_pipeline("1F1B", 2), {"gradientAccumulationSteps": 2}),
-    "pp4": (4, "four microbatches", {PIPELINE: 4}, ONE_PASS),
-    "pp2 x dp2": (4, "four microbatches", in_pipeline("Interleaved1F1B"), ONE_PASS),
     "pp2 x fsdp2 + ep2": (4, "four microbatches", in_pipeline("1F1B", **EP2), ONE_PASS | FULL),
     "pp2 x fsdp2 + ep2, Interleaved1F1B": (
         4,
@@ -105,10 +103,8 @@ ALL_LAYOUTS = {
     "fsdp2 + ep2, uneven": (2, "uneven", {SHARD: 2, EXPERT: 2}, FULL),
     "fsdp4 + ep4, uneven": (4, "uneven", {SHARD: 4, EXPERT: 4}, {}),
     "fsdp2 + ep2 of a user's experts": (2, "a user's experts", {SHARD: 2, EXPERT: 2}, {}),
-    "fsdp4 + ep2": (4, "AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {}),
     "fsdp4 + ep2, two experts": (4, "two experts", {SHARD: 4, EXPERT: 2}, {}),
     "fsdp4 + ep2, two odd experts": (4, "two odd experts", {SHARD: 4, EXPERT: 2}, {}),
-    "fsdp4 + ep4": (4, "SGD", {SHARD: 4, EXPERT: 4}, {}),
     "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
     "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
     "fsdp2 x tp2 + ep2, sequence": (4, "SGD", {SHARD: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True}, {}),
@@ -119,7 +115,6 @@ ALL_LAYOUTS = {
         in_pipeline("1F1B", **{SHARD: 2, TENSOR: 2, EXPERT: 4}),
         ONE_PASS,
     ),
-    "dp2 x tp2 + ep2": (4, "SGD", {REPLICATE: 2, TENSOR: 2, EXPERT: 2}, {}),
 }
 
 # Of these every part is in another layout, too.
@@ -127,19 +122,14 @@ LONG = {
     "dp2",
     "fsdp2 + ep2",
     "fsdp2 + ep2, uneven",
-    "fsdp4 + ep2",
-    "fsdp4 + ep4",
-    "dp2 x tp2 + ep2",
     "tp2 + ep2",
     "dp2, accumulated",
-    "pp4",
     "pp2, GPipe",
     "pp2, Interleaved1F1B",
     "pp2, InterleavedZeroBubble",
     "pp2, LoopedBFS",
     "pp2, DualPipeV",
     "pp2, 1F1B, two passes",
-    "pp2 x dp2",
     "dp2 x fsdp2 x tp2 + ep4",
     "pp2 x fsdp2 x tp2 + ep4",
 }
