@@ -120,6 +120,8 @@ class Env:
     PARALLELISM = "DISTTRAIN_PARALLELISM"  # `parallelism` as JSON; where a job without `training` has one
     PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
+    RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
+    RESTART_BACKOFF_SECONDS = "DISTTRAIN_RESTART_BACKOFF_SECONDS"  # P; with RESTARTS_IN_PLACE
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`
@@ -221,6 +223,7 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     GANG_RESTARTED = "GangRestarted"
     POD_RESTARTED = "PodRestarted"
+    RESTARTED_IN_PLACE = "RestartedInPlace"
     BACKING_OFF = "BackingOff"
     POD_LEAVING = "PodLeaving"
     REPLACING_PODS = "ReplacingPods"

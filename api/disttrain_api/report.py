@@ -134,6 +134,8 @@ class RankPhase(StrEnum):
     TRAINING = "Training"
     EVALUATING = "Evaluating"
     SAVING = "Saving"
+    RESTARTING = "Restarting"
+    """It starts again in its pod, after a failure. No rank says this of itself: the operator concludes it."""
 
 
 class RankReport(_Report):
@@ -171,6 +173,20 @@ class RankFailure(_Report):
     """As in RankError."""
     signature: Annotated[FailureSignature | None, _OrNone] = None
     log_tail: Annotated[_Log | None, _OrNone] = None
+    repeated: Annotated[bool, BeforeValidator(lambda value: value is True)] = False
+    """The same failure has come before in this pod, which has started its ranks again, and nothing was gained since."""
+
+
+class RestartsInPlace(_Report):
+    """How often an agent has started the ranks of its pod again, or is about to after a pause."""
+
+    count: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    time: Annotated[str, BeforeValidator(_time)]
+    """When the first rank failed, the last time."""
+    pause_seconds: Annotated[_Seconds | None, _OrNone] = None
+    """Before the ranks start again, the last time."""
+    failure: RankFailure
+    """Why, the last time."""
 
 
 class PodReport(_Report):
@@ -178,6 +194,7 @@ class PodReport(_Report):
 
     progress: Annotated[RankReport | None, _OrNone] = None
     failure: Annotated[RankFailure | None, _OrNone] = None
+    restarts_in_place: Annotated[RestartsInPlace | None, _OrNone] = None
 
 
 class RankStatus(_Report):
@@ -201,6 +218,7 @@ class AgentStatus(_Report):
     ranks: Annotated[list[RankStatus], Field(max_length=MAX_RANKS_PER_POD)] = []
     refused: Annotated[dict[str, int], Field(max_length=16)] = {}
     """Requests and connections that were refused, by the reason."""
+    restarts_in_place: Annotated[RestartsInPlace | None, _OrNone] = None
 
 
 def decode_agent_status(data: bytes) -> AgentStatus | None:
@@ -239,18 +257,28 @@ def encode_pod_report(report: PodReport) -> str:
 
 def _shorter(report: PodReport) -> Iterator[PodReport]:
     """The report with less and less in it."""
-    progress, failure = report.progress, report.failure
+    restarts = report.restarts_in_place
+    for failure in _shorter_failures(restarts.failure if restarts is not None else None):
+        assert restarts is not None
+        report = report.model_copy(update={"restarts_in_place": restarts.model_copy(update={"failure": failure})})
+        yield report
+    for failure in _shorter_failures(report.failure):
+        report = report.model_copy(update={"failure": failure})
+        yield report
+    for field, nothing in (("error", None), ("metrics", {}), ("evaluation_failure", None), ("checkpoint", None)):
+        if report.progress is not None:
+            report = report.model_copy(update={"progress": report.progress.model_copy(update={field: nothing})})
+            yield report
+
+
+def _shorter_failures(failure: RankFailure | None) -> Iterator[RankFailure]:
     for field in ("log_tail", "message", "unquoted"):
         value = (getattr(failure, field) if failure is not None else None) or ""
         while failure is not None and value:
             # The end of a log and the start of a message hold the cause.
             value = value[len(value) // 4 + 1 :] if field == "log_tail" else value[: len(value) * 3 // 4]
             failure = failure.model_copy(update={field: value or None})
-            yield PodReport(progress=progress, failure=failure)
-    for field, nothing in (("error", None), ("metrics", {}), ("evaluation_failure", None), ("checkpoint", None)):
-        if progress is not None:
-            progress = progress.model_copy(update={field: nothing})
-            yield PodReport(progress=progress, failure=failure)
+            yield failure
 
 
 def decode_pod_report(text: str) -> PodReport | None:

@@ -5,10 +5,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.base import ApiModel
 from disttrain_api.names import Role
 from disttrain_api.scheduling import SchedulingPolicy
 
+MAX_RESTARTS = 1000
 PositiveSeconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -17,6 +19,13 @@ class RestartPolicy(StrEnum):
 
     GANG = "Gang"
     NEVER = "Never"
+
+
+class RestartStrategy(StrEnum):
+    """How ranks start again after a failure that may be met by a restart."""
+
+    RECREATE = "Recreate"
+    IN_PLACE = "InPlace"
 
 
 class CleanPodPolicy(StrEnum):
@@ -79,9 +88,8 @@ class FailureRule(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Named in the status when the rule decides."""
     action: FailureAction
-    """FailJob, RestartGang, RestartPod (only that pod, with its old name; as for the gang, not counted by maxRestarts
-    if the cluster ended it), Ignore (the pod stays as it is, the others continue), or RestartWithoutCounting (the gang,
-    never counted by maxRestarts)."""
+    """FailJob, RestartGang, RestartPod (that pod alone, with its old name; not counted if the cluster ended it), Ignore
+    (the others continue), or RestartWithoutCounting (the gang, never counted by maxRestarts)."""
     roles: Annotated[list[Role], Field(min_length=1, max_length=2)] | None = None
     """Roles of the pod. Absent: any."""
     on_exit_codes: OnExitCodes | None = None
@@ -89,8 +97,7 @@ class FailureRule(ApiModel):
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = None
     """Signals that ended that container. Absent: any, or none."""
     reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(min_length=1, max_length=32)] | None = None
-    """Reasons as in the verdict of an attempt: OOMKilled, Evicted, Preempted, Drained, NodeLost, RankFailed, PeerLost …
-    Absent: any."""
+    """Reasons as in the verdict of an attempt: OOMKilled, Evicted, NodeLost, RankFailed … Absent: any."""
     on_pod_conditions: Annotated[list[OnPodCondition], Field(min_length=1, max_length=20)] | None = None
     """The pod has at least one of these. Absent: any, or none."""
 
@@ -99,8 +106,8 @@ class FailurePolicy(ApiModel):
     """Reaction to failures; the first rule that matches the pod decides."""
 
     rules: Annotated[list[FailureRule], Field(min_length=1, max_length=32)]
-    """In order. If no rule matches: the trainer's permanent exit codes fail the job; preemption, eviction, drain and
-    the loss of a node restart the gang without counting; everything else restarts it."""
+    """In order. If no rule matches: the trainer's permanent exit codes fail the job; what the cluster ends restarts the
+    gang without counting; everything else restarts it."""
 
 
 class SuccessOperator(StrEnum):
@@ -141,11 +148,13 @@ class RunPolicy(ApiModel):
 
     restart_policy: RestartPolicy = RestartPolicy.GANG
     """Gang recreates all pods when a rank fails; Never fails the job."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    restart_strategy: RestartStrategy = RestartStrategy.RECREATE
+    """InPlace first starts the ranks again in their pod, up to `maxRestarts` times without a new checkpoint."""
+    max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] = 3
     """Restarts without a new checkpoint between them before the job fails."""
-    restart_backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
+    restart_backoff_seconds: Annotated[int, Field(ge=0, le=MAX_BACKOFF_SECONDS)] = 10
     """Pause before the second restart without a new checkpoint between them; doubled for each further one, up to an
-    hour. The first one is immediate."""
+    hour."""
     failure_policy: FailurePolicy | None = None
     """Reaction to each failure. Absent: the defaults."""
     success_policy: SuccessPolicy = SuccessPolicy()
@@ -158,16 +167,16 @@ class RunPolicy(ApiModel):
     """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Absent:
     no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
-    """Time for a pod to end after its grace period, or on a dead node after its deletion, before it is force-deleted;
-    checkpoints are fenced against it."""
+    """Time for a pod to end after its grace period, or on a dead node after its deletion, before it is
+    force-deleted."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""
     failure_log_in_status: bool = False
     """True puts the last output of the first failure into status and Events, readable without the right to read
     logs."""
     pod_security: PodSecurity = PodSecurity.RESTRICTED
-    """Restricted adds a restricted security context (uid 65532) if the template has none; Template adds nothing, as an
-    image that must run as root needs."""
+    """Restricted adds a restricted security context (uid 65532) if the template has none; Template adds none, for an
+    image that must run as root."""
     disruption_budget: DisruptionBudget | None = None
     """Absent: none, so that nodes can be drained."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()

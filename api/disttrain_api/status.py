@@ -103,7 +103,7 @@ class Progress(StatusModel):
     evaluation_failure: str | None = None
     """Why the last evaluation has no figures. Absent: it has some, or none was due."""
     phase: str | None = None
-    """Starting, Training, Evaluating or Saving, while the job runs."""
+    """Starting, Training, Evaluating, Saving or Restarting, while the job runs."""
     remaining_seconds: int | None = None
     """Time to the last step at the pace so far, while the job runs."""
     remaining: str | None = None
@@ -182,7 +182,7 @@ class Verdict(StatusModel):
     """The signal that ended it."""
     signature: Signature | None = None
     """Identifies the failure: the second of two equal ones, with no step between, ends the job. Absent: it came from
-    outside, or not from the trainer."""
+    outside."""
     log: str | None = None
     """The last lines of its log, if available and `failureLogInStatus` asks for them."""
 
@@ -210,8 +210,7 @@ class Attempt(StatusModel):
     start_time: Time
     """When the operator began to create its pods."""
     admitted_time: Time | None = None
-    """When queue or gate released its pods (the gate's is written when they run). Absent: neither holds them, or it
-    still does."""
+    """When queue or gate released its pods. Absent: neither holds them, or it still does."""
     running_time: Time | None = None
     """When all its pods ran."""
     end_time: Time | None = None
@@ -224,6 +223,10 @@ class Attempt(StatusModel):
     """Suspected nodes, which its pods prefer not to use."""
     replacements: list[Replacement] = []
     """Pods that were recreated alone; the last fifty."""
+    restarts_in_place: int | None = None
+    """Restarts of its ranks in their pod."""
+    last_restart_in_place: str | None = None
+    """Why, the last time."""
     succeeded: str | None = None
     """Members that have succeeded, for example "worker 0-3,7"; kept of the last attempt."""
 
@@ -243,9 +246,9 @@ class GoodputState(StrEnum):
     SAVING = "Saving"
     """The ranks waited for a checkpoint."""
     REDOING = "Redoing"
-    """On steps that an earlier attempt had done and lost."""
+    """On steps that were done before and lost."""
     RESTARTING = "Restarting"
-    """From a failure until all pods ran again, but for the time in a queue."""
+    """From a failure until all pods ran again, but for the time in a queue; in place, until ranks trained again."""
 
 
 class StateSeconds(StatusModel):

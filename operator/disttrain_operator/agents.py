@@ -234,7 +234,8 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     if status is None or (status.job_uid, status.attempt) != (agent.job_uid, agent.attempt):
         return None
     reports = [rank.report for rank in status.ranks if rank.report is not None and rank.report.total_steps]
-    return Live(agent.pod_uid, agent.attempt, min(reports, key=lambda report: report.rank, default=None))
+    first = min(reports, key=lambda report: report.rank, default=None)
+    return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place)
 
 
 def _over_http(session: aiohttp.ClientSession) -> Ask:

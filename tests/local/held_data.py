@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -34,3 +35,26 @@ def digits(samples: int, attempts: int) -> tuple[Dataset, Dataset]:
     found = load(DigitsConfig())
     held = int(os.environ["DISTTRAIN_ATTEMPT"]) <= attempts
     return Held(found.training, samples) if held else found.training, found.held_out
+
+
+class HeldUntil(Dataset):
+    """Samples, of which a process gets no more than `samples` before a file is there, or SIGTERM has come."""
+
+    def __init__(self, inner: Dataset, samples: int, file: Path) -> None:
+        self.inner, self.left, self.file, self.told = inner, samples, file, threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self.told.set())
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.left -= 1
+        while self.left < 0 and not self.file.exists() and not self.told.wait(0.01):
+            pass
+        return self.inner[index]
+
+
+def digits_until(samples: int, file: str) -> tuple[Dataset, Dataset]:
+    """Both sets of the digits; every process is held that the file does not let go."""
+    found = load(DigitsConfig())
+    return HeldUntil(found.training, samples, Path(file)), found.held_out

@@ -27,6 +27,10 @@ PLACEMENT = "spec.runPolicy.schedulingPolicy"
 PARALLELISM = "spec.parallelism"
 BATCH = "spec.training.globalBatchSize"
 
+IN_PLACE = {"restartStrategy": "InPlace"}
+ONE = {"replicas": 1, "processesPerPod": 2}
+DRAINED = {"action": "RestartWithoutCounting", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
 GENERAL_REFUSALS = (
     Refusal(
         "WorldSizeEqualsDegrees",
@@ -193,6 +197,41 @@ GENERAL_REFUSALS = (
             runPolicy={"restartPolicy": "Never", "failurePolicy": {"rules": [{"action": "RestartGang"}]}},
         ),
     ),
+    *(
+        Refusal(
+            "InPlaceNeedsOnePod",
+            "spec.runPolicy.restartStrategy",
+            "`restartStrategy` InPlace needs `training`, `workers.replicas` 1, restartPolicy Gang and no"
+            " `parameterServers`: use Recreate, or change these",
+            spec,
+        )
+        for spec in (
+            {"runPolicy": IN_PLACE},
+            untrained(own_program(), runPolicy=IN_PLACE),
+            {"workers": ONE, "runPolicy": IN_PLACE | {"restartPolicy": "Never"}},
+            {
+                "workers": ONE,
+                "parameterServers": {},
+                "parallelism": {"dataParallel": {"mode": "ParameterServer"}},
+                "runPolicy": IN_PLACE,
+            },
+        )
+    ),
+    *(
+        Refusal(
+            "InPlaceHidesFailures",
+            "spec.runPolicy.failurePolicy",
+            "rules see no rank that fails and restarts in place: give each `onPodConditions` alone, or use"
+            " `restartStrategy` Recreate",
+            {"workers": ONE, "runPolicy": IN_PLACE | {"failurePolicy": {"rules": [DRAINED, rule]}}},
+        )
+        for rule in (
+            {"action": "FailJob"},
+            DRAINED | {"signals": [9]},
+            DRAINED | {"reasons": ["OOMKilled"]},
+            DRAINED | {"onExitCodes": {"operator": "In", "values": [42]}},
+        )
+    ),
     Refusal(
         "WorkersFailTogether",
         "spec.runPolicy.failurePolicy",
@@ -307,6 +346,10 @@ GENERAL_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a claim to make": {"storage": a_claim_template(retain=False, storageClassName="fast")},
     "one pod's claim": {"workers": {"replicas": 1}, "storage": a_claim_template(accessModes=["ReadWriteOnce"])},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
+    "ranks that restart in place": {
+        "workers": ONE,
+        "runPolicy": IN_PLACE | {"failurePolicy": {"rules": [DRAINED]}},
+    },
     "a gang behind the gate": placement(gangScheduler="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
     "a gang in a queue": placement(gangScheduler="Kueue", queueName="mine"),
     "a topology without a gang": placement(topology={"preferred": "a/rack"}),

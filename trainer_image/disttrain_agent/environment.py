@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from disttrain_agent.restart import Limits
 from disttrain_api.agent_token import agent_token
+from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.errors import DisttrainError
 from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
+from disttrain_api.run_policy import MAX_RESTARTS
 
 
 class PodError(DisttrainError):
@@ -30,6 +33,8 @@ class PodEnvironment:
     attempt: int = 0
     agent_port: int | None = None
     """Where the agent answers; None: nowhere."""
+    restarts_in_place: Limits | None = None
+    """How often ranks that fail may start again in this pod; None: a failure ends the pod."""
 
     @property
     def agent_token(self) -> str | None:
@@ -118,6 +123,16 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironmen
         job_uid=variables.get(Env.JOB_UID, ""),
         attempt=_integer(variables, Env.ATTEMPT, minimum=0, default=0),
         agent_port=_integer(variables, Env.AGENT_PORT, minimum=1, default=0) or None,
+        restarts_in_place=_limits(variables),
+    )
+
+
+def _limits(variables: Mapping[str, str]) -> Limits | None:
+    if Env.RESTARTS_IN_PLACE not in variables:
+        return None
+    return Limits(
+        restarts=_integer(variables, Env.RESTARTS_IN_PLACE, minimum=0, maximum=MAX_RESTARTS),
+        backoff_seconds=_integer(variables, Env.RESTART_BACKOFF_SECONDS, minimum=0, maximum=MAX_BACKOFF_SECONDS),
     )
 
 
@@ -138,7 +153,9 @@ def _text(variables: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _integer(variables: Mapping[str, str], name: str, *, minimum: int, default: int | None = None) -> int:
+def _integer(
+    variables: Mapping[str, str], name: str, *, minimum: int, maximum: int | None = None, default: int | None = None
+) -> int:
     if default is not None and name not in variables:
         return default
     text = _text(variables, name)
@@ -146,6 +163,7 @@ def _integer(variables: Mapping[str, str], name: str, *, minimum: int, default: 
         value = int(text)
     except ValueError:
         value = minimum - 1
-    if value < minimum:
-        raise PodError(f"the environment variable {name} must be an integer of at least {minimum}, not '{text}'")
+    if value < minimum or (maximum is not None and value > maximum):
+        most = "" if maximum is None else f" and at most {maximum}"
+        raise PodError(f"the environment variable {name} must be an integer of at least {minimum}{most}, not '{text}'")
     return value

@@ -11,7 +11,7 @@ from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.processes import Processes, RankProcess
 from disttrain_agent.reports import Reports
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import AgentStatus, RankStatus
+from disttrain_api.report import AgentStatus, RankStatus, RestartsInPlace
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
@@ -21,14 +21,26 @@ _PAUSE_SECONDS = 0.05
 class Look:
     """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint."""
 
-    def __init__(self, pod: PodEnvironment, processes: Processes, reports: Reports) -> None:
-        self._pod, self._processes, self._reports = pod, processes, reports
+    def __init__(
+        self,
+        pod: PodEnvironment,
+        processes: Processes,
+        reports: Reports,
+        restarts: Callable[[], RestartsInPlace | None] = lambda: None,
+    ) -> None:
+        self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._asking = asyncio.Lock()
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
         """Return where every rank is. refused: what the API has refused so far, by the reason."""
         ranks = [self._rank(process) for process in self._processes.ranks]
-        return AgentStatus(job_uid=self._pod.job_uid, attempt=self._pod.attempt, ranks=ranks, refused=dict(refused))
+        return AgentStatus(
+            job_uid=self._pod.job_uid,
+            attempt=self._pod.attempt,
+            ranks=ranks,
+            refused=dict(refused),
+            restarts_in_place=self._restarts(),
+        )
 
     def log(self, rank: int, lines: int) -> list[str] | None:
         """Return the last lines that a rank printed; None where the pod has no such rank."""

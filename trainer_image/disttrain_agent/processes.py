@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.output import RankOutput
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 64 * 1024
+_ON_LINUX = sys.platform.startswith("linux")
 
 
 class Child(Protocol):
@@ -41,7 +44,7 @@ def execute(command: Sequence[str], environment: dict[str, str]) -> Child:
         stderr=subprocess.STDOUT,
         # A group of its own: it can be killed with its children, and a terminal's Ctrl-C reaches the agent alone.
         process_group=0,
-        # It makes one system call; the agent has no other thread by now.
+        # It makes two system calls, by what is loaded already: where ranks start again, the agent may have threads.
         preexec_fn=die_with(os.getpid()),  # noqa: PLW1509
     )
 
@@ -121,7 +124,8 @@ class Processes:
         self._loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def start(self, pod: PodEnvironment, command: Sequence[str], start: Start) -> None:
-        """Start every rank of the pod."""
+        """Start every rank of the pod. Those of a former life have ended."""
+        self.ranks = []
         for rank in pod.ranks:
             process = RankProcess(rank, command, pod.of_rank(rank), start)
             self.ranks.append(process)
@@ -147,6 +151,23 @@ class Processes:
                     process.close()
                     self._on_end(process)
 
+    def adopt_orphans(self) -> None:
+        """Have what ranks leave behind become this process's child, as it does where this process is PID 1."""
+        if _ON_LINUX:
+            _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def kill_orphans(self) -> bool:
+        """SIGKILL to what ranks that have all ended have left behind; returns whether any of it is still there.
+
+        It may hold the ports and files of the next life, also where it has left its rank's process group.
+        """
+        self.reap()
+        left = _children()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(left)
+
     def close(self) -> None:
         """Leave nothing running."""
         for process in self.ranks:
@@ -163,7 +184,7 @@ def die_with(parent: int) -> Callable[[], None] | None:
 
     In a container the kernel does this for the children of PID 1; as a process of a laptop they would live on.
     """
-    if not sys.platform.startswith("linux"):
+    if not _ON_LINUX:
         return None
     prctl = _libc().prctl
 
@@ -178,3 +199,15 @@ def die_with(parent: int) -> Callable[[], None] | None:
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def _children() -> list[int]:
+    """All children of this process. Elsewhere than on Linux none is known: there the process groups have to do."""
+    if not _ON_LINUX:
+        return []
+    found, own = [], os.getpid()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            if int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1]) == own:
+                found.append(int(folder.name))
+    return found

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_agent.environment import meeting_file, stacks_file
-from disttrain_api.report import MAX_TERMINATION_MESSAGE_BYTES, PodReport, RankFailure, RankReport, encode_pod_report
+from disttrain_api.report import (
+    MAX_TERMINATION_MESSAGE_BYTES,
+    CheckpointReport,
+    PodReport,
+    RankFailure,
+    RankReport,
+    RestartsInPlace,
+    encode_pod_report,
+)
 
 _FALLOC_FL_KEEP_SIZE = 1
 """Of fallocate(2)."""
@@ -25,6 +33,13 @@ class Reports:
         self._folder, self._ranks, self._clock = folder, tuple(ranks), clock
         self._stepped: dict[int, float] = {}
         self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
+        self._before: RankReport | None = None
+        self._checkpoint: CheckpointReport | None = None
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Step of the newest checkpoint that a rank has reported in any life; None: of none."""
+        return None if self._checkpoint is None else self._checkpoint.step
 
     def forget(self) -> None:
         """Remove what a former life has left where the scratch folder outlives a pod: no rank of this one has begun."""
@@ -32,6 +47,17 @@ class Reports:
             for path in self._folder.iterdir():
                 path.unlink()
             self._folder.rmdir()
+
+    def begin_again(self) -> None:
+        """Go on with the reports of another life of the ranks in this pod. Raises OSError as `prepare`.
+
+        The newest checkpoint is remembered: who asks now and then may not have heard of it.
+        """
+        progress = self.progress()
+        self._before = None if progress is None else progress.model_copy(update={"error": None})
+        self._read.clear()
+        self._stepped.clear()
+        self.prepare()
 
     def prepare(self) -> None:
         """Make the folder, by which the operator's probe knows that ranks are being started. Raises OSError.
@@ -63,6 +89,11 @@ class Reports:
         former = self._read.get(rank)
         if _is_news(None if former is None else former[1], report, stepped=rank in self._stepped):
             self._stepped[rank] = self._clock()
+        found, newest = report.checkpoint, self._checkpoint
+        if found is not None and (newest is None or found.step > newest.step):
+            self._checkpoint = found
+        elif newest is not None and self._before is not None:
+            report = report.model_copy(update={"checkpoint": newest})
         self._read[rank] = (version, report)
 
     def seconds_since_step(self, rank: int) -> float | None:
@@ -71,8 +102,8 @@ class Reports:
         return None if at is None else self._clock() - at
 
     def progress(self) -> RankReport | None:
-        """The report of the lowest rank that has one."""
-        return next((report for rank in self._ranks if (report := self.of(rank)) is not None), None)
+        """The report of the lowest rank that has one, else the last one of a former life in this pod."""
+        return next((report for rank in self._ranks if (report := self.of(rank)) is not None), self._before)
 
 
 def _is_news(former: RankReport | None, report: RankReport, *, stepped: bool) -> bool:
@@ -92,11 +123,16 @@ class TerminationMessage:
         # Now: a disk can fill up before there is anything to say. Empty, it leaves the kubelet the end of the log.
         _reserve(path, MAX_TERMINATION_MESSAGE_BYTES)
 
-    def write(self, progress: RankReport | None, failure: RankFailure | None = None) -> None:
+    def write(
+        self,
+        progress: RankReport | None,
+        failure: RankFailure | None = None,
+        restarts_in_place: RestartsInPlace | None = None,
+    ) -> None:
         """Write them if they changed. Without a place for them the pod still works."""
-        if progress is None and failure is None:
+        if progress is None and failure is None and restarts_in_place is None:
             return
-        text = encode_pod_report(PodReport(progress=progress, failure=failure))
+        text = encode_pod_report(PodReport(progress=progress, failure=failure, restarts_in_place=restarts_in_place))
         if text == self._written:
             return
         # In place: the file is a bind mount of the kubelet's and cannot be renamed over. It is cut off last: on a full

@@ -4,7 +4,7 @@ from disttrain_api.names import CONTAINER, Role
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.rules.pods import init_containers_that_end
 from disttrain_api.rules.rule import Rule, when
-from disttrain_api.run_policy import ExitCodeOperator, FailureAction, OnExitCodes, RestartPolicy
+from disttrain_api.run_policy import ExitCodeOperator, FailureAction, OnExitCodes, RestartPolicy, RestartStrategy
 from disttrain_api.spec import JobSpec
 
 _OF_ONE_POD = (FailureAction.RESTART_POD, FailureAction.IGNORE)
@@ -19,6 +19,22 @@ def _of_a_worker(spec: JobSpec, actions: tuple[FailureAction, ...]) -> bool:
 
 def _on_servers(spec: JobSpec) -> bool:
     return spec.training is not None and spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
+
+
+def _in_place(spec: JobSpec) -> bool:
+    return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE
+
+
+def _may_restart_in_place(spec: JobSpec) -> bool:
+    alone = spec.workers.replicas == 1 and spec.parameter_servers is None
+    return spec.training is not None and alone and spec.run_policy.restart_policy is RestartPolicy.GANG
+
+
+def _judges_ranks(spec: JobSpec) -> bool:
+    """Whether a rule may match the failure of a rank, and does not only look at what the cluster says of its pod."""
+    policy = spec.run_policy.failure_policy
+    rules = policy.rules if policy is not None else []
+    return any(rule.on_pod_conditions is None or rule.on_exit_codes or rule.signals or rule.reasons for rule in rules)
 
 
 def _exit_codes(spec: JobSpec) -> list[OnExitCodes]:
@@ -58,6 +74,33 @@ FAILURE_RULES = (
         ),
         cel="self.restartPolicy != 'Never' || !has(self.failurePolicy)",
         reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.restartPolicy"),
+    ),
+    Rule(
+        id="InPlaceNeedsOnePod",
+        path="spec.runPolicy.restartStrategy",
+        sentence="`restartStrategy` InPlace needs `training`, `workers.replicas` 1, restartPolicy Gang and no"
+        " `parameterServers`: use Recreate, or change these",
+        check=lambda spec: when(_in_place(spec) and not _may_restart_in_place(spec)),
+        cel="self.runPolicy.restartStrategy != 'InPlace' || (has(self.training) && self.workers.replicas == 1"
+        " && !has(self.parameterServers) && self.runPolicy.restartPolicy == 'Gang')",
+        reads=(
+            "spec.runPolicy.restartStrategy",
+            "spec.runPolicy.restartPolicy",
+            "spec.training",
+            "spec.workers.replicas",
+            "spec.parameterServers",
+        ),
+    ),
+    Rule(
+        id="InPlaceHidesFailures",
+        path="spec.runPolicy.failurePolicy",
+        scope="spec.runPolicy",
+        sentence="rules see no rank that fails and restarts in place: give each `onPodConditions` alone, or use"
+        " `restartStrategy` Recreate",
+        check=lambda spec: when(_in_place(spec) and _judges_ranks(spec)),
+        cel="self.restartStrategy != 'InPlace' || !has(self.failurePolicy) || self.failurePolicy.rules.all(r,"
+        " has(r.onPodConditions) && !has(r.onExitCodes) && !has(r.signals) && !has(r.reasons))",
+        reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.restartStrategy"),
     ),
     Rule(
         id="WorkersFailTogether",

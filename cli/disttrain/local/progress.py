@@ -8,7 +8,7 @@ from typing import Any
 
 from disttrain_agent.environment import report_dir
 from disttrain_api.names import Label, Role
-from disttrain_api.report import RankReport
+from disttrain_api.report import RankReport, RestartsInPlace, decode_pod_report
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.observed import Live
 
@@ -45,13 +45,29 @@ class LiveProgress:
         return LiveProgress(report.step, report.total_steps, report.loss, rate, checkpoint, remaining)
 
 
-def live(pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path]) -> Live | None:
-    """Return what the first worker of the newest attempt says; None before it says anything. scratch: by pod."""
+def live(
+    pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path], last_words: Callable[[str], Path]
+) -> Live | None:
+    """Return what the first worker of the newest attempt says; None before it says anything.
+
+    scratch, last_words: its folder and its termination message, by its name.
+    """
     firsts = [pod for pod in pods if _is_first(pod["metadata"]["labels"])]
     for pod in sorted(firsts, key=_attempt, reverse=True):
-        for report in _reports(scratch(pod["metadata"]["name"])):
-            return Live(pod["metadata"]["uid"], _attempt(pod), report)
+        name = pod["metadata"]["name"]
+        report, restarts = next(iter(_reports(scratch(name))), None), _restarts(last_words(name))
+        if report is not None or restarts is not None:
+            return Live(pod["metadata"]["uid"], _attempt(pod), report, restarts_in_place=restarts)
     return None
+
+
+def _restarts(last_words: Path) -> RestartsInPlace | None:
+    """How often the ranks of a pod have started again in it: its agent keeps its last words up to date."""
+    try:
+        said = decode_pod_report(last_words.read_text(errors="replace"))
+    except OSError:
+        return None
+    return said.restarts_in_place if said is not None else None
 
 
 def _is_first(labels: dict[str, str]) -> bool:

@@ -249,7 +249,7 @@ class LocalRun:
                 shown = newer
                 self.view.progress(shown)
             if look % _LOOKS_PER_STATUS == 0:
-                self._learn(live(self._pods.raw, self.folder.scratch))
+                self._learn(live(self._pods.raw, self.folder.scratch, self.folder.termination_log))
 
     def _learn(self, seen: Live | None) -> None:
         """Have the next decision see what the first worker says."""

@@ -40,6 +40,8 @@ def summary(status: JobStatus, folder: RunFolder, *, storage: Path | str | None)
 def _figures(status: JobStatus) -> Iterator[str]:
     if status.restarts:
         yield f"{status.restarts} restart{'s' if status.restarts > 1 else ''}"
+    if in_place := sum(attempt.restarts_in_place or 0 for attempt in status.attempts):
+        yield f"{in_place} restart{'s' if in_place > 1 else ''} in place"
     if status.progress is None:
         return
     known = status.progress

@@ -97,6 +97,16 @@ def words_of(case: Case, verdict: Verdict | None) -> list[str]:
     return [f"It said: {words}."] if words and verdict is not None and words not in plain(verdict.message) else []
 
 
+def restarts_in_place(attempt: Attempt) -> str | None:
+    """Return how often the attempt's ranks have started again in their pod, and why, as a part of a sentence; None:
+    never."""
+    count = attempt.restarts_in_place or 0
+    if not count:
+        return None
+    why = plain(attempt.last_restart_in_place or "of an unknown cause").rstrip(".")
+    return f"ranks were restarted in place {count} time{'' if count == 1 else 's'}, last because {why}"
+
+
 def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:
     advice = (FAILED | PENDING).get(verdict.reason) if verdict is not None else None
     return (filled(advice, job),) if advice else ()

@@ -7,7 +7,7 @@ from typing import Any
 from disttrain.cluster.remote import RemoteJob
 from disttrain.logs.pick import Pick, picked
 from disttrain.terminal import age, duration, plain, steps
-from disttrain.views.case import facts_of
+from disttrain.views.case import facts_of, restarts_in_place
 from disttrain.views.goodput import in_words
 from disttrain.views.listing import percent
 from disttrain_api.status import Attempt
@@ -144,11 +144,13 @@ def attempt_row(attempt: Attempt, now: datetime) -> list[str]:
     ran = parse_time(attempt.running_time)
     lasted = "-" if ran is None else duration(((end or now) - ran).total_seconds())
     verdict = attempt.verdict
+    ended = verdict.message if verdict is not None else ("" if end else "it is under way")
+    in_place = restarts_in_place(attempt)
     return [
         str(attempt.number),
         f"{age(began, now)} ago",
         lasted,
         "-" if attempt.checkpoint_step is None else f"step {attempt.checkpoint_step}",
         verdict.reason if verdict is not None else "-",
-        verdict.message if verdict is not None else ("" if end else "it is under way"),
+        ended if in_place is None else f"{ended}; {in_place}" if ended else in_place,
     ]

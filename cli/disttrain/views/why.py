@@ -22,6 +22,7 @@ from disttrain.views.case import (
     log_commands,
     of_class,
     pods_of,
+    restarts_in_place,
     resumes_from,
     todo_of,
     words_of,
@@ -245,7 +246,7 @@ def _running(case: Case) -> Why:
     begun = case.since(case.attempt.running_time) if case.attempt is not None else "?"
     sentences = [f"{job.name} runs since {begun} in attempt {status.attempt}: all of its {pods_of(job)} run."]
     todo: list[str] = []
-    for check in (_silent_nodes, _replaced, _often_restarted, _progress):
+    for check in (_silent_nodes, _replaced, _restarted_in_place, _often_restarted, _progress):
         text, advice = check(case)
         sentences += [text] if text else []
         todo += [advice] if advice else []
@@ -275,6 +276,11 @@ def _replaced(case: Case) -> Finding:
     last = replacements[-1]
     when = f"{plain(last.pod)} {case.since(last.time)} ago"
     return f"{len(replacements)} times a single pod was recreated, last {when} ({plain(last.reason)}).", None
+
+
+def _restarted_in_place(case: Case) -> Finding:
+    text = restarts_in_place(case.attempt) if case.attempt is not None else None
+    return (None, None) if text is None else (f"In this attempt {text}.", None)
 
 
 def _often_restarted(case: Case) -> Finding:

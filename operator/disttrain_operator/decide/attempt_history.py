@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from disttrain_api.backoff import backoff_seconds
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
@@ -10,7 +11,6 @@ from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
 KEPT_REPLACEMENTS = 50
-MAX_BACKOFF_SECONDS = 3600
 # Restarts of these are not counted, and a deadline is one over all of them: else it would begin anew with each.
 _BEFORE_THE_START = (FailureClass.NOT_STARTED, FailureClass.DISRUPTION, FailureClass.NODE_LOST)
 
@@ -146,6 +146,11 @@ def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetim
     return _with_current(status, {"replacements": replacements})
 
 
+def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus:
+    """The ranks of the current attempt have started again in their pod so often, the last time for this reason."""
+    return _with_current(status, {"restarts_in_place": count, "last_restart_in_place": why})
+
+
 def in_attempt(status: JobStatus) -> bool:
     """Whether an attempt has begun and not ended."""
     return bool(status.attempts) and status.attempts[-1].end_time is None
@@ -199,18 +204,10 @@ def next_attempt_at(status: JobStatus, policy: RunPolicy) -> datetime | None:
     """
     if in_attempt(status) or not restarting(status):
         return None
-    delay = backoff_seconds(attempts_without_progress(status), policy)
+    delay = backoff_seconds(attempts_without_progress(status), policy.restart_backoff_seconds)
     end = status.attempts[-1].end_time
     assert end is not None
     return after(end, delay) if delay else None
-
-
-def backoff_seconds(failures: int, policy: RunPolicy) -> int:
-    """Pause after so many failures without a new checkpoint between them."""
-    if failures < 2:
-        return 0
-    doubled: int = policy.restart_backoff_seconds << min(failures - 2, 12)
-    return min(doubled, MAX_BACKOFF_SECONDS)
 
 
 def attempts_without_progress(status: JobStatus) -> int:

@@ -29,6 +29,7 @@ from disttrain_operator.decide.policies.startup import begin, running, starting_
 from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
 from disttrain_operator.decide.progress import learn
+from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, restarts_event
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.support import with_support
 
@@ -78,9 +79,11 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     return Decision(
         reason=transition.reason,
         message=transition.message,
-        status=account(read, derive(job, gang, transition, now), transition, now),
+        status=account(
+            read, derive(job, gang, transition, now), transition, now, failed_at(read.status, job.status, observed)
+        ),
         actions=transition.actions,
-        events=_events(job, transition),
+        events=(*restarts_event(read.status, job.status), *_events(job, transition)),
         requeue_at=earliest(transition.requeue_at, active_deadline_at(job)),
     )
 
@@ -90,6 +93,7 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
     status = learn(job.status, observed, now)
     if not isinstance(job, ReadableJob):
         return status
+    status = learn_restarts(status, observed, job.spec.run_policy)
     return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 
 

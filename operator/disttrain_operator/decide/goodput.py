@@ -23,13 +23,17 @@ _OF_PHASE = {
     RankPhase.STARTING.value: GoodputState.STARTING,
     RankPhase.EVALUATING.value: GoodputState.EVALUATING,
     RankPhase.SAVING.value: GoodputState.SAVING,
+    RankPhase.RESTARTING.value: GoodputState.RESTARTING,
 }
 
 
-def account(job: Job, status: JobStatus, transition: Transition, now: datetime) -> JobStatus:
+def account(
+    job: Job, status: JobStatus, transition: Transition, now: datetime, failed_at: datetime | None = None
+) -> JobStatus:
     """Return `status`, which the transition leads to, with the time counted until now.
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
+    failed_at: when ranks failed that have started again in their pod since then; None: none have.
     """
     former = job.status.goodput
     if former is not None and status == job.status:
@@ -40,6 +44,9 @@ def account(job: Job, status: JobStatus, transition: Transition, now: datetime) 
     before = former if former is not None and known else _begun(job, state, now)
     if before.state == GoodputState.TRAINING and _is_first_word(job.status, status):
         before = before.model_copy(update={"state": GoodputState.STARTING.value})
+    if failed_at is not None and before.state is not None:
+        # A node's clock may be ahead.
+        before = counted_until(before, min(failed_at, now)).model_copy(update={"state": GoodputState.RESTARTING.value})
     counted = counted_until(before, now)
     return status.model_copy(update={"goodput": counted.model_copy(update={"state": state, "furthest_step": furthest})})
 

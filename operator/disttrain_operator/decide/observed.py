@@ -12,7 +12,7 @@ from disttrain_api.bounds import cut
 from disttrain_api.moved import carried_over
 from disttrain_api.names import MANAGED_BY_US, Reason, Role
 from disttrain_api.program_log import Child, torchrun_child
-from disttrain_api.report import PodReport, RankReport
+from disttrain_api.report import PodReport, RankPhase, RankReport, RestartsInPlace
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_api.times import parse_time
@@ -246,6 +246,13 @@ class Live:
     """The report of the pod's lowest rank that knows how many steps there are. None: no rank knows yet."""
     stall: Stall | None = None
     """None: its ranks get on, or do something else than to train, or it is not known where they are."""
+    restarts_in_place: RestartsInPlace | None = None
+    """How often the agent has started its ranks again. None: never."""
+
+    @property
+    def restarting(self) -> bool:
+        """Whether its ranks have failed and have not come to training again, in the same pod."""
+        return self.restarts_in_place is not None and (self.report is None or self.report.phase == RankPhase.STARTING)
 
 
 @dataclass(frozen=True)

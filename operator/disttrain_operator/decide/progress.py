@@ -8,7 +8,7 @@ from datetime import datetime
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Role
-from disttrain_api.report import RankReport
+from disttrain_api.report import RankPhase, RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
 from disttrain_operator.decide.attempt_history import record_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
@@ -51,8 +51,10 @@ def _speaks(pod: PodFacts, uid: str) -> bool:
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
     reports = [(report, runs) for _, report, runs in _reports(observed) if report.total_steps]
+    if _restarts_in_place(status, observed):
+        return _in_phase(status.progress, RankPhase.RESTARTING)
     if not reports:
-        return status.progress if _first_runs(status, observed) else _at_rest(status.progress)
+        return status.progress if _first_runs(status, observed) else _in_phase(status.progress, None)
     report, runs = reports[-1]
     remaining = report.remaining_seconds if runs else None
     new = Progress(
@@ -81,11 +83,21 @@ def _first_runs(status: JobStatus, observed: Observed) -> bool:
     return any(pod.program_started and pod.program_alive for pod in first)
 
 
-def _at_rest(progress: Progress | None) -> Progress | None:
-    """Progress without what is true only while the job runs."""
+def _restarts_in_place(status: JobStatus, observed: Observed) -> bool:
+    """Whether the first worker runs and its ranks are starting again: the last step that is known stays until they say
+    where they go on."""
+    live = observed.live
+    if live is None or not live.restarting or live.attempt != status.attempt:
+        return False
+    return any(_speaks(pod, live.pod_uid) for pod in observed.pods)
+
+
+def _in_phase(progress: Progress | None, phase: RankPhase | None) -> Progress | None:
+    """Progress in another phase than training, or at rest, without what is true only while ranks train."""
     if progress is None:
         return None
-    return progress.model_copy(update={"phase": None, "remaining_seconds": None, "remaining": None})
+    word = None if phase is None else phase.value
+    return progress.model_copy(update={"phase": word, "remaining_seconds": None, "remaining": None})
 
 
 def duration(seconds: float) -> str:

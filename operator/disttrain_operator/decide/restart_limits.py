@@ -27,20 +27,30 @@ def used_up(status: JobStatus, policy: RunPolicy, verdict: Verdict) -> Verdict |
 _OF_A_DEVICE = frozenset({"torch.AcceleratorError"})
 
 
-def repeated(status: JobStatus, verdict: Verdict) -> Verdict | None:
-    """The verdict with which the job fails where the current attempt ends as a former one did; else None."""
+def repeated(status: JobStatus, verdict: Verdict, *, in_place: bool = False) -> Verdict | None:
+    """The verdict with which the job fails where the current attempt ends as a former one did; else None.
+
+    in_place: its agent says that it met the same failure before, and started the ranks again in vain.
+    """
     former = _former(status)
     if verdict.signature is None or verdict.action != FailureAction.RESTART_GANG or verdict.rule is not None:
         return None
+    if in_place and verdict.signature.error not in _OF_A_DEVICE:
+        return _once_more(verdict, verdict.signature, "a restart in place met the same failure")
     if former is None or former.verdict is None or former.checkpoint_step != last_known_step(status):
         return None
     if former.verdict.signature is None or not _read(verdict.signature).repeats(_read(former.verdict.signature)):
         return None
     if verdict.signature.error in _OF_A_DEVICE and verdict.node == former.verdict.node:
         return None
-    place = f" at {verdict.signature.place}" if verdict.signature.place else ""
-    same = f"attempt {former.number} ended with the same failure ({verdict.signature.error}{place})"
-    why = f"{same}, and no step was done between them: another restart would end the same way"
+    return _once_more(verdict, verdict.signature, f"attempt {former.number} ended with the same failure")
+
+
+def _once_more(verdict: Verdict, signature: Signature, same: str) -> Verdict:
+    place = f" at {signature.place}" if signature.place else ""
+    why = (
+        f"{same} ({signature.error}{place}), and no step was done between them: another restart would end the same way"
+    )
     sentence = continued(verdict.message, why)
     return verdict.model_copy(update={"action": FailureAction.FAIL_JOB, "message": sentence})
 

@@ -137,12 +137,32 @@ def _detail(cause: Cause, policy: RunPolicy) -> str:
         return "" if pod.child.signal else _NO_EXCEPTION
     if policy.failure_log_in_status or exit_.by_runtime:
         return program_message(pod)
-    if failure is not None and failure.exit_code in set(ExitCode):
-        return (failure.message if failure.unquoted is None else failure.unquoted) or ""
-    kind = _reported_type(failure) if failure is not None else _printed_type(pod)
-    if kind:
-        return f"{kind} (its log says more)"
+    reported = _reported(failure) if failure is not None else _of_kind(_printed_type(pod))
+    if reported is not None:
+        return reported
     return _SHELL_CODES.get(exit_.code, "its log says why") if by_program else ""
+
+
+def words_of_rank(failure: RankFailure, pod: PodFacts, *, quoted: bool) -> str:
+    """Return how a rank failed whose pod runs on. quoted: with what its program said."""
+    where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
+    if failure.signal is not None:
+        ending = f"was killed by signal {failure.signal}"
+    else:
+        ending = f"exited with code {failure.exit_code}" if failure.exit_code is not None else "ended"
+    said = failure.message if quoted else _reported(failure)
+    return f"rank {failure.rank} ({where}) {ending}" + (f": {said[:MAX_DETAIL]}" if said else "")
+
+
+def _reported(failure: RankFailure) -> str | None:
+    """What may be read of a failure without the right to read logs; None: nothing is known."""
+    if failure.exit_code in set(ExitCode):
+        return (failure.message if failure.unquoted is None else failure.unquoted) or ""
+    return _of_kind(_reported_type(failure))
+
+
+def _of_kind(kind: str) -> str | None:
+    return f"{kind} (its log says more)" if kind else None
 
 
 def _reported_type(failure: RankFailure) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_FILE, Env, Role
+from disttrain_api.run_policy import RestartStrategy
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import agent_port, child_name, pod_name, port
 from disttrain_operator.plan.site import PlannedJob, Site
@@ -43,6 +44,9 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
         environment[Env.CONFIG] = f"{site.config_dir}/{CONFIG_FILE}"
         # Servers count workers by it.
         environment[Env.LOCAL_WORLD_SIZE] = str(spec.workers.ranks_per_pod)
+    if spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE:
+        environment[Env.RESTARTS_IN_PLACE] = str(spec.run_policy.max_restarts)
+        environment[Env.RESTART_BACKOFF_SECONDS] = str(spec.run_policy.restart_backoff_seconds)
     if spec.storage is not None:
         environment[Env.STORAGE] = spec.storage.url or site.storage_dir
     if spec.parameter_servers is not None:

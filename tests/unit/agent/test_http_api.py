@@ -106,6 +106,22 @@ def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
     let_go(asked)
 
 
+def test_an_agent_says_how_often_its_ranks_have_started_again_and_that_they_have_not_come_back(pod: Pod) -> None:
+    port = {Env.AGENT_PORT: str(a_port()), Env.JOB_UID: "uid-1", Env.ATTEMPT: "3"}
+    pod.changes |= port | {Env.RESTARTS_IN_PLACE: "3", Env.RESTART_BACKOFF_SECONDS: "3600"}
+    (pod.folder / "token").write_text(JOB_TOKEN)
+    pod.start("report(step=4, totalSteps=9, loss=0.5, phase='Training'); os.kill(os.getpid(), signal.SIGKILL)")
+    pod.until(lambda: "restart 2 in place after 3600 s" in pod.log, "the second restart waits")
+    status = status_of(pod)
+    assert status.restarts_in_place is not None
+    assert (status.restarts_in_place.count, status.restarts_in_place.pause_seconds) == (2, 3600)
+    assert (status.restarts_in_place.failure.signal, status.restarts_in_place.failure.log_tail) == (9, None)
+    (rank,) = status.ranks
+    assert (rank.exit_code, rank.report, rank.seconds_since_step) == (-9, None, None)
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == 137
+
+
 def test_logs_are_the_last_lines_of_a_rank(asked: Pod) -> None:
     asked.until(lambda: "[rank 1] two" in asked.log, "both lines are passed on")
     assert ask(asked, "/v1/logs?rank=1&tail=1") == (200, {"rank": 1, "lines": ["two"]})

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from disttrain_agent.reports import Reports, report_path
-from disttrain_api.report import RankPhase, RankReport
+from disttrain_api.report import CheckpointReport, RankPhase, RankReport
 from disttrain_trainer.runtime.files import rewrite
 
 
@@ -44,3 +44,30 @@ def test_a_step_that_was_logged_before_anybody_looked_counts(tmp_path: Path) -> 
         reports.of(report.rank)
     clock.now = 30.0
     assert (reports.seconds_since_step(0), reports.seconds_since_step(1)) == (30.0, None)
+
+
+def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_checkpoint(tmp_path: Path) -> None:
+    clock, saved = Clock(), CheckpointReport(step=20, path="/c/20", time="2026-01-01T12:00:00Z")
+    reports = Reports(tmp_path, [0, 1], clock)
+    reports.prepare()
+
+    def says(**fields: object) -> RankReport | None:
+        report = RankReport.model_validate({"rank": 0, "total_steps": 90, **fields})
+        rewrite(report_path(tmp_path, 0), report.model_dump_json(by_alias=True))
+        return reports.of(0)
+
+    says(step=20, loss=0.7, checkpoint=saved)
+    says(step=25, loss=0.6, checkpoint=saved, error={"exitCode": 1, "reason": "RankFailed", "message": "no"})
+    assert (reports.checkpoint, reports.seconds_since_step(0)) == (20, 0.0)
+    reports.begin_again()
+    assert (reports.of(0), reports.seconds_since_step(0), reports.checkpoint) == (None, None, 20)
+    last = reports.progress()
+    assert last is not None
+    assert (last.step, last.checkpoint, last.error) == (25, saved, None), "last words keep what is known"
+    clock.now = 50.0
+    assert says(step=20) == RankReport(rank=0, step=20, total_steps=90, checkpoint=saved)
+    assert reports.progress() == reports.of(0)
+    assert reports.seconds_since_step(0) is None, "it has done no step yet"
+    newer = saved.model_copy(update={"step": 30})
+    says(step=30, loss=0.5, checkpoint=newer)
+    assert (reports.checkpoint, reports.seconds_since_step(0)) == (30, 0.0)

@@ -15,6 +15,7 @@ from disttrain_api.report import (
     RankError,
     RankFailure,
     RankReport,
+    RestartsInPlace,
     decode_pod_report,
     encode_pod_report,
 )
@@ -153,3 +154,21 @@ def test_a_report_fits_the_message_whatever_it_holds() -> None:
         assert read is not None
         assert read.progress is not None
         assert (read.progress.step, read.progress.total_steps) == (7, 9)
+
+
+def test_what_restarts_in_place_are_told_with_gives_way_before_the_last_failure() -> None:
+    long = "é" * 1000
+    last = RestartsInPlace(
+        count=3,
+        time="2026-01-01T12:00:00Z",
+        failure=RankFailure(rank=1, exit_code=1, message=long, unquoted="KeyError"),
+    )
+    failure = RankFailure(rank=0, exit_code=1, message=long, unquoted="ValueError", log_tail="line")
+    text = encode_pod_report(PodReport(progress=RankReport(rank=0, step=7), failure=failure, restarts_in_place=last))
+    assert len(text.encode()) <= MAX_TERMINATION_MESSAGE_BYTES
+    read = decode_pod_report(text)
+    assert read is not None
+    assert read.failure == failure
+    assert read.restarts_in_place is not None
+    assert (read.restarts_in_place.count, read.restarts_in_place.failure.rank) == (3, 1)
+    assert len(read.restarts_in_place.failure.message or "") < 1000

@@ -71,6 +71,17 @@ def test_success_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+@pytest.mark.parametrize(("each", "words"), [([1], "1 restart in place"), ([2, 1], "3 restarts in place")])
+def test_restarts_in_place_are_counted_apart(tmp_path: Path, each: list[int], words: str) -> None:
+    attempts = [
+        {"number": number, "startTime": NOW.isoformat(), "restartsInPlace": count} for number, count in enumerate(each)
+    ]
+    status = a_status("Complete").model_copy(
+        update={"attempts": JobStatus.model_validate({"attempts": attempts}).attempts}
+    )
+    assert f"Succeeded · {words} · " in summary(status, RunFolder(tmp_path), storage=None)
+
+
 GOODPUT = {
     "since": "2026-01-01T12:00:00Z",
     "updateTime": "2026-01-01T12:16:40Z",

@@ -76,6 +76,14 @@ def progress(**more: Any) -> dict[str, Any]:
 SUSPENDED = [a_condition("Suspended", "True", "Suspended", "spec.suspend is true; set it to false to resume")]
 SUSPENDING = [a_condition("Suspended", "False", "Suspending", "spec.suspend is true: pods write a checkpoint and stop")]
 
+RESTARTED = {
+    "number": 1,
+    "startTime": TIME,
+    "runningTime": TIME,
+    "restartsInPlace": 2,
+    "lastRestartInPlace": "rank 1 (pod a) was killed by signal 9",
+}
+
 SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], list[str]]] = [
     # what, status, spec, what the paragraph says, what is to be done
     ("nobody looks", None, {}, ["no operator has looked at it"], ["disttrain doctor"]),
@@ -127,6 +135,13 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("no news", runs(progress=progress(updateTime="2026-01-01T11:00:00Z")), {}, ["heard of 65m ago"], ["hangs"]),
     ("no steps", runs(), {}, ["have not reported a step yet", "no `storage`: a restart would begin at step 0"], []),
     ("slow by restarts", runs(restarts=5), {}, ["It is slow since it has restarted 5 times"], []),
+    (
+        "restarts in place",
+        runs(attempts=[RESTARTED]),
+        {},
+        ["In this attempt ranks were restarted in place 2 times, last because rank 1 (pod a) was killed by signal 9."],
+        [],
+    ),
     ("evaluation", runs(progress=progress(evaluationFailure="no data")), {}, ["Its evaluation failed: no data"], []),
     ("suspended", held("Suspended", conditions=SUSPENDED), {"suspend": True}, ["is suspended"], ["disttrain resume"]),
     ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),

@@ -71,7 +71,7 @@ def test_the_page_has_the_variables_of_servers(spec: dict[str, Any], more: set[s
 
 def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     training = {"training": {"preflight": True}}
-    asked = {"storage": a_claim_template()}
+    asked = {"storage": a_claim_template(), "workers": {"replicas": 1}, "runPolicy": {"restartStrategy": "InPlace"}}
     layout = {"parallelism": {"dataParallelShardDegree": 2}}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
     always = environment(**OWN).keys()
@@ -84,6 +84,14 @@ def test_the_page_has_the_variables_of_ranks() -> None:
     laid_over = {name for name, value in rank.items() if config.get(name) != value}
     unchanged = {"LOCAL_WORLD_SIZE", "GROUP_RANK"}
     assert laid_over | unchanged == set(page("Ranks of the trainer"))
+
+
+def test_the_limits_of_restarts_in_place_are_there_where_the_job_asks_for_them() -> None:
+    limits = {"restartStrategy": "InPlace", "maxRestarts": 7, "restartBackoffSeconds": 5}
+    found = environment(workers={"replicas": 1}, runPolicy=limits)
+    assert (found[Env.RESTARTS_IN_PLACE], found[Env.RESTART_BACKOFF_SECONDS]) == ("7", "5")
+    others = environment(workers={"replicas": 1}, runPolicy=limits | {"restartStrategy": "Recreate"})
+    assert found.keys() - others.keys() == {Env.RESTARTS_IN_PLACE, Env.RESTART_BACKOFF_SECONDS}
 
 
 def test_the_page_names_every_variable_of_the_contract_and_the_values_that_are_constant() -> None:

@@ -2,10 +2,10 @@
 
 from datetime import datetime, timedelta
 
+from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import Reason
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.attempt_history import (
-    backoff_seconds,
     count_restart,
     in_attempt,
     ran,
@@ -75,8 +75,10 @@ def replace_pods(situation: Situation) -> Transition | None:
 def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name may be made again; None where it was never replaced."""
     entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
-    pause = backoff_seconds(replacements_without_progress(job.status, pod), job.spec.run_policy) if entries else 0
-    return after(entries[-1].time, pause) if entries else None
+    if not entries:
+        return None
+    first = job.spec.run_policy.restart_backoff_seconds
+    return after(entries[-1].time, backoff_seconds(replacements_without_progress(job.status, pod), first))
 
 
 def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:

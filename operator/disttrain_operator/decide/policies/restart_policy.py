@@ -36,8 +36,9 @@ def restart_policy(situation: Situation) -> Transition | None:
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Transition(state_of(status), Reason.POD_FAILED, message, status, requeue_at=failures.settled_at)
-    verdict = verdict_of(*found, policy)
-    return restart_or_fail(situation, repeated(status, verdict) or verdict)
+    verdict, report = verdict_of(*found, policy), found[0].pod.report
+    in_place = report is not None and report.failure is not None and report.failure.repeated
+    return restart_or_fail(situation, repeated(status, verdict, in_place=in_place) or verdict)
 
 
 def _gave_up(situation: Situation) -> tuple[Cause, MatchedAction] | None:

@@ -1,0 +1,61 @@
+"""Restarts of ranks in their pod, as its agent tells them: in the attempt, as an Event, and since when it recovers."""
+
+from datetime import datetime
+
+from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
+from disttrain_api.names import Reason
+from disttrain_api.report import RestartsInPlace
+from disttrain_api.run_policy import RunPolicy
+from disttrain_api.status import JobStatus
+from disttrain_api.times import parse_time
+from disttrain_operator.decide.attempt_history import in_attempt, note_restarts_in_place
+from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.observed import Observed, PodFacts
+from disttrain_operator.decide.verdict import words_of_rank
+
+
+def learn_restarts(status: JobStatus, observed: Observed, policy: RunPolicy) -> JobStatus:
+    """The status with how often the ranks of the current attempt have started again in their pod, and why."""
+    found = _newest(status, observed)
+    if found is None or found[1].count <= _count(status):
+        return status
+    pod, restarts = found
+    why = words_of_rank(restarts.failure, pod, quoted=policy.failure_log_in_status)
+    return note_restarts_in_place(status, restarts.count, cut(why, MAX_MESSAGE_BYTES))
+
+
+def restarts_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
+    """The Event on restarts in place that the status tells of and the one before did not."""
+    if not _grew(before, status):
+        return ()
+    why, count = status.attempts[-1].last_restart_in_place, _count(status)
+    return (Event(Reason.RESTARTED_IN_PLACE, f"{why}; restart {count} in place of its ranks", warning=True),)
+
+
+def failed_at(before: JobStatus, status: JobStatus, observed: Observed) -> datetime | None:
+    """When the ranks failed that have started again since `before`; None: none have."""
+    found = _newest(status, observed)
+    return parse_time(found[1].time) if found is not None and _grew(before, status) else None
+
+
+def _newest(status: JobStatus, observed: Observed) -> tuple[PodFacts, RestartsInPlace] | None:
+    """The pod of the current attempt whose ranks have started again, with what is known of that."""
+    if not in_attempt(status):
+        return None
+    live, found = observed.live, []
+    for pod in observed.pods:
+        if pod.attempt != status.attempt:
+            continue
+        if pod.report is not None and pod.report.restarts_in_place is not None:
+            found.append((pod, pod.report.restarts_in_place))
+        if live is not None and live.restarts_in_place is not None and live.pod_uid == pod.uid:
+            found.append((pod, live.restarts_in_place))
+    return max(found, key=lambda entry: entry[1].count, default=None)
+
+
+def _grew(before: JobStatus, status: JobStatus) -> bool:
+    return before.attempt == status.attempt and _count(status) > _count(before)
+
+
+def _count(status: JobStatus) -> int:
+    return (status.attempts[-1].restarts_in_place or 0) if status.attempts else 0

@@ -1,0 +1,85 @@
+"""Ranks that start again in their pod, through `disttrain run`: real ranks, a real kill, and no step that differs."""
+
+import json
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.builders import a_claim_template
+
+from .conftest import Run, Workplace
+
+STEPS, INTERVAL, BATCH = 24, 5, 16
+SEEN = 12
+"""A step between two checkpoints, after which the ranks wait."""
+HELD_AFTER = SEEN + 4
+"""Batches: some are read ahead, and a step is logged late."""
+
+
+def job(place: Workplace, released: Path) -> Path:
+    """Two ranks in one pod, which come to a step between two checkpoints and wait for the file there."""
+    shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
+    config = {"samples": HELD_AFTER * BATCH, "file": str(released)}
+    training: dict[str, Any] = {
+        "steps": STEPS,
+        "microBatchSize": BATCH,
+        "checkpoint": {"interval": INTERVAL},
+        "logging": {"interval": 1},
+        "data": {"name": None, "entrypoint": "held_data:digits_until", "config": config},
+        "model": {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}},
+    }
+    return place.write(
+        workers={"replicas": 1, "processesPerPod": 2},
+        training=training,
+        storage=a_claim_template(),
+        runPolicy={"restartStrategy": "InPlace"},
+    )
+
+
+def curve(run: Run) -> dict[int, set[tuple[float, float, int]]]:
+    """Loss, gradient norm and attempt of each step, as often as it was done."""
+    seen = defaultdict(set)
+    for text in (run.home / "metrics" / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if "loss_metrics/global_avg_loss" in line:
+            seen[line["step"]].add((line["loss_metrics/global_avg_loss"], line["grad_norm"], line["attempt"]))
+    return dict(seen)
+
+
+def is_held(run: Run) -> bool:
+    """Whether the ranks have come to the step in which they wait, and the checkpoint before it is complete."""
+    saved = list(run.folder.glob(f"disttrain-runs/*/storage/*/step-{2 * INTERVAL}/.metadata"))
+    return bool(saved) and f"step: {SEEN}  " in run.log(0, attempt=1)
+
+
+def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(
+    workplace: Workplace,
+) -> None:
+    released = workplace.folder / "released"
+    run = workplace.start(job(workplace, released))
+    run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    victim = run.find("rank 1")
+    assert victim is not None
+    victim.kill()
+    released.touch()
+    assert run.wait() == 0, run.stderr
+
+    undisturbed = workplace.beside("undisturbed")
+    other = undisturbed.run(job(undisturbed, released))
+    assert other.exit_code == 0, other.stderr
+    assert curve(run) == curve(other)
+    assert sorted(curve(run)) == list(range(1, STEPS + 1))
+
+    status = run.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
+    (attempt,) = status["attempts"]
+    assert attempt["restartsInPlace"] == 1
+    assert "rank 1 (pod " in attempt["lastRestartInPlace"]
+    assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")
+    assert "1 restart in place" in run.stderr.splitlines()[-1]
+    log = run.log(0, attempt=1)
+    assert "[agent] restart 1 in place: rank 1 failed" in log
+    assert f"resuming after step {2 * INTERVAL} " in log
+    assert "restartsInPlace" not in other.status["attempts"][0]
+    assert not run.left()

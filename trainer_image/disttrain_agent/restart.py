@@ -1,0 +1,101 @@
+"""Whether the ranks of a pod start again in it after a failure, or the pod ends and the operator judges it. Pure."""
+
+import signal
+from dataclasses import dataclass
+
+from disttrain_agent.verdict import RankEnd
+from disttrain_api.backoff import backoff_seconds
+from disttrain_api.names import PERMANENT, ExitCode, exit_reason
+from disttrain_api.report import FailureSignature
+
+# Another node may have what is missing here, or another attempt does what this one may not.
+_NEEDS_ANOTHER_POD = frozenset(
+    {
+        ExitCode.FENCED,
+        ExitCode.EVALUATION_ABORTED,
+        ExitCode.PORT_IN_USE,
+        ExitCode.DISK_FULL,
+        ExitCode.NETWORK_FAULTY,
+        ExitCode.STOPPED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often ranks may start again in their pod."""
+
+    restarts: int
+    """Without a new checkpoint between them."""
+    backoff_seconds: int
+    """Pause before the second of them, doubled for each further one."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How the ranks of a pod have ended, of which at least one has failed."""
+
+    cause: RankEnd
+    checkpoint: int | None = None
+    """Step of the newest checkpoint that they have reported. None: of none."""
+    out_of_memory: bool = False
+    """The kernel has killed a process of the pod for want of memory."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the next decision needs to know of former lives of the ranks."""
+
+    restarts: int = 0
+    since_checkpoint: int = 0
+    """Restarts without a new checkpoint between them."""
+    checkpoint: int | None = None
+    """Step of the newest checkpoint at the last restart."""
+    signature: FailureSignature | None = None
+    """Of the last failure since that checkpoint which has one."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start all ranks again, after a pause."""
+
+    pause_seconds: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End the pod."""
+
+    why: str
+    repeated: bool = False
+    """The same failure came again, and nothing was gained in between."""
+
+
+def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
+    """Return what follows from a failure in a pod that nobody has told to stop."""
+    if (why := _hopeless(failure)) is not None:
+        return Leave(why)
+    if failure.checkpoint is not None and (record.checkpoint is None or failure.checkpoint > record.checkpoint):
+        record = Record(record.restarts, checkpoint=failure.checkpoint)
+    error = failure.cause.report.error if failure.cause.report is not None else None
+    signature = error.signature if error is not None else None
+    if signature is not None and signature.repeats(record.signature):
+        return Leave(f"{signature.error} came again, and no step was done in between", repeated=True)
+    if record.since_checkpoint >= limits.restarts:
+        return Leave(f"{record.since_checkpoint} restarts in place without a new checkpoint are used up")
+    count = record.since_checkpoint + 1
+    next_record = Record(record.restarts + 1, count, record.checkpoint, signature or record.signature)
+    return Restart(backoff_seconds(count, limits.backoff_seconds), next_record)
+
+
+def _hopeless(failure: Failure) -> str | None:
+    """Return why ranks that start again in this pod would fail again, or may not; None: they may."""
+    code = failure.cause.code
+    if code in PERMANENT:
+        return f"{exit_reason(ExitCode(code))} is final"
+    if code in _NEEDS_ANOTHER_POD:
+        return f"{exit_reason(ExitCode(code))} is not for this pod to repair"
+    if failure.out_of_memory and failure.cause.signal == signal.SIGKILL:
+        return "the pod has run out of memory"
+    return None
