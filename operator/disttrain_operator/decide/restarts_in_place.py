@@ -54,7 +54,8 @@ def _newest(status: JobStatus, observed: Observed) -> tuple[PodFacts, RestartsIn
 
 
 def _grew(before: JobStatus, status: JobStatus) -> bool:
-    return before.attempt == status.attempt and _count(status) > _count(before)
+    """Whether more is known of the same attempt: what is learned begins none."""
+    return _count(status) > _count(before)
 
 
 def _count(status: JobStatus) -> int:

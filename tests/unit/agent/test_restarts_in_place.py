@@ -156,12 +156,14 @@ def test_sigterm_ends_a_pause_and_the_pod_keeps_its_progress(pods: Pods) -> None
     assert (pod.failure.exit_code, pod.progress.step) == (7, 2)
 
 
-def test_a_pod_that_was_told_to_stop_starts_nothing_again(pods: Pods) -> None:
+def test_a_pod_that_was_told_to_stop_starts_nothing_again_and_says_nothing_of_it(pods: Pods) -> None:
     pod = in_place(pods, ranks=1)
-    pod.start(LIVES + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); ready(); time.sleep(1000)")
+    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+    pod.start(LIVES + f"{stop}; report(step=1, totalSteps=9); ready(); time.sleep(1000)")
     pod.until_ready().signal(signal.SIGTERM)
     assert pod.wait() == ExitCode.STOPPED
     assert len(list(pod.folder.glob("life-*"))) == 1
+    assert pod.report.restarts_in_place is None
 
 
 def test_ranks_that_cannot_be_started_again_end_the_pod_with_what_is_known(pods: Pods) -> None:
