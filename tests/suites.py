@@ -23,6 +23,7 @@ ONLY_IN_COMPLETE = {
     r"operator/test_any_field\.py.*\[job\]": LONG,
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_page_has_sizes|where_nothing_can_be_built)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
+    r"agent/test_zygote\.py.*without the zygote": LONG,
     r"trainer/test_(gradient_sums|resume|equality|collectives|fused)\.py.*[34] ranks": MORE_RANKS,
     r"trainer/test_resume\.py.*\[1 rank": MORE_RANKS,
     r"trainer/test_resume\.py.*(without momentum|-BF16|(buffers|data|state), static|late, [sp]|devices)": LONG,

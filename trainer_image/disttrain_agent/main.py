@@ -10,6 +10,7 @@ from disttrain_agent.output import say
 from disttrain_agent.processes import Start, execute
 from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.supervise import Supervisor
+from disttrain_agent.zygote import Zygote
 from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure
 
@@ -28,7 +29,13 @@ def main(command: Sequence[str] = (), start: Start = execute) -> int:
         last_words.write(None, RankFailure(rank=0, exit_code=code, reason=exit_reason(code), message=str(problem)))
         return code
 
+    # Where ranks are forked anyway, they are forked again.
+    warm = pod.restarts_in_place is not None and start is execute and not command
+    zygote = Zygote() if warm else None
+
     async def life() -> int:
-        return await Supervisor(pod, command or TRAINER, last_words, start, must_report=not command).run()
+        return await Supervisor(
+            pod, command or TRAINER, last_words, start, must_report=not command, zygote=zygote
+        ).run()
 
     return asyncio.run(life())

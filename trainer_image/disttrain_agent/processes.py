@@ -156,13 +156,14 @@ class Processes:
         if _ON_LINUX:
             _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def kill_orphans(self) -> bool:
-        """SIGKILL to what ranks that have all ended have left behind; returns whether any of it is still there.
+    def kill_orphans(self, spared: int | None = None) -> bool:
+        """SIGKILL to what ranks that have all ended have left behind, which are all children but the one to spare;
+        returns whether any of it is still there.
 
         It may hold the ports and files of the next life, also where it has left its rank's process group.
         """
         self.reap()
-        left = _children()
+        left = [pid for pid in _children() if pid != spared]
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

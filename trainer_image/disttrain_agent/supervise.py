@@ -24,8 +24,9 @@ from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, Leave, Record, after
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
+from disttrain_agent.zygote import Zygote
 from disttrain_api.names import ExitCode, exit_reason
-from disttrain_api.report import RankFailure, RestartsInPlace
+from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 from disttrain_api.times import timestamp
 
 
@@ -77,14 +78,15 @@ class Supervisor:
     """Runs the ranks of a pod. `run` may be called once, in an event loop on the main thread.
 
     must_report: whether a rank has succeeded only where it has reported that its work is done.
+    zygote: starts ranks that start again; None: `start` does.
     """
 
     def __init__(
         self, pod: PodEnvironment, command: Sequence[str], last_words: TerminationMessage, start: Start = execute,
-        timing: Timing | None = None, *, must_report: bool = False,
+        timing: Timing | None = None, *, must_report: bool = False, zygote: Zygote | None = None,
     ) -> None:  # fmt: skip
         self._pod, self._command, self._last_words, self._start = pod, command, last_words, start
-        self._must_report = must_report
+        self._must_report, self._zygote = must_report, zygote
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
         self._loop = asyncio.get_running_loop()
@@ -108,25 +110,27 @@ class Supervisor:
         listener = None
         try:
             self._reports.prepare()
-            self._start_ranks()
+            self._start_ranks(self._start)
             listener = listen(self._pod, Look(self._pod, self._processes, self._reports, lambda: self._restarts), say)
             while True:
                 await self._until_all_have_ended()
                 self._processes.reap()
                 if not await self._ready_to_restart():
                     return self._end()
-                self._start_ranks()
+                self._start_ranks(self._start if self._zygote is None else self._zygote.start)
         except OSError as error:
             self._processes.close()
             return self._cannot_start(error)
         finally:
             if listener is not None:
                 listener.close()
+            if self._zygote is not None:
+                self._zygote.close()
 
-    def _start_ranks(self) -> None:
+    def _start_ranks(self, start: Start) -> None:
         """Raises OSError where they cannot be started."""
         self._life = _Life(memory_kills())
-        self._processes.start(self._pod, self._command, self._start)
+        self._processes.start(self._pod, self._command, start)
         ranks = self._pod.ranks
         say(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -164,7 +168,8 @@ class Supervisor:
         )
         pause = f" after {follows.pause_seconds} s" if follows.pause_seconds else ""
         say(f"restart {follows.record.restarts} in place{pause}: rank {cause.rank} failed")
-        while self._processes.kill_orphans() and self._stop_at is None:
+        spared = self._zygote.pid if self._zygote is not None else None
+        while self._processes.kill_orphans(spared) and self._stop_at is None:
             await self._until_changed(self._timing.orphans)
         self._reports.begin_again()
         self._last_words.write(self._reports.progress(), None, self._restarts)
@@ -193,6 +198,8 @@ class Supervisor:
             for process in self._processes.alive:
                 process.kill()
         self._last_words.write(self._reports.progress(), self._failure(), self._restarts)
+        if self._zygote is not None and all(self._trains(rank) for rank in self._pod.ranks):
+            self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         if all(self._is_done(process.rank) for process in self._processes.alive):
             life.done_since = life.done_since or now
             if life.kill_at is None and now >= life.done_since + timing.tear_down:
@@ -248,6 +255,10 @@ class Supervisor:
     def _is_done(self, rank: int) -> bool:
         report = self._reports.of(rank)
         return report is not None and report.done
+
+    def _trains(self, rank: int) -> bool:
+        report = self._reports.of(rank)
+        return report is not None and report.phase == RankPhase.TRAINING
 
     def _failure(self) -> RankFailure | None:
         """The failure to report; obeying SIGTERM is none."""

@@ -1,0 +1,72 @@
+"""Ranks of the trainer that start again are forks of a process that has imported torch, and none can tell."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from disttrain_api.names import Env
+from tests.unit.trainer.worlds import job, small
+from tests.waiting import until
+from tools.cluster.ports import free_port
+
+from .conftest import Pod
+
+PATIENT = 240.0
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks of all lives have noted of themselves, the oldest first."""
+    notes = sorted(folder.glob("rank.*"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(text) | {"pid": int(path.suffix[1:])} for path in notes if (text := path.read_text())]
+
+
+def zygote(pod: Pod) -> psutil.Process | None:
+    """The process below the agent that is ready to fork."""
+    assert pod.process is not None
+    found = psutil.Process(pod.process.pid).children()
+    return next((process for process in found if process.name() == "zygote"), None)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["forked", "without the zygote"])
+def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Callable[..., Pod], lost: bool) -> None:
+    places = {Env.WORLD_SIZE: "2", Env.NODE_RANK: "0", Env.MASTER_PORT: str(free_port()), "CUDA_VISIBLE_DEVICES": ""}
+    pod = pods(2, **places, **{Env.RESTARTS_IN_PLACE: "3", Env.RESTART_BACKOFF_SECONDS: "0"})
+    data = {
+        "entrypoint": "tests.unit.agent.held_code:held_samples",
+        "config": {"samples": 200, "folder": str(pod.folder)},
+    }
+    (pod.folder / "job.json").write_text(json.dumps(job(small(data=data, steps=40, logging={"interval": 1}))))
+    pod.start_command([])
+
+    def log() -> str:
+        return pod.log
+
+    until(lambda: len(noted(pod.folder)) == 2, log, seconds=PATIENT)
+    ready = until(lambda: zygote(pod), log, seconds=PATIENT)
+    assert ready is not None
+    if lost:
+        ready.kill()
+        until(lambda: not ready.is_running(), log)
+    first = noted(pod.folder)
+    os.kill(next(rank["pid"] for rank in first if rank["rank"] == "1"), signal.SIGKILL)
+    until(lambda: len(noted(pod.folder)) == 4, log, seconds=PATIENT)
+    (pod.folder / "on").touch()
+    assert pod.wait(PATIENT) == 0, pod.log
+    restarts = pod.report.restarts_in_place
+    assert restarts is not None
+    assert (restarts.count, pod.progress.done) == (1, True)
+    second = noted(pod.folder)[2:]
+    for rank in second:
+        before = next(other for other in first if other["rank"] == rank["rank"])
+        for name in before.keys() - {"pid", "name"}:
+            assert rank[name] == before[name], name
+        assert rank["pid"] != before["pid"]
+        assert rank["name"] == (before["name"] if lost else f"rank {rank['rank']}")
+    assert len({rank["pid"] for rank in second}) == 2
+    until(lambda: not ready.is_running(), "the zygote ends with its agent")
