@@ -15,6 +15,7 @@ FREE = (
     {"suspend": True},
     {"activeDeadlineSeconds": 60},
     {"runPolicy": {"maxRestarts": 9}},
+    {"runPolicy": {"restartStrategy": "InPlace"}},
     {"runPolicy": {"progressDeadlineSeconds": 600}},
     {"runPolicy": {"startingDeadlineSeconds": 60}},
     {"runPolicy": {"terminationTimeoutSeconds": 5}},
@@ -49,7 +50,7 @@ def part_of(change: Raw) -> str:
 @pytest.fixture(scope="module")
 def begun(jobs: Jobs) -> str:
     """The name of a job whose first attempt stands in its status."""
-    name = jobs.a_job(storage={"claimName": "mine"})
+    name = jobs.a_job(workers={"replicas": 1}, storage={"claimName": "mine"})
     assert jobs.patch(name, {"status": {"attempt": 1}}, "/status")["status"]["attempt"] == 1
     return name
 
