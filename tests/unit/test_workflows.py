@@ -61,6 +61,7 @@ def test_what_strangers_send_runs_without_rights(file: Path) -> None:
 
 
 def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Path) -> None:
+    """Red where an image or the chart has no signature, or where a base or an image is not named by its digest."""
     builds = [step["with"] for step in steps(file) if step.get("uses", "").startswith("docker/build-push-action@")]
     if not builds:
         return
@@ -68,13 +69,16 @@ def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Pat
     for build in builds:
         assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
         assert build["platforms"] == "linux/amd64,linux/arm64"
-        assert build["build-args"].startswith("BASE_IMAGE=")
+        assert build["build-args"] == "BASE_IMAGE=${{ steps.names.outputs.base }}"
     by_name = read(file)["jobs"]
     assert any("qemu-user-static" in step.get("run", "") for step in by_name["images"]["steps"])
     assert by_name["test"]["uses"] == "./.github/workflows/complete.yaml"
     assert (by_name["images"]["needs"], by_name["chart"]["needs"]) == ("test", "images")
-    for name in ("images", "chart"):
-        assert any("cosign sign --yes" in step.get("run", "") for step in by_name[name]["steps"])
+    images, chart = ("\n".join(step.get("run", "") for step in by_name[name]["steps"]) for name in ("images", "chart"))
+    assert 'echo "base=$base@$digest"' in images
+    assert 'cosign sign --yes "$OPERATOR" "$TRAINER"' in images
+    assert 'release.chart "$GITHUB_REF_NAME" --operator "$OPERATOR" --trainer "$TRAINER"' in chart
+    assert 'cosign sign --yes "$PREFIX/charts/disttrain@$digest"' in chart
 
 
 def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disttrain_api.report import (
@@ -123,6 +123,10 @@ def any_in(sound: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 
 @given(any_in(PROGRESS), any_in(FAILURE))
+@example(PROGRESS | {"loss": math.inf}, FAILURE)
+@example(PROGRESS | {"step": 2**63}, FAILURE)
+@example(PROGRESS | {"checkpoint": CHECKPOINT | {"step": 2**63}}, FAILURE)
+@example(PROGRESS, FAILURE | {"exitCode": 2**63})
 def test_any_json_is_read_into_what_the_status_can_hold(told: Any, failed: Any) -> None:
     """Red where a loss or a metric may be no finite number, and where a count may have more than 64 bits."""
     report = decode_pod_report(json.dumps({"progress": told, "failure": failed}))

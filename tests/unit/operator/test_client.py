@@ -9,7 +9,7 @@ from yarl import URL
 
 from disttrain_operator.kube import errors
 from disttrain_operator.kube.auth import Access, Credentials
-from disttrain_operator.kube.client import Client
+from disttrain_operator.kube.client import MAX_ERROR_BYTES, Client
 from disttrain_operator.kube.lists import list_pages
 from tests.forward_proxy import ForwardProxy
 from tests.unit.operator.conftest import eventually
@@ -50,6 +50,14 @@ async def test_an_answer_that_is_no_status_keeps_its_words(api: FakeApi, client:
     with pytest.raises(errors.NotFound, match="page not found") as caught:
         await client.get(PODS)
     assert caught.value.reason == ""
+
+
+async def test_of_a_refusal_without_end_the_code_is_kept(api: FakeApi, client: Client) -> None:
+    """Red without the bound on what is read of a refusal."""
+    api.refusals.append(lambda *_: web.Response(status=422, body=b"x" * (MAX_ERROR_BYTES + 1)))
+    with pytest.raises(errors.Invalid) as caught:
+        await client.get(PODS)
+    assert (caught.value.code, caught.value.message) == (422, "HTTP 422")
 
 
 async def test_quota_and_terminating_namespaces_are_told_from_other_refusals(api: FakeApi, client: Client) -> None:

@@ -1,9 +1,10 @@
 """kopf hosts an engine: it begins when the engine is prepared, and the engine ends with it, whichever ends first."""
 
 import asyncio
+import json
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -118,6 +119,28 @@ async def test_kopf_lists_and_watches_jobs_and_asks_for_nothing_else(api: FakeAp
         await api.remove(f"{TEAM}/a")
         await eventually(lambda: not len(watch.cache))
     assert api.requests == [("GET", EVERYWHERE), ("WATCH", EVERYWHERE)]
+
+
+async def test_kopf_receives_of_an_event_which_object_it_is_about(
+    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red where it is handed anything else of the object."""
+    received = list[Any]()
+    plainly = KopfWatch.events
+
+    async def events(self: KopfWatch) -> AsyncIterator[bytes]:
+        async for line in plainly(self):
+            received.append(json.loads(line))
+            yield line
+
+    monkeypatch.setattr(KopfWatch, "events", events)
+    async with following(KOPF, client, a_cache()) as (watch,):
+        await eventually(lambda: api.watches == 1)
+        await api.put(f"{TEAM}/a", spec={"large": "x" * 1000}, labels={"mine": "1"})
+        await eventually(lambda: watch.cache.progress() == api.version)
+    (event,) = received
+    assert event["object"].keys() == {"metadata"}
+    assert event["object"]["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion"}
 
 
 async def test_without_kopfs_handler_no_job_is_seen(

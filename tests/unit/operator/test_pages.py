@@ -12,8 +12,9 @@ from disttrain_operator.kube import lists
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import TooLarge
 from disttrain_operator.kube.lists import MAX_OBJECT_BYTES, MAX_PAGE_BYTES, Page, list_pages
-from disttrain_operator.kube.one_at_a_time import in_thread
+from disttrain_operator.kube.one_at_a_time import PAGES_AT_A_TIME, in_thread
 from disttrain_operator.kube.sizes import MAX_PARSED_BYTES, parsed_size, size_of
+from tests.unit.operator.conftest import eventually
 
 Raw = dict[str, Any]
 SHAPES: dict[str, bytes] = {
@@ -64,6 +65,22 @@ class Server:
         return body
 
 
+class Slow(Server):
+    """Answers when it may."""
+
+    def __init__(self, *objects: Raw) -> None:
+        super().__init__(*objects)
+        self.waiting, self.most = 0, 0
+        self.go_on = asyncio.Event()
+
+    async def read(self, path: str, query: dict[str, str], most: int, *, accept: str = "") -> bytes:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.go_on.wait()
+        self.waiting -= 1
+        return await super().read(path, query, most, accept=accept)
+
+
 def an_object(number: int, spec: Any = None) -> Raw:
     return {"metadata": {"uid": f"u{number}", "name": f"n{number}", "resourceVersion": "7"}, "spec": spec}
 
@@ -75,6 +92,18 @@ def names(raw: Raw) -> Raw:
 async def pages(server: Server, **how: Any) -> list[Page]:
     client: Client = server  # type: ignore[assignment]
     return [page async for page in list_pages(client, "/api/v1/pods", {}, **{"trim": names, **how})]
+
+
+async def test_few_pages_are_held_at_a_time_however_many_lists_there_are() -> None:
+    """Red where a list asks for a page whoever else holds one."""
+    server = Slow(an_object(1))
+    lists_ = asyncio.gather(*(pages(server) for _ in range(3 * PAGES_AT_A_TIME)))
+    await eventually(lambda: server.waiting == PAGES_AT_A_TIME)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    server.go_on.set()
+    await lists_
+    assert server.most == PAGES_AT_A_TIME
 
 
 async def test_a_list_of_objects_of_many_parts_takes_the_memory_of_few_of_them() -> None:
