@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,47 +145,31 @@ def partly_used() -> nn.Module:
     return model
 
 
-class Slow(Dataset):
-    """Samples that take their time, so that a test can act between two steps."""
+class Before(Dataset):
+    """The samples of another one; before each is read, something is done with its index."""
 
-    def __init__(self, seconds: float, inner: Dataset) -> None:
-        self.seconds, self.inner = seconds, inner
+    def __init__(self, inner: Dataset, act: Callable[[int], object]) -> None:
+        self.inner, self.act = inner, act
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self.seconds)
+        self.act(index)
         return self.inner[index]
 
 
 def slow_samples(seconds: float = 0.01) -> tuple[Dataset, Dataset]:
+    """Samples that take their time, so that a test can act between two steps."""
     training, held_out = double_samples()
-    return Slow(seconds, training), held_out
+    return Before(training, lambda index: time.sleep(seconds)), held_out
 
 
 def slow_digits(seconds: float) -> tuple[Dataset, Dataset]:
     """The handwritten digits, training samples slowly."""
     found = digits.load(DigitsConfig())
     assert found.held_out is not None
-    return Slow(seconds, found.training), found.held_out
-
-
-class Deadly(Dataset):
-    """Kills its rank without a word at the sample that is asked for first after a file appeared."""
-
-    def __init__(self, inner: Dataset, rank: int) -> None:
-        self.inner, self.rank = inner, rank
-        self.calls = 0
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        if self.calls > 30 and os.environ["RANK"] == str(self.rank):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner[index]
+    return Before(found.training, lambda index: time.sleep(seconds)), found.held_out
 
 
 class Poisoned(Dataset):
@@ -209,7 +194,14 @@ def poisoned_samples(folder: str) -> tuple[Dataset, None]:
 
 
 def deadly_samples(rank: int) -> tuple[Dataset, None]:
-    return Deadly(double_samples()[0], rank), None
+    """Samples that kill this rank without a word once it has read thirty of them."""
+    calls = count(1)
+
+    def act(index: int) -> None:
+        if next(calls) > 30 and os.environ["RANK"] == str(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Before(double_samples()[0], act), None
 
 
 def broken_model() -> nn.Module:
@@ -243,20 +235,12 @@ def normed_mlp() -> nn.Module:
 def counting_samples(folder: str) -> tuple[Dataset, Dataset]:
     """Held-out samples that note each reading in a file of this rank."""
 
-    class Counting(Dataset):
-        def __init__(self, inner: Dataset) -> None:
-            self.inner = inner
-
-        def __len__(self) -> int:
-            return len(self.inner)
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            with Path(folder, f"read-{os.environ['RANK']}").open("a") as file:
-                file.write(f"{index}\n")
-            return self.inner[index]
+    def note(index: int) -> None:
+        with Path(folder, f"read-{os.environ['RANK']}").open("a") as file:
+            file.write(f"{index}\n")
 
     training, held_out = double_samples()
-    return training, Counting(held_out)
+    return training, Before(held_out, note)
 
 
 def float_samples() -> tuple[Dataset, None]:
