@@ -7,7 +7,7 @@ import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -71,6 +71,15 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     finally:
         process.kill()
     return process.returncode, out, err
+
+
+def waiting(path: Path, namespace: str) -> tuple[subprocess.Popen[str], IO[str]]:
+    """A `submit --wait` that has said that the job is Pending, and what it says from now on."""
+    process = submit(path, "-n", namespace, "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("dtj/digits created")
+    assert process.stdout.readline() == "digits: Pending\n"
+    return process, process.stdout
 
 
 def test_a_manifest_is_sent_as_it_was_written(control_plane: ControlPlane, namespace: str, path: Path) -> None:
@@ -146,12 +155,9 @@ def test_a_cluster_that_does_not_answer_is_named(path: Path, tmp_path: Path, mon
 def test_wait_ends_as_the_job_does(
     control_plane: ControlPlane, namespace: str, path: Path, condition: str, verdict: dict[str, Any] | None, code: int
 ) -> None:
-    process = submit(path, "-n", namespace, "--wait")
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("dtj/digits created")
-    assert process.stdout.readline() == "digits: Pending\n"
+    process, out = waiting(path, namespace)
     write_status(control_plane, namespace, a_status("Running"))
-    assert process.stdout.readline() == "digits: Running  attempt 1\n"
+    assert out.readline() == "digits: Running  attempt 1\n"
     write_status(control_plane, namespace, a_status(condition, verdict=verdict))
     returned, out, err = ended(process)
     assert returned == code
@@ -160,10 +166,7 @@ def test_wait_ends_as_the_job_does(
 
 
 def test_wait_outlives_a_restart_of_the_api_server(control_plane: ControlPlane, namespace: str, path: Path) -> None:
-    process = submit(path, "-n", namespace, "--wait")
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("dtj/digits created")
-    assert process.stdout.readline() == "digits: Pending\n"
+    process, _ = waiting(path, namespace)
     control_plane.kill_api_server()
     control_plane.start_api_server()
     eventually(lambda: control_plane.api.ask("GET", JOBS.format(namespace)).status == 200)
@@ -172,10 +175,7 @@ def test_wait_outlives_a_restart_of_the_api_server(control_plane: ControlPlane, 
 
 
 def test_wait_says_when_the_job_is_deleted(control_plane: ControlPlane, namespace: str, path: Path) -> None:
-    process = submit(path, "-n", namespace, "--wait")
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("dtj/digits created")
-    assert process.stdout.readline() == "digits: Pending\n"
+    process, _ = waiting(path, namespace)
     Client(namespace=namespace).delete("digits")
     code, _, err = ended(process)
     assert code == 1
@@ -183,10 +183,7 @@ def test_wait_says_when_the_job_is_deleted(control_plane: ControlPlane, namespac
 
 
 def test_ctrl_c_while_waiting_leaves_the_job_alone(control_plane: ControlPlane, namespace: str, path: Path) -> None:
-    process = submit(path, "-n", namespace, "--wait")
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.readline()
+    process, _ = waiting(path, namespace)
     os.kill(process.pid, signal.SIGINT)
     code, _, err = ended(process)
     assert code == 130

@@ -163,6 +163,13 @@ def test_the_kubelet_is_asked_to_find_out_when_an_agent_has_started_its_ranks() 
     assert not asks_for_ranks(pod(a_job(**OWN_PROGRAM), Role.WORKER, 0, 1, SITE)["spec"]["containers"][0])
 
 
+@pytest.mark.parametrize("preflight", [True, False])
+def test_a_pod_is_told_its_node_where_the_preflight_check_would_name_it(preflight: bool) -> None:
+    manifest = pod(a_job(training={"preflight": preflight}), Role.WORKER, 0, 1, SITE)
+    told = {"name": "DISTTRAIN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert (told in manifest["spec"]["containers"][0]["env"]) is preflight
+
+
 def test_a_startup_probe_of_the_template_stays_as_it_is() -> None:
     own = {"exec": {"command": ["cat", "/tmp/started"]}}
     template = {"spec": {"containers": [{"name": "trainer", "startupProbe": own, "livenessProbe": own}]}}

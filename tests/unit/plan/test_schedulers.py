@@ -6,10 +6,10 @@ import pytest
 
 from disttrain_api.names import Role
 from disttrain_operator.decide.observed import Job
-from disttrain_operator.plan.desired import GangPlan, Site, disruption_budget, pod, pod_group
+from disttrain_operator.plan.desired import GangPlan, disruption_budget, pod, pod_group
 from tests.builders import UID, a_job
+from tests.unit.plan.test_pods import SITE
 
-SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "mine:1", "command": ["train"]}]}}
 
 

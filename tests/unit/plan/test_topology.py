@@ -4,12 +4,12 @@ from typing import Any
 
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import Role
-from disttrain_operator.plan.desired import GangPlan, Site
+from disttrain_operator.plan.desired import GangPlan
 from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.plan.topology import TopologyPlan
 from tests.builders import UID, a_job
+from tests.unit.plan.test_pods import SITE
 
-SITE = Site(trainer_image="disttrain/trainer:test", token="a-token")
 GROUP = "disttrain.io/topology-group"
 OWN = {"template": {"spec": {"containers": [{"name": "trainer", "image": "an/image:1"}]}}}
 
