@@ -70,15 +70,6 @@ def test_a_config_at_its_bounds_is_stored_as_it_was_sent_and_read(api: ApiClient
     assert getattr(spec.training, part).config == config
 
 
-def test_a_built_in_model_keeps_its_words_on_an_unknown_field(api: ApiClient) -> None:
-    job = with_config("model", {})
-    job["spec"]["training"] |= {"model": {"name": "mlp", "config": {"hidenSizes": [1]}}, "data": {"name": "digits"}}
-    code, stored = post(api, job)
-    assert code == 201  # only the reader knows the models
-    _, found = read_spec(stored["spec"])
-    assert "did you mean `hiddenSizes`?" in str(found[0])
-
-
 def test_a_config_may_not_change_deep_inside_once_the_job_has_run(api: ApiClient) -> None:
     job = with_config("model", {"a": {"b": [{"c": 1}]}})
     job["metadata"]["name"] = "frozen"

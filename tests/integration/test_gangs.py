@@ -69,18 +69,6 @@ def test_a_disruption_budget_holds_evictions_back_and_goes_with_the_job(team: Te
     eventually(lambda: team.api.get(budgets)["items"] == [])
 
 
-def test_a_job_of_another_controller_is_left_alone(team: Team) -> None:
-    team.create("theirs", managedBy="kueue.x-k8s.io/multikueue")
-    team.create("ours", managedBy="disttrain.io/operator")
-    team.wait_for_pods(2)
-    team.patch("theirs", suspend=True)
-    team.run(team.pods())
-    team.wait_for("Running", name="ours")
-    assert team.status("theirs") == {}
-    assert {pod["metadata"]["labels"]["disttrain.io/job-name"] for pod in team.pods()} == {"ours"}
-    assert {event["involvedObject"]["name"] for event in team.children("events")} == {"ours"}
-
-
 def test_why_a_pod_on_a_node_does_not_start_is_read_from_its_events_alone(team: Team) -> None:
     """It takes the half minute that pods are given to start before anybody asks."""
     team.create()

@@ -12,7 +12,6 @@ from torch.utils.data import default_collate
 
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
-from disttrain_api.batch import Batch
 from disttrain_api.corpus import CorpusConfig, corpus_problems
 from disttrain_trainer.data import corpus as corpus_data
 from disttrain_trainer.data.corpora.corpus import open_corpus
@@ -20,7 +19,6 @@ from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusManifest
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
-from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.runtime.errors import DataNotFound
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
@@ -70,24 +68,6 @@ def test_the_end_of_each_shard_is_held_out_from_a_document_on(folder):
 def test_of_one_document_the_end_is_held_out(tmp_path):
     samples = loaded(prepared(tmp_path, bytes(range(100)) * 10), held_out_fraction=0.1)
     assert (len(samples.training.tokens), len(samples.held_out.tokens)) == (900, 100)
-
-
-def test_samples_are_the_same_for_any_number_of_ranks_and_after_a_stop(folder):
-    """Also where a stop is followed by another number of ranks."""
-    samples = loaded(folder).training
-
-    def batches(worlds):
-        cursor, found = Cursor(), []
-        for replicas in worlds:
-            sampler = Sampler(len(samples), 7, Batch(2, 4 // replicas, 8), replicas)
-            slots = [sampler.microbatches(cursor, replica) for replica in range(replicas)]
-            found.append(sorted(int(index) for own in slots for slot in own for index in slot.indices))
-            cursor = sampler.advance(cursor)
-        return [torch.stack([samples[index][0] for index in batch]) for batch in found]
-
-    alone = batches([1] * 6)
-    for worlds in ([2] * 6, [4] * 6, [4, 4, 1, 1, 2, 2]):
-        assert all(torch.equal(one, other) for one, other in zip(alone, batches(worlds), strict=True))
 
 
 def test_few_files_are_open_at_once(folder):
