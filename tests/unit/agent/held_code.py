@@ -1,5 +1,6 @@
 """Data of a user that hold every rank until a file is there, and note what kind of process it is."""
 
+import ctypes
 import json
 import os
 import sys
@@ -11,6 +12,20 @@ from torch.utils.data import Dataset
 
 from tests.unit.trainer.user_code import double_samples
 
+_PR_GET_PDEATHSIG = 2
+
+
+def dies_by() -> int:
+    """The signal that this process gets when its parent dies."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
+def descriptors() -> list[Path]:
+    """What this process has open; the folder that is read here is no longer."""
+    return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+
 
 def facts() -> dict[str, object]:
     """What a rank can see of its process."""
@@ -18,6 +33,8 @@ def facts() -> dict[str, object]:
         "rank": os.environ["RANK"],
         "name": Path("/proc/self/comm").read_text().strip(),
         "parent": os.getppid(),
+        "dies by": dies_by(),
+        "has its output open": [path.readlink() for path in descriptors()].count(Path("/proc/self/fd/1").readlink()),
         "leads its group": os.getpgrp() == os.getpid(),
         "input": str(Path("/proc/self/fd/0").readlink()),
         "main": sys.modules["__main__"].__spec__.name,  # type: ignore[union-attr]

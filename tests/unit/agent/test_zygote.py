@@ -56,12 +56,12 @@ def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Call
     first = noted(pod.folder)
     os.kill(next(rank["pid"] for rank in first if rank["rank"] == "1"), signal.SIGKILL)
     until(lambda: len(noted(pod.folder)) == 4, log, seconds=PATIENT)
+    second = noted(pod.folder)[2:]
     (pod.folder / "on").touch()
     assert pod.wait(PATIENT) == 0, pod.log
     restarts = pod.report.restarts_in_place
     assert restarts is not None
     assert (restarts.count, pod.progress.done) == (1, True)
-    second = noted(pod.folder)[2:]
     for rank in second:
         before = next(other for other in first if other["rank"] == rank["rank"])
         for name in before.keys() - {"pid", "name"}:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from disttrain_api.goodput import by_state
-from disttrain_api.report import RankPhase
+from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 from disttrain_api.status import GoodputState, JobStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.finished import is_finished
@@ -182,14 +182,20 @@ class Jobs(RuleBasedStateMachine):
         phase=st.sampled_from([None, *RankPhase]),
         lost=st.sampled_from([0, 5]),
         stall=st.sampled_from([None, None, Stall(0, 59, 5, 1.0), HUNG]),
+        again=st.sampled_from([0, 0, 1, 5]),
     )
-    def an_agent_answers(self, phase: str | None = None, lost: int = 0, stall: Stall | None = None) -> None:
-        """The answer may be known long after the pod has ended. Steps before it may have been `lost`."""
+    def an_agent_answers(
+        self, phase: str | None = None, lost: int = 0, stall: Stall | None = None, again: int = 0
+    ) -> None:
+        """The answer may be known long after the pod has ended. Steps before it may have been `lost`, and its ranks
+        may have started again in their pod."""
+        failure = RankFailure(rank=1, exit_code=137, signal=9)
+        restarts = RestartsInPlace(count=again, time=timestamp(self.server.now), failure=failure) if again else None
         for pod in self._programs(0):
             report = a_report(max(self.checkpoint - lost, 0), checkpoint=self.checkpoint or None).progress
             assert report is not None
             report = report.model_copy(update={"phase": phase})
-            self.operator.live = Live(pod["metadata"]["uid"], member(pod)[2], report, stall)
+            self.operator.live = Live(pod["metadata"]["uid"], member(pod)[2], report, stall, restarts)
 
     @rule(index=INDEX, code=CODES, reports=st.booleans())
     def a_program_ends(self, index: int, code: int, reports: bool = False) -> None:
