@@ -7,7 +7,7 @@ from tests.unit.decide.world import a_running_world
 
 def test_the_active_deadline_fails_the_job_and_stops_its_pods() -> None:
     world = a_running_world(activeDeadlineSeconds=100)
-    assert world.decide().look_again_at == world.now + timedelta(seconds=100)
+    assert world.decide().requeue_at == world.now + timedelta(seconds=100)
     world.pass_time(100).settle()
     assert world.condition("Failed")[1] == "DeadlineExceeded"
     assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods.values())
