@@ -110,7 +110,7 @@ FAILURE_RULES = (
         check=lambda spec: when(
             spec.training is not None and not _on_servers(spec) and _of_a_worker(spec, _OF_ONE_POD)
         ),
-        cel=f"!has(self.runPolicy.failurePolicy) || !has(self.training) || {_ON_SERVERS}"
+        cel=f"!has(self.training) || !has(self.runPolicy.failurePolicy) || {_ON_SERVERS}"
         " || !self.runPolicy.failurePolicy.rules.exists(r,"
         " r.action in ['RestartPod', 'Ignore'] && (!has(r.roles) || 'worker' in r.roles))",
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
@@ -121,7 +121,7 @@ FAILURE_RULES = (
         sentence="no other worker can replace worker 0, the leader: set `roles: [ps]` in rules with Ignore, or use"
         " RestartPod, with which the others continue until it is back",
         check=lambda spec: when(_on_servers(spec) and _of_a_worker(spec, (FailureAction.IGNORE,))),
-        cel=f"!has(self.runPolicy.failurePolicy) || !has(self.training) || !({_ON_SERVERS})"
+        cel=f"!has(self.training) || !has(self.runPolicy.failurePolicy) || !({_ON_SERVERS})"
         " || !self.runPolicy.failurePolicy.rules.exists(r, r.action == 'Ignore' && (!has(r.roles) || 'worker' in"
         " r.roles))",
         reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),

@@ -193,7 +193,7 @@ SETTING_RULES = (
         sentence="an `entrypoint` of `optimizer` or `lrSchedule` conflicts with `mode` ParameterServer, where servers"
         " update the parameters: remove it, or use AllReduce",
         check=_own_on_servers,
-        cel="self.parallelism.dataParallel.mode != 'ParameterServer' || !has(self.training)"
+        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
         " || !has(self.training.optimizer.entrypoint) && !has(self.training.lrSchedule.entrypoint)",
         reads=("spec.training", "spec.parallelism.dataParallel.mode"),
     ),
@@ -203,7 +203,7 @@ SETTING_RULES = (
         sentence="`groups` and `weightDecayOn` select parameters by name and shape, which servers do not know: remove"
         " them, or the mode ParameterServer",
         check=_groups_with_servers,
-        cel="self.parallelism.dataParallel.mode != 'ParameterServer' || !has(self.training)"
+        cel="!has(self.training) || self.parallelism.dataParallel.mode != 'ParameterServer'"
         " || (size(self.training.optimizer.groups) == 0 && self.training.optimizer.weightDecayOn == 'All')",
         reads=("spec.training.optimizer", "spec.parallelism.dataParallel.mode"),
     ),
