@@ -100,6 +100,7 @@ def wait_until_the_operator_has_seen_all_of_this(team: Team, name: str = "later"
 
 
 def test_a_pod_that_looks_like_one_of_an_older_attempt_holds_no_job(victim: Team, intruder: Intruder) -> None:
+    """Red where an owner of another group counts."""
     job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     pod = intruder.pod(job, "intruder", attempt=0)
@@ -113,6 +114,7 @@ def test_a_pod_that_looks_like_one_of_an_older_attempt_holds_no_job(victim: Team
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_pod_that_looks_like_the_jobs_and_ends_ends_nothing(victim: Team, intruder: Intruder, code: int) -> None:
+    """Red where an owner counts in any namespace, of any kind or group, or though it is no controller."""
     job = victim.create(workers={"replicas": 1})
     eventually(lambda: own_pods(victim, job), victim.status)
     (own,) = own_pods(victim, job)
@@ -135,6 +137,7 @@ def test_a_pod_that_looks_like_the_jobs_and_ends_ends_nothing(victim: Team, intr
 
 
 def test_pods_that_look_like_the_jobs_are_not_counted(victim: Team, intruder: Intruder) -> None:
+    """Red where an owner of another group counts."""
     job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     pod = intruder.pod(job, "intruder", attempt=1)

@@ -47,6 +47,7 @@ def test_an_action_has_one_commit_in_all_workflows(file: Path) -> None:
 
 
 def test_what_strangers_send_runs_without_rights(file: Path) -> None:
+    """Red where a workflow of theirs may write."""
     workflow = read(file)
     events = set(workflow[True])  # YAML 1.1 reads the key `on` so
     assert events <= EVENTS

@@ -151,6 +151,7 @@ def test_a_hostile_manifest_is_judged_in_text(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=())))
 def test_every_way_to_a_person_leads_through_one_escape(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    """Red where `show` or `tell` writes a text as it is."""
     capfd.readouterr()
     show(text)
     print_stderr(text)

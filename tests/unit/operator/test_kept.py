@@ -306,6 +306,7 @@ def test_a_pod_that_our_gate_does_not_hold_keeps_no_affinity() -> None:
 
 
 def test_a_pod_whose_release_would_be_too_long_is_not_kept() -> None:
+    """Red without the bound on what its release repeats."""
     raw = a_raw_pod(a_job())
     terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}] * 24_000
     raw["spec"] = {
@@ -329,6 +330,7 @@ def test_what_is_read_from_a_pod_takes_no_more_than_is_reserved_for_it() -> None
 
 
 def test_a_pod_of_which_too_much_would_be_left_is_not_kept() -> None:
+    """Red without the bound on what is kept of a pod."""
     random = Random(1)
     pod = a_raw_pod(a_job())
     pod["status"]["conditions"] = [{"type": random.randbytes(150).hex(), "reason": "r", "status": "True"}] * 100

@@ -82,6 +82,7 @@ async def waits(api: FakeApi, client: Client) -> Waits:
 
 
 async def test_a_pod_that_has_had_a_node_for_a_while_is_asked_about_once_and_its_job_learns_it(waits: Waits) -> None:
+    """Red where the request names no number of Events."""
     uid = waits.job(pods=3)
     await waits.say("no such map")
     assert await waits.after(0) == []

@@ -17,6 +17,7 @@ VALUES = (CHART / "values.yaml").read_text()
 
 
 def test_the_values_name_both_images_by_digest_and_change_nothing_else() -> None:
+    """Red where a digest is left out."""
     changed = with_images(VALUES, OPERATOR, TRAINER)
     before, after = yaml.safe_load(VALUES), yaml.safe_load(changed)
     for section, image in ((("image",), OPERATOR), (("trainer", "image"), TRAINER)):

@@ -116,7 +116,7 @@ def test_ranks_of_a_local_run_listen_on_the_loopback_interface_alone(tmp_path: P
 
 
 def test_ranks_of_another_attempt_do_not_meet(tmp_path: Path) -> None:
-    """Rank 1 has the token, but is of the attempt before."""
+    """Rank 1 has the token, but is of the attempt before. Red where the key is the same for all attempts."""
     port = free_port()
     older, newer = tmp_path / "older", tmp_path / "newer"
     with launch(newer, job(small()), 1, port=port, attempt=2, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2") as rank_0:
@@ -132,6 +132,7 @@ def test_ranks_of_another_attempt_do_not_meet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("token", "found"), [("", "is empty"), (None, "cannot be read")])
 def test_beyond_this_machine_a_token_is_required(tmp_path: Path, token: str | None, found: str) -> None:
+    """Without end where no token is asked for: the ranks start."""
     (tmp_path / "job.json").write_text(json.dumps(job(small())))
     if token is not None:
         (tmp_path / "token").write_text(token)

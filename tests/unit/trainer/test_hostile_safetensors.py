@@ -159,6 +159,7 @@ class TestHeader:
         assert message.isprintable()
 
     def test_a_header_larger_than_any_is_not_read(self, tmp_path):
+        """Red without the bound on its length."""
         file = tmp_path / "one.safetensors"
         sparse(file, struct.pack("<Q", 2**30) + b"{", 2**33)
         with pytest.raises(CheckpointBroken, match=f"header of 1073741824 bytes, expected at most {MAX_HEADER_BYTES}"):

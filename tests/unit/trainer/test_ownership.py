@@ -243,7 +243,7 @@ def outcomes(kind: Kind, *programs: Program, **options: Any) -> set[tuple[tuple[
 
 class TestAttempts:
     def test_the_newer_one_wins_and_nothing_is_lost(self, kind):
-        """In every order. Both save the same step."""
+        """In every order. Both save the same step. Red where a commit does not look at the fence."""
         found = outcomes(kind, attempt(kind, 1, (10,)), attempt(kind, 2, (10,)))
         assert found == {(old, (NoneType, 2)) for old in ((NoneType, 2), (Fenced, 0), (Fenced, 1))}
 
@@ -283,7 +283,8 @@ class TestAttempts:
 
 class TestJobs:
     def test_one_of_two_is_refused_for_good(self, kind):
-        """Who has lost the folder does not take it back, so two jobs do not take turns for ever."""
+        """Who has lost the folder does not take it back, so two jobs do not take turns for ever. Red where another
+        job's claim does not count, and where it is removed."""
         explorer = Explorer((), kind.apply)
         programs = (attempt(kind, 1, (10,), "one"), attempt(kind, 1, (10,), "two"))
         left = set()
@@ -304,7 +305,8 @@ class TestJobs:
 
 class TestDeaths:
     def test_amid_a_commit_of_a_step_that_is_there_it_stays(self, kind):
-        """At every point: what the step's checkpoint was, or what it is to be."""
+        """At every point: what the step's checkpoint was, or what it is to be. Red where the former one goes before the
+        rename."""
         start = started(kind, attempt(kind, 1, (10,)))
         seen = set()
         for move, watch in explore(kind, attempt(kind, 2, (10,)), start=start):

@@ -121,6 +121,7 @@ def test_what_leaves_by_itself_takes_no_place(watched: Watched) -> None:
 
 
 def test_a_server_stands_behind_such_a_door(watched: Watched) -> None:
+    """Red where the server has none."""
     watched.port = free_port()
     loop = Loop(Server(configured(0)), KEY, f"127.0.0.1:{watched.port}")
     try:

@@ -224,7 +224,8 @@ def test_what_was_heard_cannot_be_sent_again(serving: Serving, between: Between)
 
 
 def test_a_changed_tensor_is_refused_and_sent_again(serving: Serving, between: Between) -> None:
-    """One bit of one block, in the middle of a push: the connection ends, and the worker's next one has it whole."""
+    """One bit of one block, in the middle of a push: the connection ends, and the worker's next one has it whole. Red
+    without CURVE."""
     worker = Worker(between.port)
     worker.begin()
     moved = worker.step()
