@@ -16,9 +16,10 @@ import struct
 import sys
 import time
 
+from disttrain_agent.import_ahead import has_met_the_driver, import_ahead
 from disttrain_agent.processes import die_with
 from disttrain_agent.zygote import DESCRIPTORS, PID, READY
-from disttrain_trainer.runtime.forks import call_it, close_from, end_with, has_met_the_driver, import_ahead, run_module
+from disttrain_trainer.runtime.forks import call_it, close_from, end_with, run_module
 
 _MODULES = ("disttrain_trainer.program",)
 _PAUSE_SECONDS = 0.0005
@@ -32,6 +33,9 @@ def main() -> int:
     # The processes between agent and ranks are nobody's to wait for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import_ahead(_MODULES)
+    # OpenBLAS ends its threads before a fork, and makes others when it is called.
+    if os.fork() == 0:
+        os._exit(0)
     if has_met_the_driver() or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - no paths are needed
         return 0
     call_it("zygote")

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import IO
 
 from disttrain.local import keeper
+from disttrain_agent.import_ahead import has_met_the_driver, import_ahead
 from disttrain_agent.main import main as agent
 from disttrain_agent.processes import Child, die_with
-from disttrain_trainer.runtime.forks import call_it, close_from, end_with, has_met_the_driver, import_ahead, run_module
+from disttrain_trainer.runtime.forks import call_it, close_from, end_with, run_module
 
 AGENT = "disttrain_agent"
 DESCRIPTORS = 4

@@ -36,6 +36,8 @@ def zygote(pod: Pod) -> psutil.Process | None:
 @pytest.mark.parametrize("lost", [False, True], ids=["forked", "without the zygote"])
 def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Callable[..., Pod], lost: bool) -> None:
     places = {Env.WORLD_SIZE: "2", Env.NODE_RANK: "0", Env.MASTER_PORT: str(free_port()), "CUDA_VISIBLE_DEVICES": ""}
+    # numpy's threads, which the zygote must not fork with.
+    places["OPENBLAS_NUM_THREADS"] = "2"
     pod = pods(2, **places, **{Env.RESTARTS_IN_PLACE: "3", Env.RESTART_BACKOFF_SECONDS: "0"})
     data = {
         "entrypoint": "tests.unit.agent.held_code:held_samples",

@@ -184,13 +184,10 @@ class Jobs(RuleBasedStateMachine):
         stall=st.sampled_from([None, None, Stall(0, 59, 5, 1.0), HUNG]),
         again=st.sampled_from([0, 0, 1, 5]),
     )
-    def an_agent_answers(
-        self, phase: str | None = None, lost: int = 0, stall: Stall | None = None, again: int = 0
-    ) -> None:
-        """The answer may be known long after the pod has ended. Steps before it may have been `lost`, and its ranks
-        may have started again in their pod."""
-        failure = RankFailure(rank=1, exit_code=137, signal=9)
-        restarts = RestartsInPlace(count=again, time=timestamp(self.server.now), failure=failure) if again else None
+    def an_agent_answers(self, phase: str | None = None, lost: int = 0, stall: Any = None, again: int = 0) -> None:
+        """Known long after the pod has ended, maybe. Steps may have been `lost`, and ranks have started `again`."""
+        failed = {"time": timestamp(self.server.now), "failure": RankFailure(rank=1, signal=9)}
+        restarts = RestartsInPlace(count=again, **failed) if again else None
         for pod in self._programs(0):
             report = a_report(max(self.checkpoint - lost, 0), checkpoint=self.checkpoint or None).progress
             assert report is not None
