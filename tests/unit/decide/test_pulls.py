@@ -26,7 +26,7 @@ def a_spec(**given: Any) -> JobSpec:
     [
         (RESOLVE + f"{IMAGE}: not found", "the registry has no such image; check the image's name and tag"),
         ("reading manifest 1 in registry.example/me/tune: manifest unknown", "the registry has no such image; check"),
-        (RESOLVE + "pull access denied, repository does not exist or may require authorization", "or denies it to this pod"),
+        (RESOLVE + "pull access denied, repository does not exist or may require authorization", "or denies it"),
         (RESOLVE + "failed to authorize: unexpected status: 401 Unauthorized", "imagePullSecrets"),
         (RESOLVE + "dial tcp: lookup registry.example on 10.0.0.2:53: no such host", "did not reach the registry"),
         (RESOLVE + "tls: failed to verify certificate: x509: certificate signed by unknown authority", "certificate"),
