@@ -59,8 +59,14 @@ def remove_jobs(api: ApiClient) -> None:
 
 
 def _items(api: ApiClient, collection: str) -> list[Raw]:
-    """All but the API server's own Service."""
-    return [item for item in api.get(f"/{collection}")["items"] if item["metadata"]["name"] != "kubernetes"]
+    """All but the API server's own Service. An object, also its managedFields, may nest deeper than Python reads by
+    default."""
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(100 * usual)
+    try:
+        return [item for item in api.get(f"/{collection}")["items"] if item["metadata"]["name"] != "kubernetes"]
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 def eventually(
