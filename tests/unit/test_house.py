@@ -38,13 +38,13 @@ def test_no_module_is_longer_than_people_like_to_read() -> None:
 
 
 def test_one_module_of_the_trainer_knows_what_differs_between_a_cpu_and_a_gpu() -> None:
-    """So that another kind of device is a matter of that module, and of the one that forks before it is used."""
+    """So that another kind of device is a matter of that module."""
     branch = re.compile(r"cuda|device\.(type|kind) [!=]= ", re.IGNORECASE)
     trainer = REPOSITORY / "trainer_image" / "disttrain_trainer"
     knowing = {
         str(module.relative_to(trainer)) for module in trainer.rglob("*.py") if branch.search(module.read_text())
     }
-    assert knowing == {"runtime/device.py", "runtime/forks.py"}
+    assert knowing == {"runtime/device.py"}
 
 
 CLOCKS = re.compile(r"\b(time\.(time|monotonic|perf_counter|process_time)(_ns)?|(loop|get_running_loop\(\))\.time)\(")
