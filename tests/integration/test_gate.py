@@ -1,11 +1,13 @@
 """`gangScheduler: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disttrain_api.times import timestamp
 from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
 from tests.integration.audit import created, requests_of_operator
 from tests.integration.operator_process import (
@@ -233,7 +235,8 @@ def release_by_hand(team: Team, pod: Raw, node: str) -> None:
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     annotations = {
-        "disttrain.io/released-at": "2026-01-01T00:00:00Z",
+        # Not long ago: a gang that has had its room for ten minutes gives it back.
+        "disttrain.io/released-at": timestamp(datetime.now(UTC)),
         "disttrain.io/reserved-node": node,
     }
     change = {"metadata": {"annotations": annotations}, "spec": {"schedulingGates": [], "affinity": affinity}}
