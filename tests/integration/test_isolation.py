@@ -260,6 +260,7 @@ def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
 
 
 def test_no_secret_that_others_made_beforehand_reaches_the_pods(victim: Team) -> None:
+    """Red where the name is that of the other children."""
     job = victim.create(suspend=True)
     victim.wait_for("Suspended")
     path = f"/api/v1/namespaces/{victim.namespace}/secrets"
@@ -307,6 +308,7 @@ def selected(team: Team, selector: Raw) -> list[str]:
 
 
 def test_only_pods_of_the_job_may_reach_its_pods_in_every_attempt(victim: Team) -> None:
+    """Red where any pod of the namespace may."""
     job, other = victim.create(), victim.create("other")
     eventually(lambda: len(own_pods(victim, job)) == len(own_pods(victim, other)) == 2, victim.status)
     path = f"/apis/networking.k8s.io/v1/namespaces/{victim.namespace}/networkpolicies/{stem(job)}"

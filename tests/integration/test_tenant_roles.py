@@ -61,6 +61,7 @@ class User:
 def test_who_may_edit_a_namespace_does_with_jobs_there_what_the_readme_says_and_nothing_else(
     cluster: ControlPlane,
 ) -> None:
+    """Red where the role may write the status."""
     ann = User(cluster, "ann")
     eventually(lambda: ann.may("create", "disttrainingjobs"))
     ann("apply", "-f", str(EXAMPLE))
@@ -82,6 +83,7 @@ def test_who_may_edit_a_namespace_does_with_jobs_there_what_the_readme_says_and_
 
 
 def test_who_may_view_a_namespace_reads_its_jobs_and_changes_none(cluster: ControlPlane) -> None:
+    """Red where the role may patch jobs."""
     Team(cluster.api, "team").create("seen")
     vic = User(cluster, "vic")
     eventually(lambda: vic.may("watch", "disttrainingjobs"))

@@ -85,7 +85,6 @@ async def test_where_no_operator_of_all_grants_a_look_at_its_lease_there_is_none
 
 
 async def test_who_cannot_know_whether_one_of_all_leads_does_not_act(api: FakeApi, client: Client) -> None:
-    """Red where any failed look at that lease means that nobody holds it."""
     narrow = of_one_namespace(api, client)
     with taking_part(narrow):
         await eventually(lambda: narrow.leads)

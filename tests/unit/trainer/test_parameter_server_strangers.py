@@ -115,6 +115,16 @@ def flood(port: int, first: bytes, block: bytes, blocks: int) -> int:
     return sent
 
 
+def replay(port: int, *parts: bytes) -> None:
+    """Send these, and hear the other side out: who closes before has what is still on its way thrown away."""
+    with socket.create_connection(("127.0.0.1", port), 60.0) as connection, suppress(ConnectionError):
+        for part in parts:
+            connection.sendall(part)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+
+
 # The begin of a worker's connection, after which it says that it knows the server's key.
 CURVE = zmtp()[:64].replace(b"NULL".ljust(20, b"\0"), b"CURVE".ljust(20, b"\0"))
 # Each frame is one that a server would take of a worker.
@@ -212,11 +222,13 @@ def test_what_was_heard_cannot_be_sent_again(serving: Serving, between: Between)
     worker = Worker(between.port)
     worker.begin()
     worker.step()
+    # All that was said so far: said again after a further step, it would lead back to this one.
+    heard = [bytes(kept) for kept in between.sent]
     moved, version = worker.step(), worker.version()
-    for heard in [bytes(kept) for kept in between.sent]:
-        flood(serving.port, b"", heard, 1)
+    for one in heard:
+        replay(serving.port, one)
         # Also within a connection that the server knows: all but how it began.
-        flood(serving.port, heard[:1024], heard[1024:], 3)
+        replay(serving.port, one[:1024], *[one[1024:]] * 3)
     assert worker.version() == version
     worker.servers.pull()
     assert float(worker.parameters["w"].detach()[0]) == moved
