@@ -45,6 +45,10 @@ for address in os.environ["DISTTRAIN_PS_ADDRESSES"].split(","):
 """
 
 
+# The first child of the agent.
+KILL_A_RANK = "import os, signal; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), signal.SIGKILL)"
+
+
 def logs(kubectl: Kubectl, job: str) -> str:
     """Of all its pods."""
     return "".join(kubectl("logs", pod["metadata"]["name"]) for pod in kubectl.pods(job))
@@ -115,8 +119,7 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
     kubectl.apply(long_job("killed"))
     step = train_until_a_checkpoint(kubectl, "killed", at_least=40)
     (victim,) = [p for p in kubectl.pods("killed") if p["metadata"]["labels"]["disttrain.io/index"] == "1"]
-    kill = "import os, signal; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), signal.SIGKILL)"
-    kubectl("exec", victim["metadata"]["name"], "-c", "trainer", "--", "python3", "-c", kill)
+    kubectl("exec", victim["metadata"]["name"], "-c", "trainer", "--", "python3", "-c", KILL_A_RANK)
     kubectl.wait_for("{.status.attempt}=2", "killed")
     kubectl.wait("Running", "killed")
     assert first_step(kubectl, "killed", attempt=2) >= step
@@ -126,6 +129,24 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
     assert (verdict["rank"], verdict["signal"]) == (1, 9), verdict
     assert verdict["node"]
     end_soon(kubectl, "killed")
+
+
+def test_a_killed_rank_restarts_in_its_pod(kubectl: Kubectl) -> None:
+    workers, policy = {"replicas": 1, "processesPerPod": 2}, {"restartStrategy": "InPlace"}
+    kubectl.apply(long_job("inplace", workers=workers, runPolicy=policy))
+    train_until_a_checkpoint(kubectl, "inplace", at_least=40)
+    (victim,) = kubectl.pods("inplace")
+    kubectl("exec", victim["metadata"]["name"], "-c", "trainer", "--", "python3", "-c", KILL_A_RANK)
+    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "inplace")
+    before = kubectl.status("inplace")["checkpoint"]["step"]
+    kubectl.until(lambda: kubectl.status("inplace")["checkpoint"]["step"] > before, "it trains on", job="inplace")
+    status, (same,) = kubectl.status("inplace"), kubectl.pods("inplace")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.story("inplace")
+    assert same["metadata"]["uid"] == victim["metadata"]["uid"]
+    assert same["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert "was killed by signal 9" in status["attempts"][0]["lastRestartInPlace"]
+    assert "RestartedInPlace" in kubectl("events", "--for", "dtj/inplace")
+    end_soon(kubectl, "inplace")
 
 
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:
