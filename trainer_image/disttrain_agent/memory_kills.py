@@ -1,7 +1,8 @@
 """How many processes of this container the kernel has killed for want of memory."""
 
-from collections.abc import Iterator
 from pathlib import Path
+
+from disttrain_agent.control_groups import control_groups
 
 
 def memory_kills(root: Path = Path("/")) -> int | None:
@@ -9,33 +10,17 @@ def memory_kills(root: Path = Path("/")) -> int | None:
 
     root: of a file system that shows /proc and /sys.
     """
-    for file in _files(root):
-        try:
-            lines = file.read_text().splitlines()
-        except OSError:
-            continue
-        for name, _, count in (line.partition(" ") for line in lines):
-            if name == "oom_kill" and count.isdigit():
-                return int(count)
+    for folder in control_groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _count(folder / name)) is not None:
+                return count
     return None
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """Files that may hold the count, of either version of control groups."""
+def _count(file: Path) -> int | None:
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
-        return
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            top, name = root / "sys/fs/cgroup", "memory.events"
-        elif "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-        else:
-            continue
-        # In a container the path may be the host's, while its own group is what is mounted.
-        below = [part for part in path.split("/") if part not in ("", "..")]
-        yield top.joinpath(*below, name)
-        yield top / name
+        return None
+    counts = (count for name, _, count in (line.partition(" ") for line in lines) if name == "oom_kill")
+    return next((int(count) for count in counts if count.isdigit()), None)

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from disttrain_agent.control_groups import control_groups
+
 # Kernels write "no limit" as a number of this size, too.
 _NO_LIMIT = 2**60
 
@@ -35,7 +37,7 @@ def tasks_left(root: Path = Path("/")) -> int | None:
     limits = [limit for name in ("threads-max", "pid_max") if (limit := _number(kernel / name)) is not None]
     if limits:
         found.append(min(limits) - _tasks(root))
-    for folder in _groups(root, "pids"):
+    for folder in control_groups(root, "pids"):
         most, used = _number(folder / "pids.max"), _number(folder / "pids.current")
         if most is not None and used is not None:
             found.append(most - used)
@@ -48,7 +50,7 @@ def cores(root: Path = Path("/")) -> int:
 
     Threads beyond the limit do not only wait: those of OpenMP spin until the others are done, which the limit pays for.
     """
-    shares = [share for folder in _groups(root, "cpu") if (share := _cpu_limit(folder)) is not None]
+    shares = [share for folder in control_groups(root, "cpu") if (share := _cpu_limit(folder)) is not None]
     # Only Linux tells on which ones a process may run.
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([own, *map(math.ceil, shares)]))
@@ -88,38 +90,17 @@ def _pages() -> int | None:
 
 
 def _limits(root: Path) -> Iterator[int | None]:
-    for folder in _groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         yield _number(folder / "memory.max")
         yield _number(folder / "memory.limit_in_bytes")
 
 
 def _left(root: Path) -> Iterator[int | None]:
-    for folder in _groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             most, used = _number(folder / limit), _number(folder / usage)
             if most is not None and used is not None:
                 yield most - (used - _cache(folder))
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the control groups that this process is in, from its own to the root, of either version."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            top = root / "sys/fs/cgroup"
-        elif controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
-        else:
-            continue
-        # Inside a container the path may be the host's, and what is mounted is the container's own group.
-        below = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(below), -1, -1):
-            yield top.joinpath(*below[:depth])
 
 
 def _number(file: Path) -> int | None:
