@@ -46,28 +46,28 @@ class LiveProgress:
 
 
 def live(
-    pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path], last_words: Callable[[str], Path]
+    pods: Iterable[dict[str, Any]], scratch: Callable[[str], Path], termination_log: Callable[[str], Path]
 ) -> Live | None:
     """Return what the first worker of the newest attempt says; None before it says anything.
 
-    scratch, last_words: its folder and its termination message, by its name.
+    scratch, termination_log: folder and termination message of a pod, by its name.
     """
     firsts = [pod for pod in pods if _is_first(pod["metadata"]["labels"])]
     for pod in sorted(firsts, key=_attempt, reverse=True):
         name = pod["metadata"]["name"]
-        report, restarts = next(iter(_reports(scratch(name))), None), _restarts(last_words(name))
+        report, restarts = next(iter(_reports(scratch(name))), None), _restarts(termination_log(name))
         if report is not None or restarts is not None:
             return Live(pod["metadata"]["uid"], _attempt(pod), report, restarts_in_place=restarts)
     return None
 
 
-def _restarts(last_words: Path) -> RestartsInPlace | None:
-    """How often the ranks of a pod have started again in it: its agent keeps its last words up to date."""
+def _restarts(termination_log: Path) -> RestartsInPlace | None:
+    """Return how often the ranks of a pod have restarted in it; its agent keeps the termination message up to date."""
     try:
-        said = decode_pod_report(last_words.read_text(errors="replace"))
+        report = decode_pod_report(termination_log.read_text(errors="replace"))
     except OSError:
         return None
-    return said.restarts_in_place if said is not None else None
+    return report.restarts_in_place if report is not None else None
 
 
 def _is_first(labels: dict[str, str]) -> bool:

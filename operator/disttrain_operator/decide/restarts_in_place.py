@@ -25,7 +25,7 @@ def learn_restarts(status: JobStatus, observed: Observed, policy: RunPolicy) -> 
 
 
 def restarts_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
-    """The Event on restarts in place that the status tells of and the one before did not."""
+    """Return the Event for restarts in place that are new in `status`; none where it has no new ones."""
     if not _grew(before, status):
         return ()
     why, count = status.attempts[-1].last_restart_in_place, _count(status)
