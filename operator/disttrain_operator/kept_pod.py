@@ -230,11 +230,13 @@ def _container(entry: Mapping[str, Any]) -> Raw:
 
 def _running(entry: Mapping[str, Any]) -> Raw:
     """Since when it runs, and that its startup probe has not succeeded yet."""
-    running = (entry.get("state") or {}).get("running")
+    state = entry.get("state") or {}
+    running = state.get("running")
     if running is None:
         return {}
     waits = {"started": False} if entry.get("started") is False else {}
-    return {**waits, "state": {"running": _words(running, ("startedAt",), _MAX_TIME)}}
+    # A state may say that it has ended as well.
+    return {**waits, "state": _state(state) | {"running": _words(running, ("startedAt",), _MAX_TIME)}}
 
 
 def _init_container(entry: Mapping[str, Any]) -> Raw:

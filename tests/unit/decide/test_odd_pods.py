@@ -71,6 +71,16 @@ def test_a_grace_of_thousands_of_years_is_one(grace: int) -> None:
     assert not facts.deletion.forced
 
 
+def test_a_container_that_runs_and_has_ended_is_kept_as_it_is_read() -> None:
+    pod = ended(a_raw_pod(a_job()), 3)
+    state = pod["status"]["containerStatuses"][0]["state"]
+    state["running"] = {"startedAt": "2026-01-01T00:00:00Z"}
+    facts = pod_facts(pod)
+    assert facts is not None
+    assert facts.exit is not None
+    assert facts == pod_facts(read_pod(keep_pod(pod)))
+
+
 def test_a_deletion_that_cannot_be_read_is_one_without_grace() -> None:
     pod = a_raw_pod(a_job())
     pod["metadata"] |= {"deletionTimestamp": "2500-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
