@@ -22,6 +22,7 @@ from disttrain_session.loader import Collate, Loader
 from disttrain_session.objects import Objects, SharedParameters
 from disttrain_session.progress import SessionProgress
 from disttrain_session.reported_values import checked, whole
+from disttrain_session.stop_agreement import StopAgreement, question_to_all
 from disttrain_session.world import join
 from disttrain_session.wrap import wrap
 from disttrain_trainer.checkpoint.step_manifest import Place
@@ -73,6 +74,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._ending = Ending(self._progress, opens_group=not dist.is_initialized())
         with self._ending.reporting_errors():
             self._world = join()
+            self._stop = StopAgreement(question_to_all(self._world, lambda: self._ending.stop_requested))
             self._shared = SharedParameters(alone=self._world.size == 1)
             seed_everything(self._seed, self._world.rank)
             place = place_of_checkpoints(self._folder)
@@ -126,6 +128,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         with self._ending.reporting_errors():
             wrapped = wrap(model, optimizers, self._world)
         self._shared.add(wrapped)
+        self._stop.watch(optimizers)
         return (wrapped, *optimizers) if optimizers else wrapped
 
     def loader(
@@ -171,8 +174,8 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
     def step(self, *, loss: Any = None, **figures: Any) -> None:
         """Count a step as done, report it, and write a checkpoint where one is due.
 
-        After SIGTERM it writes a checkpoint and raises SystemExit with code 143, which ends the process; the next
-        attempt goes on there. loss, figures: as `disttrain.report` takes them, of this rank; those of rank 0 are the
+        After SIGTERM it writes a checkpoint, at the end of this step or the next, and raises SystemExit with code 143,
+        which ends the process; the next attempt goes on there. loss, figures: as `disttrain.report` takes them, of this rank; those of rank 0 are the
         job's.
         """
         if self._objects is None:
@@ -183,9 +186,8 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._done += 1
         self._progress.step(given)
         with self._ending.reporting_errors():
-            # All ranks stop after the same step: the one at which the first of them knows of the signal.
-            stopping = self._ending.stop_requested
-            stopping = self._world.sum(stopping)[0] > 0 if self._world.size > 1 else stopping
+            # All ranks stop after the same step.
+            stopping = self._stop.stops()
             if stopping or self.finished or (self._checkpoints is not None and self._checkpoints.due(self._done)):
                 self._save()
         if stopping and not self.finished:

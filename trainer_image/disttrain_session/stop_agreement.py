@@ -1,0 +1,64 @@
+"""Whether some rank was asked to stop: what all ranks learn at the end of the same step.
+
+The sum over the ranks is sent before the last update of a step, so that nobody waits for it after the update.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from disttrain_trainer.runtime.config import COLLECTIVE_TIMEOUT
+from disttrain_trainer.runtime.mesh import World
+
+Answer = Callable[[], bool]
+"""Waits for the sum, and returns whether it is positive."""
+
+
+class StopAgreement:
+    """One question to all ranks per step. ask: sends it with what this rank knows now."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        self._ask = ask
+        self._updates = self._updates_before = 0
+        self._asked: Answer | None = None
+
+    def watch(self, optimizers: Iterable[Optimizer]) -> None:
+        """Ask before the last update that these make in a step."""
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_update)
+
+    def stops(self) -> bool:
+        """Return whether some rank knew that it should stop when it asked in this step. Called once per step."""
+        answer, self._asked = self._asked or self._ask(), None
+        self._updates, self._updates_before = 0, self._updates
+        return answer()
+
+    def _before_update(self, *_: Any) -> None:
+        # Taken to be the last one where the step before had as many. Each rank may be wrong: it asks once all the same.
+        self._updates += 1
+        if self._updates == self._updates_before:
+            self._asked = self._ask()
+
+
+def question_to_all(world: World, requested: Answer) -> Callable[[], Answer]:
+    """Return how to ask whether some rank was asked to stop. requested: whether this one was."""
+    if world.size == 1:
+        return lambda: requested
+    # Ranks may ask at different places in the script, so this must not meet the script's collectives in one group.
+    group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def ask() -> Answer:
+        sum_of_requests = torch.tensor(float(requested()))
+        work = dist.all_reduce(sum_of_requests, group=group, async_op=True)
+
+        def answer() -> bool:
+            assert work is not None
+            work.wait()
+            return bool(sum_of_requests > 0)
+
+        return answer
+
+    return ask
