@@ -1,5 +1,7 @@
 """One step of a rank: its samples, their gradient, the clip and the update. What is due after it: between_steps.py."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +16,7 @@ from disttrain_trainer.parallel.data_parallel import (
     synchronize_gradients,
     without_search,
 )
-from disttrain_trainer.parallel.gradient_norm import clip, total_norm
+from disttrain_trainer.parallel.gradient_norm import clip, total_norm_later
 from disttrain_trainer.parallel.sparse_gradients import settle_sparse_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.parallel.untouched import Untouched
@@ -101,23 +103,26 @@ def accumulate_gradients(
     return total
 
 
-def clip_gradients(state: State, maximum: float | None, world: World) -> torch.Tensor:
-    """2-norm of the gradient before clipping; above `maximum` it is scaled down to it.
+def clip_gradients(state: State, maximum: float | None, world: World) -> Callable[[], torch.Tensor]:
+    """Scale the gradient down to `maximum` where its 2-norm is above it.
 
-    Raises InvalidConfiguration where it is sparse and the job does not take that.
+    Returns a function that waits for the norm that it had: where nothing clips, the update does not wait for ranks that
+    are still in their backward pass, as those of a pipeline's first stage are. Raises InvalidConfiguration where the
+    gradient is sparse and the job does not take that.
     """
     settle_sparse_gradients(state.parameters, state.module, state.optimizer, state.takes_no_sparse_gradient)
     settle_gradients(state.parameters)
     state.precision.unscale(state.parameters)
     copies = state.pipeline.copies if state.pipeline is not None else None
-    norm = total_norm(state.parameters, world, copies)
+    norm = total_norm_later(state.parameters, world, copies)
     if maximum is not None:
-        clip(state.parameters, norm, maximum)
+        clip(state.parameters, norm(), maximum)
     return norm
 
 
-def update_parameters(state: State, rate: float, norm: torch.Tensor | None = None) -> None:
-    """One optimizer step; the state then stands after it. norm: 2-norm of the gradient, which FP16 asks for."""
+def update_parameters(state: State, rate: float, norm: Callable[[], torch.Tensor] | None = None) -> None:
+    """One optimizer step; the state then stands after it. norm: the gradient's, as `clip_gradients` returns it; FP16
+    needs it."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group.get(FACTOR, 1.0)
     state.precision.update(state.optimizer, norm)

@@ -97,6 +97,6 @@ class WatchedPrecision(MixedPrecision):
         self.forward_done()  # type: ignore[attr-defined]
         super().backward(loss)
 
-    def update(self, optimizer: torch.optim.Optimizer, norm: torch.Tensor | None) -> None:
+    def update(self, optimizer: torch.optim.Optimizer, norm: Callable[[], torch.Tensor] | None) -> None:
         with ValuesOfOne():
             optimizer.step()

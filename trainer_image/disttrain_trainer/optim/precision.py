@@ -1,6 +1,6 @@
 """Number formats: parameters keep their own, the forward pass runs under autocast, FP16 gradients are scaled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -40,13 +40,13 @@ class MixedPrecision:
         if self.scaler is not None:
             self.scaler.unscale(parameters)
 
-    def update(self, optimizer: torch.optim.Optimizer, norm: Tensor | None) -> None:
+    def update(self, optimizer: torch.optim.Optimizer, norm: Callable[[], Tensor] | None) -> None:
         """Step the optimizer, except where FP16 gradients overflowed, as their 2-norm says, which is needed then."""
         if self.scaler is None:
             optimizer.step()
         else:
             assert norm is not None
-            self.scaler.step(optimizer, float(norm))
+            self.scaler.step(optimizer, float(norm()))
 
     @property
     def scales(self) -> bool:

@@ -1,6 +1,6 @@
 """The 2-norm of a gradient that lies in pieces on many ranks, and clipping by it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,15 @@ from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 
-def total_norm(
+def total_norm(parameters: Iterable[nn.Parameter], world: World) -> Tensor:
+    """2-norm over all elements of all gradients, each counted once, alike on every rank."""
+    return total_norm_later(parameters, world)()
+
+
+def total_norm_later(
     parameters: Iterable[nn.Parameter], world: World, copies: Mapping[nn.Parameter, int] | None = None
-) -> Tensor:
-    """2-norm over all elements of all gradients, each counted once, alike on every rank.
+) -> Callable[[], Tensor]:
+    """Start to compute the norm and return a function that waits for it; the gradients may change meanwhile.
 
     Where no gradient is cut, every rank has all of it and nothing is sent.
     copies: how many pipeline indices hold a parameter, where it is not one.
@@ -24,7 +29,8 @@ def total_norm(
     gradients = [gradient for _, gradient in held]
     pipeline = world.mesh.pipeline
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
-        return torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients])
+        whole = torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients])
+        return lambda: whole
     device = world.device.torch
     # Of the parameters: a rank without any gradient sends a number as wide as the others do.
     total = torch.zeros((), dtype=_widest(parameters), device=device)
@@ -38,8 +44,14 @@ def total_norm(
         norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
         total += torch.stack([norm.to(device) for norm in norms]).square().sum() / holders
     # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
-    dist.all_reduce(total)
-    return total.sqrt()
+    work = dist.all_reduce(total, async_op=True)
+
+    def norm() -> Tensor:
+        if work is not None:
+            work.wait()
+        return total.sqrt()
+
+    return norm
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> None:

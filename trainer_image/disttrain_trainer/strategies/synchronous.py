@@ -108,7 +108,7 @@ class Synchronous(SumOverRanks):
             loss=loss * self.world.counts_replica,
             weight=weight,
             own_weight=batch.weight,
-            gradient_norm=norm,
+            gradient_norm=norm(),
             samples=samples,
             rate=rate,
             loading_seconds=batch.loading_seconds,
@@ -118,10 +118,10 @@ class Synchronous(SumOverRanks):
             skipped_steps=None if state.guard is None else state.guard.skipped,
         )
 
-    def _is_skipped(self, norm: Tensor) -> bool:
+    def _is_skipped(self, norm: Callable[[], Tensor]) -> bool:
         """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
         step = self.state.step + 1
-        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, float(norm))
+        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, float(norm()))
         if reason is not None:
             log_first_rank(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None

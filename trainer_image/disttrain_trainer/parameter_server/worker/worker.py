@@ -212,7 +212,7 @@ class Worker:
         """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
         if self.world.size > 1:
             if self.computes_norm:
-                self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)
+                self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)()
             return
         rows = self.tables.take_gradients()
         if isinstance(self.payload, GradientPayload):
