@@ -14,14 +14,14 @@ FULL = "No space left on device"
 
 
 def until_all_agents_have_written(run: Run) -> None:
-    """Wait for the last words of both pods: a disk that is full before an agent first writes has no room for them."""
+    """Wait for the termination messages of both pods: a disk that is full before an agent first writes has no room for them."""
     until_it_trains(run)
 
     def written() -> bool:
         words = list(run.folder.glob("disttrain-runs/**/termination-log"))
         return len(words) == 2 and all(path.stat().st_size for path in words)
 
-    run.until(written, "both agents have written last words")
+    run.until(written, "both agents have written their termination messages")
 
 
 def test_a_training_goes_on_and_its_end_is_written_down(workplace: Workplace) -> None:

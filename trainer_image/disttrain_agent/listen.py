@@ -60,7 +60,7 @@ def _load() -> Protocols:
 
 
 def listen(
-    pod: PodEnvironment, look: Look, say: Callable[[str], None], limits: Limits | None = None
+    pod: PodEnvironment, look: Look, log: Callable[[str], None], limits: Limits | None = None
 ) -> Listener | None:
     """Listen where the pod says. None, and a sentence, where that cannot be: the training goes on without."""
     token = pod.agent_token
@@ -69,7 +69,7 @@ def listen(
     try:
         opened = _open(pod.agent_port, loopback=pod.on_loopback)
     except (OSError, OverflowError) as error:
-        say(f"cannot listen on port {pod.agent_port}: {error}; nobody can ask how the ranks are")
+        log(f"cannot listen on port {pod.agent_port}: {error}; nobody can ask how the ranks are")
         return None
     opened.setblocking(False)
     return Listener(opened, look, token, limits or Limits())

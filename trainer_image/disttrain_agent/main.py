@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from disttrain_agent.environment import PodError, check_config, read_environment, termination_log
-from disttrain_agent.output import say
+from disttrain_agent.output import log
 from disttrain_agent.processes import Start, execute
 from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.supervise import Supervisor
@@ -19,14 +19,14 @@ TRAINER = (sys.executable, "-P", "-m", "disttrain_trainer")
 
 def main(command: Sequence[str] = (), start: Start = execute) -> int:
     """Run `command` (default: the trainer) once per rank of this pod; returns the pod's exit code."""
-    last_words = TerminationMessage(termination_log(os.environ))
+    message = TerminationMessage(termination_log(os.environ))
     try:
         pod = read_environment()
         check_config(pod.config)
     except PodError as problem:
         code = ExitCode.INVALID_CONFIGURATION
-        say(str(problem))
-        last_words.write(None, RankFailure(rank=0, exit_code=code, reason=exit_reason(code), message=str(problem)))
+        log(str(problem))
+        message.write(None, RankFailure(rank=0, exit_code=code, reason=exit_reason(code), message=str(problem)))
         return code
 
     # Where ranks are forked anyway, they are forked again.
@@ -34,8 +34,6 @@ def main(command: Sequence[str] = (), start: Start = execute) -> int:
     zygote = Zygote() if warm else None
 
     async def life() -> int:
-        return await Supervisor(
-            pod, command or TRAINER, last_words, start, must_report=not command, zygote=zygote
-        ).run()
+        return await Supervisor(pod, command or TRAINER, message, start, must_report=not command, zygote=zygote).run()
 
     return asyncio.run(life())

@@ -7,8 +7,8 @@ from collections import deque
 
 # A line without an end (a progress bar, binary output) is cut here.
 _MAX_LINE_BYTES = 16 * 1024
-_LAST_WORDS = 40
-"""Lines of a rank that its failure is told with."""
+_TAIL_LINES = 40
+"""Lines of a rank that are part of its failure."""
 KEPT_LINES = 400
 """Lines of a rank that can be asked for."""
 _KEPT_CHARACTERS = 1000
@@ -27,7 +27,7 @@ def write_all(data: bytes, fd: int = 1) -> None:
             return
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line of the agent itself."""
     write_all(f"[agent] {text}\n".encode())
 
@@ -57,7 +57,7 @@ class RankOutput:
     @property
     def tail(self) -> list[str]:
         """The last lines, without control codes; of a line that was overwritten with \\r, what was seen last."""
-        return self.last(_LAST_WORDS)
+        return self.last(_TAIL_LINES)
 
     def last(self, count: int) -> list[str]:
         """The last `count` lines, KEPT_LINES at most, as in `tail`."""

@@ -55,7 +55,7 @@ class RankProcess:
     def __init__(self, rank: int, command: Sequence[str], environment: dict[str, str], start: Start) -> None:
         self.rank = rank
         self.output = RankOutput(rank)
-        self.told = False
+        self.signaled = False
         """Whether it was sent a signal before it ended."""
         self._child = start(command, environment)
         assert self._child.stdout is not None
@@ -77,13 +77,13 @@ class RankProcess:
     def terminate(self) -> None:
         """SIGTERM to the rank alone: its children (data loaders) are its own to stop."""
         if self.alive:
-            self.told = True
+            self.signaled = True
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the rank and its children."""
         if self.alive:
-            self.told = True
+            self.signaled = True
             os.killpg(self.pid, signal.SIGKILL)
 
     def ended(self, status: int) -> None:

@@ -115,12 +115,12 @@ def _is_news(former: RankReport | None, report: RankReport, *, stepped: bool) ->
 
 
 class TerminationMessage:
-    """The pod's last words, kept up to date while it lives: a container that is killed cannot write any."""
+    """The pod's termination message, kept up to date while it lives: a container that is killed cannot write any."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: str | None = None
-        # Now: a disk can fill up before there is anything to say. Empty, it leaves the kubelet the end of the log.
+        # Now: a disk can fill up before there is anything to report. Empty, it leaves the kubelet the end of the log.
         _reserve(path, MAX_TERMINATION_MESSAGE_BYTES)
 
     def write(

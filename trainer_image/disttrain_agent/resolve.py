@@ -14,7 +14,7 @@ LIMIT_SECONDS = 3600.0
 # To the operator the pod runs, and no start deadline ends this wait.
 OWN_NAME_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
-_SAY_EVERY_SECONDS = 30.0
+_LOG_EVERY_SECONDS = 30.0
 
 Lookup = Callable[[str], object]
 
@@ -25,24 +25,24 @@ def look_up(host: str) -> object:
 
 
 async def wait_for_address(
-    host: str, say: Callable[[str], None], *, lookup: Lookup = look_up, limit: float = LIMIT_SECONDS
+    host: str, log: Callable[[str], None], *, lookup: Lookup = look_up, limit: float = LIMIT_SECONDS
 ) -> bool:
     """True as soon as `host` has an address, False when it still has none after `limit` seconds."""
     loop = asyncio.get_running_loop()
-    began, said = loop.time(), None
+    began, logged = loop.time(), None
     while True:
         error = await _try(host, lookup)
         waited = loop.time() - began
         if error is None:
-            if said is not None:
-                say(f"{host} has an address after {waited:.0f} s")
+            if logged is not None:
+                log(f"{host} has an address after {waited:.0f} s")
             return True
         if waited >= limit:
-            say(f"{host} has no address after {waited:.0f} s ({error}): giving up")
+            log(f"{host} has no address after {waited:.0f} s ({error}): giving up")
             return False
-        if said is None or waited - said >= _SAY_EVERY_SECONDS:
-            say(f"waiting for the address of {host} ({error})")
-            said = waited
+        if logged is None or waited - logged >= _LOG_EVERY_SECONDS:
+            log(f"waiting for the address of {host} ({error})")
+            logged = waited
         await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -64,7 +64,7 @@ async def _try(host: str, lookup: Lookup) -> Exception | None:
         try:
             loop.call_soon_threadsafe(settle, error)
         except RuntimeError:
-            return  # the agent was told to stop and its loop has ended
+            return  # the agent was asked to stop and its loop has ended
 
     threading.Thread(target=work, daemon=True).start()
     return await answer

@@ -73,7 +73,7 @@ class Leave:
 
 
 def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
-    """Return what follows from a failure in a pod that nobody has told to stop."""
+    """Return what follows from a failure in a pod that nobody has asked to stop."""
     if (why := _hopeless(failure)) is not None:
         return Leave(why)
     if failure.checkpoint is not None and (record.checkpoint is None or failure.checkpoint > record.checkpoint):

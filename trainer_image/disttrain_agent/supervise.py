@@ -1,6 +1,6 @@
 """The lives of a pod's ranks: started together, stopped together, judged together.
 
-    wait for the master's address -> start all ranks -> (all end | one fails | told to stop) -> exit code, last words
+    wait for the master's address -> start all ranks -> (all end | one fails | SIGTERM) -> exit code, message
                                      ^                             |
                                      +--- pause <- restart.py <----+  with `restartStrategy: InPlace`
 
@@ -18,7 +18,7 @@ from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.memory_kills import memory_kills
-from disttrain_agent.output import say
+from disttrain_agent.output import log
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
@@ -35,7 +35,7 @@ class Timing:
     """Seconds."""
 
     collect: float = 1.0
-    """After the first failure: time in which the other ranks may fail by themselves, so that the cause can be told."""
+    """After the first failure: time in which the other ranks may fail by themselves, so that the cause is known."""
     peer_grace: float = 5.0
     """Then, between SIGTERM and SIGKILL: they are stuck in a collective and have nothing to save."""
     kill_margin: float = 2.0
@@ -65,7 +65,8 @@ class _Life:
     failed_at: float | None = None
     failed_time: str = ""
     """The same, for people."""
-    told: bool = False
+    stopping: bool = False
+    """They were sent SIGTERM."""
     kill_at: float | None = None
     done_since: float | None = None
 
@@ -82,10 +83,10 @@ class Supervisor:
     """
 
     def __init__(
-        self, pod: PodEnvironment, command: Sequence[str], last_words: TerminationMessage, start: Start = execute,
+        self, pod: PodEnvironment, command: Sequence[str], message: TerminationMessage, start: Start = execute,
         timing: Timing | None = None, *, must_report: bool = False, zygote: Zygote | None = None,
     ) -> None:  # fmt: skip
-        self._pod, self._command, self._last_words, self._start = pod, command, last_words, start
+        self._pod, self._command, self._message, self._start = pod, command, message, start
         self._must_report, self._zygote = must_report, zygote
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
@@ -111,7 +112,7 @@ class Supervisor:
         try:
             self._reports.prepare()
             self._start_ranks(self._start)
-            listener = listen(self._pod, Look(self._pod, self._processes, self._reports, lambda: self._restarts), say)
+            listener = listen(self._pod, Look(self._pod, self._processes, self._reports, lambda: self._restarts), log)
             while True:
                 await self._until_all_have_ended()
                 self._processes.reap()
@@ -132,7 +133,7 @@ class Supervisor:
         self._life = _Life(memory_kills())
         self._processes.start(self._pod, self._command, start)
         ranks = self._pod.ranks
-        say(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
+        log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
     async def _until_all_have_ended(self) -> None:
         while self._processes.alive:
@@ -156,7 +157,7 @@ class Supervisor:
         out_of_memory = killed is not None and now is not None and now > killed
         follows = after(Failure(cause, self._reports.checkpoint, out_of_memory), self._record, limits)
         if isinstance(follows, Leave):
-            say(f"no restart in place: {follows.why}")
+            log(f"no restart in place: {follows.why}")
             self._repeated = follows.repeated
             return False
         self._record = follows.record
@@ -167,12 +168,12 @@ class Supervisor:
             failure=cause.as_failure().model_copy(update={"log_tail": None}),
         )
         pause = f" after {follows.pause_seconds} s" if follows.pause_seconds else ""
-        say(f"restart {follows.record.restarts} in place{pause}: rank {cause.rank} failed")
+        log(f"restart {follows.record.restarts} in place{pause}: rank {cause.rank} failed")
         spared = self._zygote.pid if self._zygote is not None else None
         while self._processes.kill_orphans(spared) and self._stop_at is None:
             await self._until_changed(self._timing.orphans)
         self._reports.begin_again()
-        self._last_words.write(self._reports.progress(), None, self._restarts)
+        self._message.write(self._reports.progress(), None, self._restarts)
         at = self._loop.time() + follows.pause_seconds
         while self._stop_at is None and (left := at - self._loop.time()) > 0:
             await self._until_changed(left)
@@ -180,24 +181,24 @@ class Supervisor:
 
     async def _address_known(self) -> bool:
         limit = self._timing.own_name if self._pod.is_master else LIMIT_SECONDS
-        known = asyncio.create_task(wait_for_address(self._pod.master_address, say, limit=limit))
-        told = asyncio.create_task(self._changed.wait())
-        await asyncio.wait({known, told}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (known, told):
+        known = asyncio.create_task(wait_for_address(self._pod.master_address, log, limit=limit))
+        changed = asyncio.create_task(self._changed.wait())
+        await asyncio.wait({known, changed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (known, changed):
             task.cancel()
         return self._stop_at is None and known.done() and not known.cancelled() and known.result()
 
     def _step(self, now: float) -> float:
         """Do what is due; answers with the seconds until something else may be."""
         timing, life = self._timing, self._life
-        if not life.told:
-            self._tell_ranks_to_end(now)
+        if not life.stopping:
+            self._stop_ranks(now)
         if life.kill_at is not None and now >= life.kill_at:
-            say(f"killing ranks {_names(self._processes.alive)}: they have not ended in time")
+            log(f"killing ranks {_names(self._processes.alive)}: they have not ended in time")
             life.kill_at = None
             for process in self._processes.alive:
                 process.kill()
-        self._last_words.write(self._reports.progress(), self._failure(), self._restarts)
+        self._message.write(self._reports.progress(), self._failure(), self._restarts)
         if self._zygote is not None and all(self._trains(rank) for rank in self._pod.ranks):
             self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         if all(self._is_done(process.rank) for process in self._processes.alive):
@@ -207,31 +208,31 @@ class Supervisor:
         due = [at for at in (life.kill_at, self._collected_at()) if at is not None]
         return max(0.01, min([timing.report, *(at - now for at in due)]))
 
-    def _tell_ranks_to_end(self, now: float) -> None:
+    def _stop_ranks(self, now: float) -> None:
         """Send SIGTERM once, when the pod must stop or a rank has failed."""
         life, collected_at = self._life, self._collected_at()
         if self._stop_at is not None:
             life.kill_at = self._stop_at + self._timing.kill_after(self._pod.grace_seconds)
         elif collected_at is not None and now >= collected_at:
             life.kill_at = now + self._timing.peer_grace
-            say(f"stopping ranks {_names(self._processes.alive)} because rank {life.failed[0].rank} failed")
+            log(f"stopping ranks {_names(self._processes.alive)} because rank {life.failed[0].rank} failed")
         else:
             return
-        life.told = True
+        life.stopping = True
         for process in self._processes.alive:
             process.terminate()
 
     def _collected_at(self) -> float | None:
         """Return when to stop the ranks that still run after a failure; None: no failure, or already stopped."""
         life = self._life
-        return None if life.told or life.failed_at is None else life.failed_at + self._timing.collect
+        return None if life.stopping or life.failed_at is None else life.failed_at + self._timing.collect
 
     def _rank_ended(self, process: RankProcess) -> None:
         assert process.returncode is not None
         end = RankEnd(
             rank=process.rank,
             returncode=process.returncode,
-            told=process.told,
+            signaled=process.signaled,
             report=self._reports.of(process.rank),
             tail=tuple(process.output.tail),
             must_report=self._must_report,
@@ -240,7 +241,7 @@ class Supervisor:
         life.ends.append(end)
         if not end.succeeded:
             code = end.returncode
-            say(f"rank {end.rank} " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"))
+            log(f"rank {end.rank} " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"))
             if life.failed_at is None:
                 life.failed_at, life.failed_time = self._loop.time(), timestamp(datetime.now(UTC))
         self._changed.set()
@@ -248,7 +249,7 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         if self._stop_at is not None:
             return
-        say(f"{signal.Signals(number).name}: stopping")
+        log(f"{signal.Signals(number).name}: stopping")
         self._stop_at = self._loop.time()
         self._changed.set()
 
@@ -275,12 +276,12 @@ class Supervisor:
 
     def _end(self) -> int:
         code = exit_code(self._life.ends, stopped=self._stopped_first)
-        self._last_words.write(self._reports.progress(), self._failure(), self._restarts)
-        say(f"exit code {code}")
+        self._message.write(self._reports.progress(), self._failure(), self._restarts)
+        log(f"exit code {code}")
         return code
 
     def _report_failure(self, failure: RankFailure) -> None:
-        self._last_words.write(self._reports.progress(), failure, self._restarts)
+        self._message.write(self._reports.progress(), failure, self._restarts)
 
     def _not_started(self) -> int:
         if self._stop_at is not None:
@@ -298,7 +299,7 @@ class Supervisor:
     def _cannot_start(self, error: OSError) -> int:
         what = f" {error.filename}" if error.filename else ""
         message = f"cannot start the ranks: {error.strerror}{what}"
-        say(message)
+        log(message)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._report_failure(_own_failure(self._pod.ranks.start, ExitCode.DISK_FULL, message))
             return ExitCode.DISK_FULL

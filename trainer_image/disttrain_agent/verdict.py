@@ -16,7 +16,7 @@ class RankEnd:
     rank: int
     returncode: int
     """Negative: the signal that ended it."""
-    told: bool = False
+    signaled: bool = False
     """The agent had sent it a signal before."""
     report: RankReport | None = None
     tail: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class RankEnd:
         if self._reported_code:
             return self._reported_code
         if self.returncode == 0 and not self.succeeded:
-            return ExitCode.STOPPED if self.told else ExitCode.LEFT_EARLY
+            return ExitCode.STOPPED if self.signaled else ExitCode.LEFT_EARLY
         return 128 - self.returncode if self.returncode < 0 else self.returncode
 
     @property
@@ -57,24 +57,24 @@ class RankEnd:
             exit_code=self.code,
             signal=self.signal,
             reason=error.reason if error else _reason(self.code),
-            message=error.message if error else self._last_words(),
+            message=error.message if error else self._message(),
             unquoted=error.unquoted if error else self._type_of_error(),
             signature=error.signature if error else None,
             log_tail="\n".join(self.tail) or None,
         )
 
-    def _last_words(self) -> str | None:
+    def _message(self) -> str | None:
         """Return what is known of a rank that has reported no error."""
         if self.code == ExitCode.LEFT_EARLY:
             step, steps = (self.report.step, self.report.total_steps) if self.report is not None else (None, 0)
             return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
-        # A program that said nothing else names its error in its exception or last line; one that was killed does not.
+        # A program without a report names its error in its exception or last line; one that was killed does not.
         return last_exception("\n".join(self.tail)) or self.tail[-1] if self.tail and self.signal is None else None
 
     def _type_of_error(self) -> str | None:
         """Return the part of its last message for readers without the right to read its log; None: all of it, written
         by disttrain."""
-        return None if self.code == ExitCode.LEFT_EARLY else exception_type(self._last_words() or "")
+        return None if self.code == ExitCode.LEFT_EARLY else exception_type(self._message() or "")
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
@@ -90,7 +90,7 @@ def _distance(end: RankEnd) -> int:
         return 0
     if end.code == ExitCode.PEER_LOST:
         return 5
-    if end.code == ExitCode.STOPPED or (end.told and end.signal is not None):
+    if end.code == ExitCode.STOPPED or (end.signaled and end.signal is not None):
         return 4
     if end.signal == signal.SIGKILL:
         return 1

@@ -1,4 +1,4 @@
-"""A pod whose disk is full: its last words are kept, or its exit code says it."""
+"""A pod whose disk is full: its termination message is kept, or its exit code says it."""
 
 import contextlib
 from pathlib import Path

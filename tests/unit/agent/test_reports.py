@@ -63,7 +63,7 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
     assert (reports.of(0), reports.seconds_since_step(0), reports.checkpoint) == (None, None, 20)
     last = reports.progress()
     assert last is not None
-    assert (last.step, last.checkpoint, last.error) == (25, saved, None), "last words keep what is known"
+    assert (last.step, last.checkpoint, last.error) == (25, saved, None), "the termination message keeps what is known"
     clock.now = 50.0
     assert says(step=20) == RankReport(rank=0, step=20, total_steps=90, checkpoint=saved)
     assert reports.progress() == reports.of(0)

@@ -63,9 +63,9 @@ async def test_the_master_that_does_not_find_its_own_name_is_the_cause_and_the_o
     limit = {0: 0.05, 1: 3600.0}[node_rank]
     monkeypatch.setattr(supervise, "LIMIT_SECONDS", 3600.05 - limit)
     pod = PodEnvironment(node_rank, 1, NOBODY, tmp_path / "job.json", tmp_path, 1.0, {})
-    last_words = TerminationMessage(tmp_path / "last-words")
-    ended = await Supervisor(pod, ["true"], last_words, timing=Timing(own_name=limit)).run()
-    report = decode_pod_report((tmp_path / "last-words").read_text())
+    termination_message = TerminationMessage(tmp_path / "termination-message")
+    ended = await Supervisor(pod, ["true"], termination_message, timing=Timing(own_name=limit)).run()
+    report = decode_pod_report((tmp_path / "termination-message").read_text())
     assert ended == code
     assert report is not None
     assert report.failure is not None

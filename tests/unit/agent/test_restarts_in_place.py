@@ -67,8 +67,8 @@ note("found", reports())
     assert (first[Env.RANK], second[Env.RANK]) == ("0", "1")
     assert pod.report.failure is None
     assert pod.progress.done
-    told = restarts(pod)
-    assert (told.count, told.failure.rank, told.failure.signal, told.pause_seconds) == (1, 1, 9, 0)
+    found = restarts(pod)
+    assert (found.count, found.failure.rank, found.failure.signal, found.pause_seconds) == (1, 1, 9, 0)
     assert pod.progress.checkpoint is not None, "what a former life has written is known"
     assert pod.progress.checkpoint.step == 3
 
@@ -129,7 +129,7 @@ def test_without_the_setting_a_failure_ends_the_pod(pods: Pods) -> None:
     assert len(list(pod.folder.glob("life-*"))) == 1
 
 
-def test_restarts_are_used_up_and_the_last_words_tell_of_them_and_of_the_last_failure(pods: Pods) -> None:
+def test_restarts_are_used_up_and_the_termination_message_has_them_and_the_last_failure(pods: Pods) -> None:
     pod = in_place(pods, ranks=1, restarts="2")
     assert pod.run(LIVES + "report(step=number, totalSteps=9); sys.exit(10 + number)") == 13
     assert len(list(pod.folder.glob("life-*"))) == 3
@@ -156,7 +156,7 @@ def test_sigterm_ends_a_pause_and_the_pod_keeps_its_progress(pods: Pods) -> None
     assert (pod.failure.exit_code, pod.progress.step) == (7, 2)
 
 
-def test_a_pod_that_was_told_to_stop_starts_nothing_again_and_says_nothing_of_it(pods: Pods) -> None:
+def test_a_pod_that_was_asked_to_stop_starts_nothing_again_and_reports_no_restart(pods: Pods) -> None:
     pod = in_place(pods, ranks=1)
     stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     pod.start(LIVES + f"{stop}; report(step=1, totalSteps=9); ready(); time.sleep(1000)")

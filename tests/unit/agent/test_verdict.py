@@ -7,9 +7,11 @@ from disttrain_api.names import ExitCode
 from disttrain_api.report import RankError, RankReport
 
 
-def an_end(rank: int, returncode: int, *, told: bool = False, said: int | None = None, done: bool = False) -> RankEnd:
+def an_end(
+    rank: int, returncode: int, *, signaled: bool = False, said: int | None = None, done: bool = False
+) -> RankEnd:
     error = RankError(exit_code=said, reason="Said", message="it said so") if said else None
-    return RankEnd(rank, returncode, told, RankReport(rank=rank, error=error, done=done))
+    return RankEnd(rank, returncode, signaled, RankReport(rank=rank, error=error, done=done))
 
 
 @pytest.mark.parametrize(
@@ -23,8 +25,8 @@ def an_end(rank: int, returncode: int, *, told: bool = False, said: int | None =
         ([an_end(0, -6), an_end(1, 1)], 1),
         ([an_end(0, -6, said=91), an_end(1, -6)], 1),
         ([an_end(0, 1), an_end(1, 81)], 1),
-        ([an_end(0, 91), an_end(1, 143, told=True), an_end(2, -15, told=True), an_end(3, 3)], 3),
-        ([an_end(0, 1), an_end(1, -9, told=True)], 0),
+        ([an_end(0, 91), an_end(1, 143, signaled=True), an_end(2, -15, signaled=True), an_end(3, 3)], 3),
+        ([an_end(0, 1), an_end(1, -9, signaled=True)], 0),
         ([an_end(0, -6, done=True), an_end(1, 91)], 1),
         ([an_end(0, 91), an_end(1, 91)], 0),
     ],
@@ -44,7 +46,7 @@ def test_the_cause_is_the_failure_that_explains_the_others(ends: list[RankEnd], 
         ([an_end(0, -6, said=81)], False, 81),
         ([an_end(0, 143)], True, ExitCode.STOPPED),
         ([an_end(0, 1)], True, ExitCode.STOPPED),
-        ([an_end(0, 0), an_end(1, -9, told=True)], True, ExitCode.STOPPED),
+        ([an_end(0, 0), an_end(1, -9, signaled=True)], True, ExitCode.STOPPED),
         ([an_end(0, 85), an_end(1, 143)], True, ExitCode.STORAGE_FULL),
     ],
 )
@@ -52,8 +54,8 @@ def test_the_exit_code_is_that_of_the_cause(ends: list[RankEnd], stopped: bool, 
     assert exit_code(ends, stopped=stopped) == code
 
 
-def a_trainer(returncode: int, *, told: bool = False, report: RankReport | None = None) -> RankEnd:
-    return RankEnd(1, returncode, told, report, must_report=True)
+def a_trainer(returncode: int, *, signaled: bool = False, report: RankReport | None = None) -> RankEnd:
+    return RankEnd(1, returncode, signaled, report, must_report=True)
 
 
 AT_9 = RankReport(rank=1, step=9, total_steps=20)
@@ -64,7 +66,7 @@ AT_9 = RankReport(rank=1, step=9, total_steps=20)
     [
         (a_trainer(0, report=AT_9), ExitCode.LEFT_EARLY, "left at step 9 of 20 with exit code 0 before its work was"),
         (a_trainer(0), ExitCode.LEFT_EARLY, "left before its first step with exit code 0"),
-        (a_trainer(0, told=True, report=AT_9), ExitCode.STOPPED, None),
+        (a_trainer(0, signaled=True, report=AT_9), ExitCode.STOPPED, None),
         (a_trainer(3, report=AT_9), 3, None),
     ],
 )
@@ -85,7 +87,7 @@ def test_a_rank_of_the_trainer_that_is_done_has_succeeded(returncode: int) -> No
 
 def test_a_rank_that_left_early_explains_peers_that_lost_it_and_those_that_were_stopped() -> None:
     left = a_trainer(0, report=AT_9)
-    assert first_cause([an_end(0, 91), an_end(2, 143, told=True), an_end(3, -6), left]) is left
+    assert first_cause([an_end(0, 91), an_end(2, 143, signaled=True), an_end(3, -6), left]) is left
 
 
 def test_a_rank_that_reported_nothing_is_described_by_its_exception_else_by_its_last_line() -> None:
