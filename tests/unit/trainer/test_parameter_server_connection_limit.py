@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 import zmq
 
+from disttrain_api.unproven import MAX_WAITING, Waiting
 from disttrain_trainer.parameter_server.protocol.sockets import connect, new_context, server_socket
 from disttrain_trainer.parameter_server.protocol.wire import key_of, key_with
 from disttrain_trainer.parameter_server.server.connection_limit import ConnectionLimit
 from disttrain_trainer.parameter_server.server.serve import Loop
 from disttrain_trainer.parameter_server.server.server import Server
-from disttrain_trainer.runtime.rendezvous.waiting import MAX_WAITING, Waiting
 from tests.unit.trainer.test_parameter_server_manager import configured
 from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port

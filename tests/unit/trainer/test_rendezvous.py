@@ -13,11 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disttrain_trainer.runtime.hosts import is_loopback
-from disttrain_trainer.runtime.keys import attempt_key
-from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial
-from disttrain_trainer.runtime.rendezvous.gateway import Gateway
-from disttrain_trainer.runtime.rendezvous.handshake import (
+from disttrain_api.attempt_key import attempt_key
+from disttrain_api.handshake import (
     NONCE_BYTES,
     Refused,
     answer_to,
@@ -26,10 +23,13 @@ from disttrain_trainer.runtime.rendezvous.handshake import (
     proof_for,
     read_hello,
 )
+from disttrain_api.unproven import Waiting, source_of
+from disttrain_trainer.runtime.hosts import is_loopback
+from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial
+from disttrain_trainer.runtime.rendezvous.gateway import Gateway
 from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.store import _log as log
 from disttrain_trainer.runtime.rendezvous.store import open_store
-from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
 from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from disttrain_api.attempt_key import attempt_key
+from disttrain_api.handshake import Refused
 from disttrain_api.mesh import AXES, Mesh
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.runtime import json_collectives
@@ -23,9 +25,7 @@ from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, 
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.host_collectives import use_host_for_collectives
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
-from disttrain_trainer.runtime.keys import attempt_key
 from disttrain_trainer.runtime.rendezvous.forwarder import Place
-from disttrain_trainer.runtime.rendezvous.handshake import Refused
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from disttrain_trainer.runtime.unpickler import restrict_unpickling
 

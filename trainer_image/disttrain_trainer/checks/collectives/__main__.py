@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from disttrain_agent.environment import termination_log
 from disttrain_agent.reports import TerminationMessage
+from disttrain_api.attempt_key import attempt_key
+from disttrain_api.handshake import Refused
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env, ExitCode
 from disttrain_api.report import RankError, RankFailure, decode_pod_report
@@ -21,10 +23,8 @@ from disttrain_trainer.runtime.config import read_token
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError, describe, one_line
 from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
-from disttrain_trainer.runtime.keys import attempt_key
 from disttrain_trainer.runtime.mesh import World, device_mesh_of
 from disttrain_trainer.runtime.rendezvous.forwarder import Place
-from disttrain_trainer.runtime.rendezvous.handshake import Refused
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from disttrain_trainer.runtime.unpickler import restrict_unpickling
 

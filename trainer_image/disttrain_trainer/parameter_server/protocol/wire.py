@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from disttrain_trainer.runtime.keys import attempt_key
+from disttrain_api.attempt_key import attempt_key
 
 FORMATS = {
     "float64": torch.float64,

@@ -2,7 +2,7 @@
 
 ZeroMQ gives a connection ten seconds and one frame to prove that it knows the job's token, and takes any number of
 them: each may hold a quarter of a MiB. It says which descriptors it has accepted and closed; beyond so many that have
-proved nothing, those of the source with most of them are shut down, as at the rendezvous (waiting.py). What is shut
+proved nothing, those of the source with most of them are shut down, as at the rendezvous (unproven.py). What is shut
 down ZeroMQ closes by itself, and frees what it held.
 
 What a connection has proved the system knows: a server greets anybody, but says nothing more before the other side has
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
+from disttrain_api.unproven import Waiting, source_of
 
 _GONE = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSE_FAILED
 _EVENTS = zmq.EVENT_ACCEPTED | _GONE | zmq.EVENT_MONITOR_STOPPED

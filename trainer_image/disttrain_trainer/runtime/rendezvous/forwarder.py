@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from disttrain_trainer.runtime.rendezvous.handshake import ANSWER_BYTES, NONCE_BYTES, Refused, hello_of, proof_for
+from disttrain_api.handshake import ANSWER_BYTES, NONCE_BYTES, Refused, hello_of, proof_for
 from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.splice import Splice
 

@@ -1,7 +1,7 @@
 """Rank 0's side: takes connections, lets those through to the store that prove the attempt's key, and refuses others.
 
 What a stranger can cost is bounded: it may send a hello's bytes, which are compared as they come, and hold one of a
-fixed number of places for seconds (waiting.py).
+fixed number of places for seconds (disttrain_api.unproven).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from disttrain_trainer.runtime.rendezvous.handshake import (
+from disttrain_api.handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
@@ -24,9 +24,9 @@ from disttrain_trainer.runtime.rendezvous.handshake import (
     check_proof,
     read_hello,
 )
+from disttrain_api.unproven import Waiting, source_of
 from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.splice import Splice
-from disttrain_trainer.runtime.rendezvous.waiting import Waiting, source_of
 
 _ACCEPTED_AT_ONCE = 64
 """Then those that are through have their turn."""
