@@ -1,8 +1,8 @@
-"""The gate's shell: watches all nodes and pods, and has all waiting gangs looked at whenever they change.
+"""The gate's shell: watches all nodes and pods, and runs a scheduling cycle whenever they change.
 
-One look at a time, and what it admits is reserved until the pods themselves show that they were let go: two gangs that
-fit only one at a time never both go. A look costs time in proportion to the cluster, so it runs in a thread while the
-loop goes on, and rests afterwards. What it has found counts only where what it was found from is still so.
+One cycle at a time, and what it admits is reserved until the pods themselves show that they were let go: two gangs that
+fit only one at a time never both go. A cycle costs time in proportion to the cluster, so it runs in a thread while the
+loop goes on, and rests afterwards. Its decision counts only where what it was decided from is still so.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.attempt_history import in_attempt, ran
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.observed import Admission, Job, ReadableJob, in_words
-from disttrain_operator.gate_look import Judgement, Scene, WaitingJob, judge
+from disttrain_operator.gate_cycle import ClusterSnapshot, GateDecision, WaitingJob, decide_gangs
 from disttrain_operator.kept_cluster import trim_cluster_pod, trim_node
 from disttrain_operator.kube.cache import Cache, Raw
 from disttrain_operator.snapshot import World
@@ -39,7 +39,7 @@ _ALL = "all"
 
 class Gatekeeper:
     """Fill `nodes` and `pods` by informers of the whole cluster. `wake` is called with the uid of a job that is to be
-    looked at."""
+    reconciled."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Gatekeeper:
         self._beginnings = 0
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._one_look = asyncio.Lock()
-        self._rang = False
+        self._cycle: asyncio.Task[None] | None = None
+        self._cycle_lock = asyncio.Lock()
+        self._due = False
         self._closed = False
 
     def _trim_node(self, raw: Raw) -> Raw:
@@ -96,22 +96,22 @@ class Gatekeeper:
         self._granted.clear()
         self._answers.clear()
         self._waiting_since = None
-        self._look_in(0)
+        self._run_cycle_in(0)
 
     async def close(self) -> None:
-        """Take no further look. Call it before the loop ends."""
+        """Run no further cycle. Call it before the loop ends."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._cycle is not None:
+            self._cycle.cancel()
+            await asyncio.gather(self._cycle, return_exceptions=True)
 
     def _changed(self, group: str, raw: Raw) -> None:
-        self._look_in(FIRST_REST)
+        self._run_cycle_in(FIRST_REST)
 
-    def _look_in(self, seconds: float) -> None:
+    def _run_cycle_in(self, seconds: float) -> None:
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -120,40 +120,40 @@ class Gatekeeper:
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(at, self._ring)
+        self._timer = loop.call_at(at, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        if self._looking is not None:
-            self._rang = True
+        if self._cycle is not None:
+            self._due = True
         else:
-            self._looking = asyncio.get_running_loop().create_task(self._look_and_rest())
+            self._cycle = asyncio.get_running_loop().create_task(self._cycle_and_rest())
 
-    async def _look_and_rest(self) -> None:
+    async def _cycle_and_rest(self) -> None:
         rest = REST_AFTER_FAILURE
         try:
-            rest = await self.look() * REST_PER_SECOND_OF_WORK
+            rest = await self.run_cycle() * REST_PER_SECOND_OF_WORK
         except Exception:
-            logger.exception("the gate looks again after an unexpected error")
-            self._rang = True
+            logger.exception("the gate tries again after an unexpected error")
+            self._due = True
         finally:
-            self._looking = None
+            self._cycle = None
         self._not_before = asyncio.get_running_loop().time() + rest
-        if self._rang:
-            self._rang = False
-            self._look_in(FIRST_REST)
+        if self._due:
+            self._due = False
+            self._run_cycle_in(FIRST_REST)
 
-    async def look(self) -> float:
-        """Judge all waiting gangs anew, and wake the jobs for which something changed. Returns the CPU seconds."""
-        async with self._one_look:
+    async def run_cycle(self) -> float:
+        """Decide about all waiting gangs, and wake the jobs for which something changed. Returns the CPU seconds."""
+        async with self._cycle_lock:
             began = self._beginnings
             jobs = await self._waiting_jobs() if self._active() and self.nodes.synced() and self.pods.synced() else []
-            judgement, seconds = Judgement(), 0.0
+            decision, seconds = GateDecision(), 0.0
             if jobs:
-                judgement, seconds = await asyncio.to_thread(_timed, self._scene(jobs))
-            # Where this replica has begun to act anew meanwhile, another look is due.
+                decision, seconds = await asyncio.to_thread(_timed, self._snapshot(jobs))
+            # Where this replica has begun to act anew meanwhile, another cycle is due.
             if began == self._beginnings:
-                self._take_over(self._still_valid(judgement, jobs) if self._active() else Judgement())
+                self._take_over(self._still_valid(decision, jobs) if self._active() else GateDecision())
             return seconds
 
     async def _waiting_jobs(self) -> list[WaitingJob]:
@@ -175,8 +175,8 @@ class Gatekeeper:
                 began = time.perf_counter()
         return found
 
-    def _scene(self, jobs: list[WaitingJob]) -> Scene:
-        return Scene(
+    def _snapshot(self, jobs: list[WaitingJob]) -> ClusterSnapshot:
+        return ClusterSnapshot(
             jobs=jobs,
             known=self._world.jobs.objects(),
             pods=self.pods.objects(),
@@ -187,27 +187,27 @@ class Gatekeeper:
             longest=self._longest_hold,
         )
 
-    def _still_valid(self, judgement: Judgement, jobs: list[WaitingJob]) -> Judgement:
-        """The judgement without grants that the cluster has overtaken meanwhile: another look is taken of them.
+    def _still_valid(self, decision: GateDecision, jobs: list[WaitingJob]) -> GateDecision:
+        """The decision without grants that the cluster has overtaken meanwhile: another cycle decides about them.
 
         What was granted before stays: its pods may be on their way.
         """
-        judged = {waiting.job.uid: waiting.job for waiting in jobs}
-        for uid, seen in judgement.relied_on.items():
-            if not self._still_waits(judged[uid]) or not all(self._is_same(raw) for raw in seen):
-                judgement.admissions[uid] = Admission(why=self._answers.get(uid, Admission()).why)
-                self._look_in(FIRST_REST)
-        return judgement
+        decided = {waiting.job.uid: waiting.job for waiting in jobs}
+        for uid, seen in decision.relied_on.items():
+            if not self._still_waits(decided[uid]) or not all(self._is_same(raw) for raw in seen):
+                decision.admissions[uid] = Admission(why=self._answers.get(uid, Admission()).why)
+                self._run_cycle_in(FIRST_REST)
+        return decision
 
-    def _still_waits(self, judged: ReadableJob) -> bool:
+    def _still_waits(self, decided: ReadableJob) -> bool:
         try:
-            job = self._world.job(judged.uid)
+            job = self._world.job(decided.uid)
         except Exception as error:
-            self._log_unread(judged.uid, error)
+            self._log_unread(decided.uid, error)
             return False
         if not isinstance(job, ReadableJob) or not _waits(job):
             return False
-        return (job.generation, job.status.attempt) == (judged.generation, judged.status.attempt)
+        return (job.generation, job.status.attempt) == (decided.generation, decided.status.attempt)
 
     def _is_same(self, seen: Raw) -> bool:
         uid = seen["metadata"]["uid"]
@@ -217,27 +217,27 @@ class Gatekeeper:
         node = self.nodes.get(uid)
         return node is not None and node["node"] == seen["node"]
 
-    def _take_over(self, judgement: Judgement) -> None:
+    def _take_over(self, decision: GateDecision) -> None:
         before = self._answers
         self._answers = {
-            uid: self._with_steady_reason(uid, admission) for uid, admission in judgement.admissions.items()
+            uid: self._with_steady_reason(uid, admission) for uid, admission in decision.admissions.items()
         }
         self._granted = {uid: dict(admission.nodes) for uid, admission in self._answers.items() if admission.nodes}
         for uid in self._last_reasons.keys() - self._answers.keys():
             del self._last_reasons[uid]
         for uid in [uid for uid in self._failures if self._world.jobs.get(uid) is None]:
             del self._failures[uid]
-        for uid, why in judgement.failures.items():
+        for uid, why in decision.failures.items():
             self._log_failure(uid, why)
-        self._waiting_since = judgement.waiting_since
-        if judgement.period_ends is not None:
-            self._look_in((judgement.period_ends - self._now()).total_seconds())
+        self._waiting_since = decision.waiting_since
+        if decision.period_ends is not None:
+            self._run_cycle_in((decision.period_ends - self._now()).total_seconds())
         for uid in self._answers.keys() | before.keys():
             if self._answers.get(uid) != before.get(uid):
                 self._wake(uid)
 
     def _with_steady_reason(self, uid: str, admission: Admission) -> Admission:
-        """The admission, in the words of a moment ago where only numbers have changed since."""
+        """The admission, with the reason of a moment ago where only its numbers have changed since."""
         if not admission.why:
             self._last_reasons.pop(uid, None)
             return admission
@@ -246,7 +246,7 @@ class Gatekeeper:
         if admission.why == last:
             return admission
         if now - since < SENTENCE_SECONDS:
-            self._look_in(since + SENTENCE_SECONDS - now)
+            self._run_cycle_in(since + SENTENCE_SECONDS - now)
             return Admission(why=last)
         self._last_reasons[uid] = (now, admission.why)
         return admission
@@ -261,9 +261,9 @@ class Gatekeeper:
             logger.warning("%s: %s; its gang waits, others do not", self._world.key_of(uid) or uid, why)
 
 
-def _timed(scene: Scene) -> tuple[Judgement, float]:
+def _timed(snapshot: ClusterSnapshot) -> tuple[GateDecision, float]:
     began = time.thread_time()
-    return judge(scene), time.thread_time() - began
+    return decide_gangs(snapshot), time.thread_time() - began
 
 
 def _asks_for_gate(raw: Raw) -> bool:

@@ -75,7 +75,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Decided:
     """A decision about a job, and its time."""
 
     job: Job
@@ -92,7 +92,7 @@ class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
 
 
 class Reconciler:
-    """Looks at jobs. While `active()` is false it only watches: another replica leads."""
+    """Reconciles jobs. While `active()` is false it only watches: another replica leads."""
 
     def __init__(
         self,
@@ -137,20 +137,20 @@ class Reconciler:
                 self._queue.done(key)
 
     async def reconcile(self, key: Key) -> None:
-        """Look at the job once."""
+        """Reconcile the job once."""
         if not self._active() or self._world.jobs.is_unreadable(key.uid):
             return
         reading = await self._read_ahead(key)
         if not self._active():
             return
-        look = self._look(key, reading)
-        refused_now = look is not None and await self._refused_ahead(key, look)
+        decided = self._decide_now(key, reading)
+        refused_now = decided is not None and await self._refused_ahead(key, decided)
         if refused_now:
             # Much may have happened meanwhile, and the refusal is known by now.
-            look = self._look(key, 0.0)
-        if look is None or not self._active():
+            decided = self._decide_now(key, 0.0)
+        if decided is None or not self._active():
             return
-        job, decision, now = look.job, look.decision, look.now
+        job, decision, now = decided.job, decided.decision, decided.now
 
         version = None
         if decision.status is not None and not same_meaning(decision.status, job.status):
@@ -181,7 +181,7 @@ class Reconciler:
             delay = (decision.requeue_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_REQUEUE_SECONDS))
 
-    def _look(self, key: Key, seconds: float) -> "_Look | None":
+    def _decide_now(self, key: Key, seconds: float) -> "_Decided | None":
         """Decide from what is known now; None where the job is gone. `seconds` were spent for it before."""
         began = time.perf_counter() - seconds
         seen = self._world.snapshot(key.uid, self._sources)
@@ -197,14 +197,14 @@ class Reconciler:
         now = self._now()
         decision = self._decide(job, observed, now)
         self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
-        return _Look(job, decision, now)
+        return _Decided(job, decision, now)
 
-    async def _refused_ahead(self, key: Key, look: "_Look") -> bool:
+    async def _refused_ahead(self, key: Key, decided: "_Decided") -> bool:
         """Whether the job would be refused its pods now, in a namespace in which many wait. Then it waits with them."""
-        job = look.job
+        job = decided.job
         if not self.refused.crowded(key.namespace) or self.refused.seconds_left(key, job.generation):
             return False
-        if not await self._executor.refused_ahead(job, look.decision.actions):
+        if not await self._executor.refused_ahead(job, decided.decision.actions):
             return False
         self.refused.again(key, job.generation)
         return True
@@ -222,7 +222,7 @@ class Reconciler:
             return time.perf_counter() - began
 
     def _leave(self, key: Key) -> None:
-        """Look at the key again later, after twice as long each time, whatever wakes it in the meantime."""
+        """Reconcile the key again later, after twice as long each time, whatever wakes it in the meantime."""
         doublings = min(self._queue.failures(key), _MAX_DOUBLINGS)
         self._queue.hold(key, min(CRASH_SECONDS * 2**doublings, MAX_CRASH_SECONDS))
         self._queue.retry(key)
@@ -234,18 +234,18 @@ class Reconciler:
             logger.debug("%s/%s: its status is refused again: %s", job.namespace, job.name, refusal)
             return
         self._reported_refusals[job.uid] = job.generation
-        words = cut(refusal.message, _MAX_REFUSAL)
+        text = cut(refusal.message, _MAX_REFUSAL)
         logger.warning(
             "%s/%s: the API server refuses every status of it, so nothing is done for it: %s",
             job.namespace,
             job.name,
-            words,
+            text,
         )
         reason, what_to_do = Reason.OPERATOR_ERROR, _NOT_TAKEN
         if isinstance(refusal, ContentTooLarge):
             reason, what_to_do = Reason.INVALID_SPEC, _TOO_LARGE
         message = (
-            f"The API server refuses every status of this job, so the operator does nothing for it: {words}."
+            f"The API server refuses every status of this job, so the operator does nothing for it: {text}."
             f" {what_to_do}"
         )
         with suppress(Exception):

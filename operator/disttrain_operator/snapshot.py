@@ -96,7 +96,7 @@ class Listener:
     def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """A job is there, is another version, or is gone."""
 
-    def look_at(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
         """Something of what a decision on this job rests on has changed."""
 
     def pod_gone(self, namespace: str) -> None:
@@ -149,7 +149,7 @@ class World:
     def _child_changed(self, group: str, raw: Raw) -> None:
         owner = self.owner(group)
         if owner is not None:
-            self.listener.look_at(owner)
+            self.listener.enqueue(owner)
 
     def _pod_changed(self, group: str, raw: Raw) -> None:
         self._child_changed(group, raw)
@@ -160,7 +160,7 @@ class World:
         """Have the job of this uid looked at, if it is known."""
         key = self.key_of(uid)
         if key is not None:
-            self.listener.look_at(key)
+            self.listener.enqueue(key)
 
     def key_of(self, uid: str) -> Key | None:
         """The key of a job that exists."""

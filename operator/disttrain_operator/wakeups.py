@@ -22,7 +22,7 @@ class Wakeups(Listener):
         self.metrics.saw_job(key.uid, raw["phase"], raw["state"], gone=gone)
         self.queue.add(key)
 
-    def look_at(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
         """Queue the job."""
         self.queue.add(key)
 

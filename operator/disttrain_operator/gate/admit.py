@@ -80,7 +80,7 @@ class _Admitting:
         self._refused: dict[object, Outcome] = {}
 
     def outcome(self, gang: WaitingGang) -> Outcome:
-        # Room only shrinks during one look: after a refusal the same request is refused again.
+        # Room only shrinks during one cycle: after a refusal the same request is refused again.
         shape = None if gang.standing else (_shape(gang), gang.together)
         if shape in self._refused:
             return self._refused[shape]

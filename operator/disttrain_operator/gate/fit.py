@@ -64,7 +64,7 @@ class Needs:
     tolerations: tuple[Toleration, ...] = ()
 
     _hash: int = field(init=False, repr=False, compare=False)
-    """Known once: it is asked for each pod of a gang many times in a look."""
+    """Known once: it is asked for each pod of a gang many times in a cycle."""
 
     def __post_init__(self) -> None:
         parts = (self.requests, self.node_selector, self.terms, self.preferred, self.tolerations)

@@ -32,8 +32,8 @@ class ReservationPeriod:
 
 
 @dataclass(frozen=True)
-class Look:
-    """Result of one look."""
+class Admitted:
+    """Result of one cycle."""
 
     outcomes: dict[str, Outcome]
     """By the job's uid."""
@@ -65,18 +65,18 @@ def admit_in_period(
     waiting_since: datetime | None,
     now: datetime,
     longest: timedelta,
-) -> Look:
-    """Return what `admit` says in the period that it is. `waiting_since` is the last look's."""
+) -> Admitted:
+    """Return what `admit` says in the period that it is. `waiting_since` is the last cycle's."""
     gangs = list(gangs)
     since = now if waiting_since is None else waiting_since
     period = period_at(since, now, longest)
     outcomes = admit(gangs, nodes, used, lasting, keep=period.keeps)
     waiting = [min(gang.waiting_since or now, now) for gang in gangs if outcomes[gang.uid].waits_for_others]
     if not waiting:
-        return Look(outcomes, period, None)
+        return Admitted(outcomes, period, None)
     if waiting_since is None and min(waiting) < now:
         # A process that begins takes its place in the periods that the former one was in.
         since = min(waiting)
         period = period_at(since, now, longest)
         outcomes = admit(gangs, nodes, used, lasting, keep=period.keeps)
-    return Look(outcomes, period, since)
+    return Admitted(outcomes, period, since)

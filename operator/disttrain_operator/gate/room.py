@@ -1,6 +1,6 @@
 """Free capacity of each node, and how many pods of a kind fit there.
 
-A look of the gate asks the same of thousands of nodes for each waiting gang, so what was counted is kept, and counted
+A cycle of the gate asks the same of thousands of nodes for each waiting gang, so what was counted is kept, and counted
 anew only for nodes on which something has changed. Nodes that are alike are judged once.
 """
 

@@ -81,8 +81,8 @@ class Cluster:
         self.waiting[uid] = gang(uid, pods, age=pods, waiting_since=self.now)
         self.lengths[uid] = length
 
-    def look(self) -> dict[str, str]:
-        """One look; who fits runs. Why the others wait."""
+    def run_cycle(self) -> dict[str, str]:
+        """Run one cycle: a gang that fits runs. Returns why the others wait."""
         self.running = {uid: job for uid, job in self.running.items() if job[0] > self.now}
         used: dict[str, dict[str, int]] = {}
         for _, taken in self.running.values():
@@ -109,16 +109,16 @@ def test_a_gang_whose_room_never_comes_is_passed_in_turn_and_keeps_its_place() -
     there = Cluster()
     there.run("weeks", "a", 8, FOR_EVER)
     there.wait("large", 16, FIRST)
-    there.look()
+    there.run_cycle()
     there.wait("small", 1, FIRST)
-    assert there.look()["small"] == BEHIND
+    assert there.run_cycle()["small"] == BEHIND
     there.now += FIRST
-    assert list(there.look()) == ["large"]
+    assert list(there.run_cycle()) == ["large"]
     assert "small" in there.running
     there.running.pop("weeks")
     there.running.pop("small")
     there.wait("late", 1, FIRST)
-    assert list(there.look()) == ["late"], "it is the first whenever there is room"
+    assert list(there.run_cycle()) == ["late"], "it is the first whenever there is room"
 
 
 def test_gangs_that_are_deleted_and_made_again_keep_nodes_no_longer() -> None:
@@ -130,7 +130,7 @@ def test_gangs_that_are_deleted_and_made_again_keep_nodes_no_longer() -> None:
     for number in range(64):
         uid = f"large-{number}"
         there.wait(uid, 16, FIRST)
-        there.look()
+        there.run_cycle()
         if "small" in there.running:
             passed += 1
             del there.running["small"]
@@ -146,10 +146,10 @@ def test_many_gangs_keep_nodes_no_longer_than_one() -> None:
     there.run("weeks", "a", 8, FOR_EVER)
     for number in range(10):
         there.wait(f"large-{number}", 16, FIRST)
-        there.look()
+        there.run_cycle()
         there.now += FIRST / 10
     there.wait("small", 1, FIRST)
-    there.look()
+    there.run_cycle()
     assert "small" in there.running
 
 
@@ -157,21 +157,21 @@ def test_a_new_process_goes_on_in_the_period_of_the_former_one() -> None:
     there = Cluster()
     there.run("weeks", "a", 8, FOR_EVER)
     there.wait("large", 16, FIRST)
-    there.look()
+    there.run_cycle()
     there.now += FIRST
     there.since = None
     there.wait("small", 1, FIRST)
-    assert list(there.look()) == ["large"], "others pass in this period, whoever looks"
+    assert list(there.run_cycle()) == ["large"], "others pass in this period, whatever process decides"
 
 
 def test_periods_are_over_when_nobody_waits() -> None:
     there = Cluster()
     there.run("short", "a", 8, FIRST * 3)
     there.wait("large", 16, FIRST)
-    there.look()
+    there.run_cycle()
     assert there.since == BEGIN
     there.now += FIRST * 3
-    there.look()
+    there.run_cycle()
     assert "large" in there.running
     assert there.since is None
 
@@ -180,7 +180,7 @@ def test_a_gang_that_no_end_of_a_job_would_help_begins_no_period() -> None:
     there = Cluster()
     there.wait("huge", 17, FIRST)
     there.wait("small", 1, FIRST)
-    assert list(there.look()) == ["huge"]
+    assert list(there.run_cycle()) == ["huge"]
     assert there.since is None
 
 
@@ -192,7 +192,7 @@ def test_a_large_gang_gets_its_room_beside_an_endless_stream_of_small_ones(lengt
         there.run(f"first-{number}", "ab"[number % 2], 1, length * (number + 1) / 16)
     there.wait("large", 16, length)
     for number in range(2000):
-        there.look()
+        there.run_cycle()
         if "large" in there.running:
             break
         there.now += FIRST / 4
@@ -207,8 +207,8 @@ def test_the_nodes_need_not_be_looked_at_twice() -> None:
     """Equal arguments, equal answers."""
     nodes: list[NodeFacts] = [node("a")]
     gangs = [gang("one", 16, age=10, waiting_since=BEGIN), gang("two", 1, waiting_since=BEGIN)]
-    looks = [
+    cycles = [
         admit_in_period(gangs[::step], nodes, {}, {}, waiting_since=BEGIN, now=BEGIN + FIRST, longest=LONGEST)
         for step in (1, -1)
     ]
-    assert looks[0] == looks[1]
+    assert cycles[0] == cycles[1]

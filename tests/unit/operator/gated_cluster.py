@@ -100,11 +100,11 @@ class Cluster:
             self.pod(name, index)
 
     async def close(self) -> None:
-        """No look outlives the test."""
+        """No cycle outlives the test."""
         await self.gate.close()
 
     async def answer(self, name: str) -> Admission:
-        await self.gate.look()
+        await self.gate.run_cycle()
         job = self.world.job(name)
         assert job is not None
         found = self.gate.admission(job)

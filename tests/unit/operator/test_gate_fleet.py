@@ -34,7 +34,7 @@ class Fleet:
         self.pods: dict[str, Raw] = {}
         self.jobs: dict[str, Raw] = {}
         self.gpus: dict[str, int] = {}
-        self.look_again: dict[str, datetime | None] = {}
+        self.requeues: dict[str, datetime | None] = {}
         self.gate: Gatekeeper | None = None
         for number, (pods, gpus) in enumerate(sizes):
             name = f"job{number}"
@@ -58,16 +58,16 @@ class Fleet:
         self.gate = Gatekeeper(self.world, lambda uid: None, now=lambda: self.now)
         nodes = [self._node(name) for name in GPUS]
         self.gate.nodes.replace([self.gate.nodes.trimmed(raw) for raw in nodes], self.version)
-        await self.hear()
+        await self.deliver_events()
 
     async def stop_operator(self) -> None:
         if self.gate is not None:
             await self.gate.close()
 
-    async def hear(self) -> None:
+    async def deliver_events(self) -> None:
         self.gate.pods.replace([self.gate.pods.trimmed(deepcopy(raw)) for raw in self.pods.values()], self.version)
         self.world.jobs.replace([self.world.jobs.trimmed(raw) for raw in self.jobs.values()], self.version)
-        await self.gate.look()
+        await self.gate.run_cycle()
 
     def step(self, number: int, requests: int = 1000) -> bool:
         """Look at one job; the process may die after some requests. Returns whether there was anything to do."""
@@ -77,7 +77,7 @@ class Fleet:
         decision = decide(
             job, observe(own, (), (), [child_name(job.name, job.uid)], self.gate.admission(job)), self.now
         )
-        self.look_again[job.uid] = decision.requeue_at
+        self.requeues[job.uid] = decision.requeue_at
         changed = False
         if decision.status is not None and decision.status != job.status:
             raw["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -171,14 +171,14 @@ class Fleet:
         The time goes on only to what the decisions ask for: one that does not ask in time leaves its job as it is.
         """
         for _ in range(60):
-            await self.hear()
+            await self.deliver_events()
             busy = [self.step(number) for number in range(len(self.jobs))]
             before = self.version
             self.schedule()
             if any(busy) or self.version != before:
                 continue
             soon = self.now + timedelta(seconds=SCHEDULING_SECONDS)
-            times = [at for uid in self.jobs if (at := self.look_again[uid]) is not None and at <= soon]
+            times = [at for uid in self.jobs if (at := self.requeues[uid]) is not None and at <= soon]
             if not times:
                 return
             self.now = max(self.now, min(times))
@@ -233,13 +233,13 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
             fleet.step(number)
         for node in taken:
             fleet.take_room(node)
-        await fleet.hear()
+        await fleet.deliver_events()
         for what, *how in happenings:
             match what:
                 case "step":
                     fleet.step(*how)
                 case "hear":
-                    await fleet.hear()
+                    await fleet.deliver_events()
                 case "wait":
                     fleet.now += timedelta(seconds=how[0])
                 case "crash":

@@ -1,4 +1,4 @@
-"""What cannot be read or placed, or is nobody's, costs itself; and the loop goes on while the gate looks."""
+"""What cannot be read or placed, or is nobody's, costs itself; and the loop goes on during a cycle of the gate."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ import pytest
 
 from disttrain_api.names import Role
 from disttrain_api.ownership import owner_reference
-from disttrain_operator import gate_look, gatekeeper
+from disttrain_operator import gate_cycle, gatekeeper
 from disttrain_operator.decide.observed import Admission, Job
 from disttrain_operator.gate import read
 from disttrain_operator.gate.fit import Needs
-from disttrain_operator.gate_look import Judgement, Scene
+from disttrain_operator.gate_cycle import ClusterSnapshot, GateDecision
 from disttrain_operator.plan.identity import pod_labels
 from tests.unit.operator.gated_cluster import GPU, HELD, Cluster, a_pods_metadata
 from tests.waiting import GENEROUS
@@ -72,7 +72,7 @@ async def test_pods_that_a_tenant_adds_to_its_own_gang_take_nothing(cluster: Clu
 async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Red where its error leaves the look at all jobs."""
+    """Red where its error ends the cycle for all jobs."""
     cluster.gang("odd", age=5)
     cluster.gang("one")
     read_job = cluster.world.job
@@ -91,7 +91,7 @@ async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
     ]
 
 
-async def test_a_job_that_cannot_be_read_after_the_look_costs_itself(
+async def test_a_job_that_cannot_be_read_after_the_cycle_delays_no_other(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.gang("odd", 1, age=5)
@@ -109,14 +109,14 @@ async def test_a_job_that_cannot_be_read_after_the_look_costs_itself(
     assert "it cannot be read (RecursionError: nested too deep)" in caplog.text
 
 
-async def test_a_gate_that_is_closed_looks_no_more(cluster: Cluster) -> None:
-    """A timer that rang while the loop ends would leave a look behind that nobody awaits."""
+async def test_a_gate_that_is_closed_runs_no_more_cycles(cluster: Cluster) -> None:
+    """A timer that rang while the loop ends would leave a cycle behind that nobody awaits."""
     cluster.gang("one")
     await cluster.gate.close()
     cluster.node("a", gpus=4)
     assert cluster.gate._timer is None
     cluster.gate.begin()
-    assert (cluster.gate._timer, cluster.gate._looking) == (None, None)
+    assert (cluster.gate._timer, cluster.gate._cycle) == (None, None)
 
 
 async def test_a_gang_that_cannot_be_placed_costs_itself_and_says_so(
@@ -135,7 +135,7 @@ async def test_a_gang_that_cannot_be_placed_costs_itself_and_says_so(
     assert "default/odd" in caplog.records[0].getMessage()
 
 
-async def test_a_gang_that_cannot_be_judged_costs_itself_and_says_so(cluster: Cluster) -> None:
+async def test_an_error_about_one_gang_delays_no_other_and_is_its_reason(cluster: Cluster) -> None:
     cluster.gang("odd", age=5)
     cluster.gang("one")
     raw = cluster.gate.pods.get("odd-1")
@@ -210,7 +210,7 @@ def test_a_node_of_any_shape_is_read() -> None:
 async def test_thousands_of_gangs_in_a_namespace_are_not_all_looked_at(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_look, "LOOKED_AT", 3)
+    monkeypatch.setattr(gate_cycle, "MAX_GANGS_OF_A_NAMESPACE", 3)
     for number in range(5):
         cluster.gang(f"huge-{number}", 3, age=20 - number)
     raw = cluster.world.jobs.get("huge-4")
@@ -224,7 +224,7 @@ async def test_thousands_of_gangs_in_a_namespace_are_not_all_looked_at(
         assert pod is not None
         pod["pod"] = replace(pod["pod"], namespace="elsewhere")
     assert (await cluster.answer("huge-2")).why.startswith("needs 3 pods")
-    assert (await cluster.answer("huge-3")).why == (await cluster.answer("huge-4")).why == gate_look.BEHIND_ITS_OWN
+    assert (await cluster.answer("huge-3")).why == (await cluster.answer("huge-4")).why == gate_cycle.BEHIND_ITS_OWN
     assert (await cluster.answer("other")).nodes
 
 
@@ -241,38 +241,38 @@ async def test_a_gang_behind_others_is_told_until_when(cluster: Cluster) -> None
     assert dict((await cluster.answer("small")).nodes) == {"small-0": "b"}
 
 
-class SlowLook:
-    """A look that goes on until it is allowed to end."""
+class SlowCycle:
+    """A cycle that goes on until it is allowed to end."""
 
-    def __init__(self, judge: Callable[[Scene], Judgement]) -> None:
-        self._judge = judge
+    def __init__(self, decide_gangs: Callable[[ClusterSnapshot], GateDecision]) -> None:
+        self._decide_gangs = decide_gangs
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def __call__(self, scene: Scene) -> Judgement:
-        found = self._judge(scene)
+    def __call__(self, snapshot: ClusterSnapshot) -> GateDecision:
+        found = self._decide_gangs(snapshot)
         self.begun.set()
         assert self.may_end.wait(GENEROUS)
         return found
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> SlowLook:
-    look = SlowLook(gatekeeper.judge)
-    monkeypatch.setattr(gatekeeper, "judge", look)
-    return look
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCycle:
+    run_cycle = SlowCycle(gatekeeper.decide_gangs)
+    monkeypatch.setattr(gatekeeper, "decide_gangs", run_cycle)
+    return run_cycle
 
 
-async def begun(cluster: Cluster, slow: SlowLook) -> asyncio.Task[float]:
-    """A look that has found out everything and not said it yet."""
-    looking = asyncio.create_task(cluster.gate.look())
+async def begun(cluster: Cluster, slow: SlowCycle) -> asyncio.Task[float]:
+    """Starts a cycle; returns when it has decided, before it ends."""
+    cycle = asyncio.create_task(cluster.gate.run_cycle())
     async with asyncio.timeout(GENEROUS):
         while not slow.begun.is_set():  # noqa: ASYNC110 - the event is another thread's
             await asyncio.sleep(0.001)
-    return looking
+    return cycle
 
 
 def known(cluster: Cluster, name: str) -> Admission:
-    """What the gate says now, without another look."""
+    """The gate's answer now, without another cycle."""
     job = cluster.world.job(name)
     assert job is not None
     found = cluster.gate.admission(job)
@@ -280,22 +280,22 @@ def known(cluster: Cluster, name: str) -> Admission:
     return found
 
 
-async def test_the_loop_goes_on_while_the_gate_looks(cluster: Cluster, slow: SlowLook) -> None:
+async def test_the_loop_goes_on_during_a_cycle(cluster: Cluster, slow: SlowCycle) -> None:
     cluster.gang("one")
-    looking = await begun(cluster, slow)
+    cycle = await begun(cluster, slow)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert not looking.done()
+    assert not cycle.done()
     slow.may_end.set()
-    await looking
+    await cycle
     assert cluster.woken == ["one"]
 
 
 @pytest.mark.parametrize("what", ["pod", "node", "job"])
-async def test_what_has_changed_during_a_look_is_looked_at_again(cluster: Cluster, slow: SlowLook, what: str) -> None:
+async def test_what_has_changed_during_a_cycle_is_decided_again(cluster: Cluster, slow: SlowCycle, what: str) -> None:
     cluster.gang("one")
     cluster.gang("two", 1)
-    looking = await begun(cluster, slow)
+    cycle = await begun(cluster, slow)
     match what:
         case "pod":
             raw = cluster.gate.pods.get("one-1")
@@ -307,47 +307,47 @@ async def test_what_has_changed_during_a_look_is_looked_at_again(cluster: Cluste
             ended = {"number": 1, "startTime": "2026-01-01T12:00:00Z", "endTime": "2026-01-01T12:00:01Z"}
             cluster.job("one", attempts=[ended])
     slow.may_end.set()
-    await looking
+    await cycle
     assert not known(cluster, "one").nodes, "it was granted what is no more"
     assert not (await cluster.answer("one")).nodes
 
 
-async def test_what_was_granted_before_stays_whatever_changes_during_a_look(cluster: Cluster, slow: SlowLook) -> None:
+async def test_what_was_granted_before_stays_whatever_changes_during_a_cycle(cluster: Cluster, slow: SlowCycle) -> None:
     """Its pods may be on their way there."""
     cluster.gang("one")
     slow.may_end.set()
     assert (await cluster.answer("one")).nodes
     slow.begun.clear()
     slow.may_end.clear()
-    looking = await begun(cluster, slow)
+    cycle = await begun(cluster, slow)
     cluster.job("one")
     cluster.pod("one", 0, node="a")
     slow.may_end.set()
-    await looking
+    await cycle
     assert ("one-1", "b") in known(cluster, "one").nodes
     assert dict((await cluster.answer("one")).nodes) == {"one-1": "b"}
 
 
-async def test_a_look_that_began_before_this_replica_acted_grants_nothing(cluster: Cluster, slow: SlowLook) -> None:
+async def test_a_cycle_that_began_before_this_replica_acted_grants_nothing(cluster: Cluster, slow: SlowCycle) -> None:
     cluster.gang("one")
-    looking = await begun(cluster, slow)
+    cycle = await begun(cluster, slow)
     cluster.gate.begin()
     slow.may_end.set()
-    await looking
+    await cycle
     assert not known(cluster, "one").nodes
     assert (await cluster.answer("one")).nodes
 
 
-async def test_one_look_at_a_time(cluster: Cluster, slow: SlowLook) -> None:
+async def test_one_cycle_at_a_time(cluster: Cluster, slow: SlowCycle) -> None:
     cluster.gang("one")
-    looking = await begun(cluster, slow)
+    cycle = await begun(cluster, slow)
     slow.begun.clear()
-    second = asyncio.create_task(cluster.gate.look())
+    second = asyncio.create_task(cluster.gate.run_cycle())
     for _ in range(50):
         await asyncio.sleep(0)
     assert not slow.begun.is_set()
     slow.may_end.set()
-    await asyncio.gather(looking, second)
+    await asyncio.gather(cycle, second)
     assert slow.begun.is_set()
 
 
@@ -365,6 +365,6 @@ async def test_many_jobs_are_read_in_many_turns_of_the_loop(cluster: Cluster, mo
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await cluster.gate.look()
+    await cluster.gate.run_cycle()
     counting.cancel()
     assert turns >= 20

@@ -3,14 +3,14 @@
 import pytest
 
 from disttrain_api.names import Role
-from disttrain_operator import gate_look, gatekeeper
+from disttrain_operator import gate_cycle, gatekeeper
 from disttrain_operator.decide.observed import Admission
 from disttrain_operator.plan.identity import pod_labels
 from tests.builders import a_raw_job
 from tests.unit.operator.gated_cluster import GPU, HELD, Cluster, a_pods_metadata
 
 
-async def test_a_gang_is_judged_when_all_of_its_pods_are_there(cluster: Cluster) -> None:
+async def test_a_gang_is_placed_when_all_of_its_pods_are_there(cluster: Cluster) -> None:
     cluster.job("one")
     cluster.pod("one", 0)
     assert await cluster.answer("one") == Admission()
@@ -45,7 +45,7 @@ async def test_a_released_pod_that_no_node_has_taken_yet_counts_where_it_was_sen
     assert dict((await cluster.answer("two")).nodes) == {"two-0": "b"}
 
 
-async def test_a_grant_on_a_node_that_is_lost_is_judged_anew(cluster: Cluster) -> None:
+async def test_a_grant_on_a_node_that_is_lost_is_decided_anew(cluster: Cluster) -> None:
     cluster.gang("one", 1)
     assert dict((await cluster.answer("one")).nodes) == {"one-0": "a"}
     cluster.node("a", ready=False)
@@ -74,7 +74,7 @@ async def test_gates_of_others_come_first(cluster: Cluster) -> None:
         "spec": {"containers": [], "schedulingGates": [*HELD, {"name": "theirs"}]},
     }
     cluster.gate.pods.apply("MODIFIED", cluster.next(raw))
-    assert await cluster.answer("one") == Admission(why=gate_look.OTHERS_HOLD)
+    assert await cluster.answer("one") == Admission(why=gate_cycle.OTHERS_HOLD)
 
 
 async def test_a_sentence_whose_numbers_change_all_the_time_is_said_now_and_then(

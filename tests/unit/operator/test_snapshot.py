@@ -67,7 +67,7 @@ class Listens(Listener):
     def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool) -> None:
         self.told.append(f"{key} {'is gone' if gone else 'changed'}")
 
-    def look_at(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
         self.told.append(f"look at {key}")
 
     def pod_gone(self, namespace: str) -> None:

@@ -1,8 +1,8 @@
-"""One look of the gate at all waiting gangs: facts -> gangs to release, and why the others wait. Pure; runs in a
-thread.
+"""One scheduling cycle of the gate over all waiting gangs: snapshot -> gangs to release, and why the others wait.
+Pure; runs in a thread.
 
-Nothing in a `Scene` changes while it is looked at: caches replace objects, they do not alter them. A job that cannot be
-looked at costs itself.
+Nothing in a `ClusterSnapshot` changes during a cycle: caches replace objects, they do not alter them. An error about
+one job delays no other.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from disttrain_operator.kube.cache import Raw
 
 OTHERS_HOLD = "its pods wait for scheduling gates that are not the operator's"
 # Each costs time in proportion to the nodes, and that time is everybody's.
-LOOKED_AT = 100
-BEHIND_ITS_OWN = f"waits behind {LOOKED_AT} other gangs of its namespace"
+MAX_GANGS_OF_A_NAMESPACE = 100
+BEHIND_ITS_OWN = f"waits behind {MAX_GANGS_OF_A_NAMESPACE} other gangs of its namespace"
 
 Identity = tuple[str, int]
 
@@ -42,8 +42,8 @@ class WaitingJob:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """All that a look sees."""
+class ClusterSnapshot:
+    """What a cycle reads."""
 
     jobs: Sequence[WaitingJob]
     known: Sequence[Raw]
@@ -53,29 +53,29 @@ class Scene:
     granted: Mapping[str, Mapping[str, str]]
     """Job -> pod -> node: what was granted before."""
     waiting_since: datetime | None
-    """Result of the last look; see gate/reservation.py."""
+    """Result of the last cycle; see gate/reservation.py."""
     now: datetime
     longest: timedelta
 
 
 @dataclass
-class Judgement:
-    """Result of a look."""
+class GateDecision:
+    """Result of a cycle."""
 
     admissions: dict[str, Admission] = field(default_factory=dict)
     """By the job's uid. Of gangs that are not complete nothing is known."""
     relied_on: dict[str, list[Raw]] = field(default_factory=dict)
     """Job -> its pods and their nodes, of what was granted now."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Job -> why looking at it has failed."""
+    """Job -> the error that its part of the cycle has raised."""
     waiting_since: datetime | None = None
     period_ends: datetime | None = None
     """When others may pass, or may no longer; None where that makes no difference."""
 
 
-def judge(scene: Scene) -> Judgement:
-    """Return what becomes of every job that waits."""
-    return _Look(scene).judge()
+def decide_gangs(snapshot: ClusterSnapshot) -> GateDecision:
+    """Return the decision about every job that waits."""
+    return _Cycle(snapshot).run()
 
 
 class _Usage:
@@ -93,27 +93,27 @@ class _Usage:
                 taken[resource] = taken.get(resource, 0) + value
 
 
-class _Look:
-    """One look, step by step."""
+class _Cycle:
+    """One cycle, step by step."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self._waiting = {waiting.job.uid: waiting for waiting in scene.jobs}
-        self._namespaces = {raw["metadata"]["uid"]: raw["metadata"]["namespace"] for raw in scene.known}
-        self._nodes: dict[str, NodeFacts] = {raw["metadata"]["name"]: raw["node"] for raw in scene.nodes}
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self._snapshot = snapshot
+        self._waiting = {waiting.job.uid: waiting for waiting in snapshot.jobs}
+        self._namespaces = {raw["metadata"]["uid"]: raw["metadata"]["namespace"] for raw in snapshot.known}
+        self._nodes: dict[str, NodeFacts] = {raw["metadata"]["name"]: raw["node"] for raw in snapshot.nodes}
         self._usage = _Usage()
-        self._found = Judgement()
+        self._decision = GateDecision()
 
-    def judge(self) -> Judgement:
+    def run(self) -> GateDecision:
         gangs = self._gangs(self._pods_of_waiting())
         candidates = [gang for uid, pods in gangs.items() if (gang := self._guarded(uid, pods)) is not None]
         self._admit(self._first_of_each_namespace(candidates))
-        return self._found
+        return self._decision
 
     def _pods_of_waiting(self) -> dict[str, list[ClusterPod]]:
         """The pods of each job that waits. Pods that have a node are counted there."""
         pods_of: dict[str, list[ClusterPod]] = {uid: [] for uid in self._waiting}
-        for raw in self._scene.pods:
+        for raw in self._snapshot.pods:
             pod: ClusterPod = raw["pod"]
             of_a_job = pod.job is not None and self._namespaces.get(pod.job) == pod.namespace
             if pod.node is not None and not pod.finished:
@@ -157,20 +157,20 @@ class _Look:
         """The gang, where it is to be placed; else what is known of it is noted."""
         lost = frozenset(pod.uid for pod in gang.sent if self._is_lost(pod))
         if lost:
-            self._found.admissions[uid] = Admission(lost=lost)
+            self._decision.admissions[uid] = Admission(lost=lost)
             return None
         if not gang.waits:
             return None
         problem = next((pod.problem for pod in gang.members if pod.problem), "")
         if problem or any(pod.others_hold for pod in gang.members):
-            self._found.admissions[uid] = Admission(why=problem or OTHERS_HOLD)
+            self._decision.admissions[uid] = Admission(why=problem or OTHERS_HOLD)
             return None
         granted = self._still_granted(uid, gang)
         if granted is None:
             return gang.waiting(self._waiting[uid])
         for pod in gang.gated:
             self._usage.count(granted[pod.uid], pod.requests, lasting=False)
-        self._found.admissions[uid] = Admission(tuple(granted.items()))
+        self._decision.admissions[uid] = Admission(tuple(granted.items()))
         return None
 
     def _is_lost(self, pod: ClusterPod) -> bool:
@@ -182,8 +182,8 @@ class _Look:
         return any(taken.get(resource, 0) > room.get(resource, 0) for resource, _ in pod.requests)
 
     def _still_granted(self, uid: str, gang: "_Gang") -> dict[str, str] | None:
-        """Return what was granted and is not visible in the pods yet; None if the gang must be judged."""
-        granted = self._scene.granted.get(uid, {})
+        """Return what was granted and is not visible in the pods yet; None if the gang is to be placed."""
+        granted = self._snapshot.granted.get(uid, {})
         if not all(self._suits(pod, granted.get(pod.uid, "")) for pod in gang.gated):
             return None
         return {pod.uid: granted[pod.uid] for pod in gang.gated}
@@ -194,43 +194,45 @@ class _Look:
         for gang in sorted(candidates, key=order):
             namespace = self._namespaces[gang.uid]
             counted[namespace] += 1
-            if counted[namespace] <= LOOKED_AT:
+            if counted[namespace] <= MAX_GANGS_OF_A_NAMESPACE:
                 first.append(gang)
             else:
-                self._found.admissions[gang.uid] = Admission(why=BEHIND_ITS_OWN)
+                self._decision.admissions[gang.uid] = Admission(why=BEHIND_ITS_OWN)
         return first
 
     def _admit(self, gangs: list[WaitingGang]) -> None:
-        scene = self._scene
-        look = admit_in_period(
+        snapshot = self._snapshot
+        admitted = admit_in_period(
             gangs,
             list(self._nodes.values()),
             self._usage.all,
             self._usage.lasting,
-            waiting_since=scene.waiting_since,
-            now=scene.now,
-            longest=scene.longest,
+            waiting_since=snapshot.waiting_since,
+            now=snapshot.now,
+            longest=snapshot.longest,
         )
-        self._found.waiting_since = look.waiting_since
-        self._found.period_ends = look.period.until if look.waiting_since is not None else None
-        for uid, outcome in look.outcomes.items():
-            self._found.admissions[uid] = _admission(outcome, look.period.until)
+        self._decision.waiting_since = admitted.waiting_since
+        self._decision.period_ends = admitted.period.until if admitted.waiting_since is not None else None
+        for uid, outcome in admitted.outcomes.items():
+            self._decision.admissions[uid] = _admission(outcome, admitted.period.until)
             if outcome.failed:
-                self._found.failures[uid] = outcome.why
-        self._note_what_was_relied_on(look.outcomes)
+                self._decision.failures[uid] = outcome.why
+        self._note_what_was_relied_on(admitted.outcomes)
 
     def _note_what_was_relied_on(self, outcomes: Mapping[str, Outcome]) -> None:
-        pods = {raw["metadata"]["uid"]: raw for raw in self._scene.pods}
-        nodes = {raw["metadata"]["name"]: raw for raw in self._scene.nodes}
+        pods = {raw["metadata"]["uid"]: raw for raw in self._snapshot.pods}
+        nodes = {raw["metadata"]["name"]: raw for raw in self._snapshot.nodes}
         for uid, outcome in outcomes.items():
             if outcome.placement is not None:
                 names = set(outcome.placement.values())
-                self._found.relied_on[uid] = [pods[pod] for pod in outcome.placement] + [nodes[name] for name in names]
+                self._decision.relied_on[uid] = [pods[pod] for pod in outcome.placement] + [
+                    nodes[name] for name in names
+                ]
 
     def _fail(self, uid: str, error: Exception) -> None:
         why = f"the gate has failed to look at it ({in_words(error)})"
-        self._found.admissions[uid] = Admission(why=why)
-        self._found.failures[uid] = why
+        self._decision.admissions[uid] = Admission(why=why)
+        self._decision.failures[uid] = why
 
 
 def _admission(outcome: Outcome, period_ends: datetime) -> Admission:
