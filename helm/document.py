@@ -52,29 +52,29 @@ def _comments(node: yaml.MappingNode, lines: list[str], prefix: str) -> Iterator
         path = prefix + key.value
         above = list[str]()
         for line in reversed(lines[: key.start_mark.line]):
-            indent, hash_, words = line.partition("#")
+            indent, hash_, comment = line.partition("#")
             if not hash_ or indent != " " * key.start_mark.column:
                 break
-            above.insert(0, words.strip())
+            above.insert(0, comment.strip())
         if above and not node.flow_style:
             yield path, " ".join(above)
         if isinstance(value, yaml.MappingNode):
             yield from _comments(value, lines, f"{path}.")
 
 
-def described(schema: Schema, said: dict[str, str], prefix: str = "") -> Schema:
+def described(schema: Schema, descriptions: dict[str, str], prefix: str = "") -> Schema:
     """Return the schema with each value's comment as its description. Raises ValueError for a value without one."""
     properties = {}
     for name, field in schema["properties"].items():
         path = prefix + name
-        text = said.get(path) or field.get("description")
+        text = descriptions.get(path) or field.get("description")
         if not text:
             raise ValueError(f"{path} has no comment in values.yaml")
         rest = {key: value for key, value in field.items() if key != "description"}
         # Fields without a value of their own, such as those of a list's items, are not documented one by one.
         properties[name] = {
             "description": text,
-            **(described(rest, said, f"{path}.") if "properties" in rest else rest),
+            **(described(rest, descriptions, f"{path}.") if "properties" in rest else rest),
         }
     return {**schema, "properties": properties}
 

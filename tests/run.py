@@ -225,18 +225,18 @@ def variables(shell: Mapping[str, str], *, gate: bool) -> dict[str, str]:
     """The environment of tests: of the shell's only what says where programs and packages come from."""
     kept = {name: value for name, value in shell.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
     cache = Path(shell.get("XDG_CACHE_HOME") or Path(shell.get("HOME") or Path.home(), ".cache"))
-    ours = {
+    chosen = {
         "LC_ALL": "C.UTF-8",
         # Ranks fill the processors by themselves: threads that spin until the next is done take them away.
         "OMP_NUM_THREADS": "1",
     }
     # torch hands the path to g++ without quotes: with a blank in it, its own place below the temporary folder is taken.
     if not any(letter.isspace() for letter in str(cache)):
-        ours["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "disttrain" / "torchinductor")
+        chosen["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "disttrain" / "torchinductor")
     if gate:
-        return kept | ours | {"DISTTRAIN_TESTS": "gate", "PYTHONHASHSEED": "0"}
+        return kept | chosen | {"DISTTRAIN_TESTS": "gate", "PYTHONHASHSEED": "0"}
     rest = {name: shell[name] for name in ("KUBECONFIG", "DISTTRAIN_SOAK", "DISTTRAIN_SEED") if name in shell}
-    return kept | ours | rest
+    return kept | chosen | rest
 
 
 def default_signals() -> None:

@@ -76,7 +76,7 @@ IN_GATE = {
         r"/test_undecodable\.py::test_a_job_that_cannot_be_read_is_named_and_left_alone",
         r"/test_heavy_objects\.py::test_all_fields_at_once",
         r"/test_two_releases\.py::test_a_second_release_that_helm_did_not_refuse",
-        r"/test_high_availability\.py::test_a_leader_that_is_told_to_end_hands_over",
+        r"/test_high_availability\.py::test_a_leader_that_gets_sigterm_hands_over",
     ),
     "tests/local/": (
         r"/test_training\.py::test_the_ddp_example_learns_the_digits",

@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     name = "kubectl disttrain" if PurePath(sys.argv[0]).name.startswith("kubectl-") else "disttrain"
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        answer = command().main(words, prog_name=name, complete_var="_DISTTRAIN_COMPLETE", standalone_mode=False)
+        answer = command().main(args, prog_name=name, complete_var="_DISTTRAIN_COMPLETE", standalone_mode=False)
     except _UsageError as error:
         usage = error.ctx.get_usage() if error.ctx is not None else f"Usage: {name} COMMAND …"
         where = error.ctx.command_path if error.ctx is not None else name

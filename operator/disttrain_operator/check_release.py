@@ -32,7 +32,7 @@ class Replica:
     address: str
     ready: bool
     leads: bool
-    says: str
+    state: str
     """The last line of its /readyz, or why it did not answer."""
 
 
@@ -40,7 +40,7 @@ def problem(replicas: Sequence[Replica]) -> str | None:
     """Return what is wrong with the release, as a sentence; None where it works."""
     if not replicas:
         return "no replica is ready"
-    states = "; ".join(f"{replica.address} {replica.says}" for replica in replicas)
+    states = "; ".join(f"{replica.address} {replica.state}" for replica in replicas)
     if not all(replica.ready for replica in replicas):
         return f"not every replica is ready: {states}"
     leaders = sum(replica.leads for replica in replicas)
@@ -54,7 +54,7 @@ def ask(address: str, port: int) -> Replica:
         ready, report = _page(f"http://{host}:{port}/readyz")
         _, metrics = _page(f"http://{host}:{port}/metrics")
     except (OSError, HTTPException) as error:
-        return Replica(address, ready=False, leads=False, says=_line(f"does not answer: {error}"))
+        return Replica(address, ready=False, leads=False, state=_line(f"does not answer: {error}"))
     leads = "disttrain_leader 1.0" in metrics.splitlines()
     return Replica(address, ready, leads, _line(report.strip().rpartition("\n")[2]))
 
@@ -88,7 +88,7 @@ def check(host: str, port: int, patience: float = PATIENCE_SECONDS) -> str | Non
         replicas = [ask(address, port) for address in addresses(host, port)]
         wrong = problem(replicas)
         if wrong is None:
-            print(*(f"{replica.address} {replica.says}" for replica in replicas), sep="\n")
+            print(*(f"{replica.address} {replica.state}" for replica in replicas), sep="\n")
             return None
         if time.monotonic() >= deadline:
             return wrong

@@ -61,7 +61,7 @@ def _kept(raw: Raw) -> Raw:
     metadata, spec, status = raw["metadata"], raw.get("spec"), raw.get("status")
     data, refused = _spec_text(spec)
     read_as, _ = carried_over(spec)
-    words = _json(status)
+    text = _json(status)
     return {
         "apiVersion": API_VERSION,
         "metadata": {
@@ -70,8 +70,8 @@ def _kept(raw: Raw) -> Raw:
         },
         "spec": _compressed(data),
         "refused": refused,
-        "status": _compressed(words),
-        "parsed": parsed_size(data) + parsed_size(words),
+        "status": _compressed(text),
+        "parsed": parsed_size(data) + parsed_size(text),
         "phase": _word(_at(status, "phase")),
         "state": _word(_at(status, "goodput", "state")),
         "gang": _word(_at(read_as, "runPolicy", "schedulingPolicy", "gangScheduler")),

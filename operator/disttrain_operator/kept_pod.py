@@ -77,7 +77,7 @@ def keep_pod(raw: Raw) -> Raw:
         return raw
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
-    said = _status(raw)
+    seen = _status(raw)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
         "spec": {} if (port := _agent_port(spec, status)) is None else {"agentPort": port},
@@ -86,10 +86,10 @@ def keep_pod(raw: Raw) -> Raw:
             {
                 "metadata": _times(metadata) | {"labels": _words(labels, _LABELS)},
                 "spec": _words(spec, ("nodeName",)) | _held(spec) | _containers_of_spec(raw),
-                "status": said,
+                "status": seen,
             }
         ),
-        "reserved": FACTS_BYTES + 2 * len(orjson.dumps(said)),
+        "reserved": FACTS_BYTES + 2 * len(orjson.dumps(seen)),
     }
     return _bounded(kept)
 

@@ -127,5 +127,5 @@ class Metrics(Collector):
         return Histogram(f"disttrain_{name}", text, labels, registry=self.registry, buckets=_LATENCIES)
 
 
-def _known(word: str, words: Container[str]) -> str:
-    return word if word in words else UNKNOWN
+def _known(word: str, known: Container[str]) -> str:
+    return word if word in known else UNKNOWN

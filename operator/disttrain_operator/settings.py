@@ -18,14 +18,14 @@ DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def _number(kind: type[int] | type[float], words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+def _number(kind: type[int] | type[float], expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             number = kind(text)
         except ValueError:
             number = None
         if number is None or not fits(number):
-            raise argparse.ArgumentTypeError(f"must be {words}, not {text[:64]!r}")
+            raise argparse.ArgumentTypeError(f"must be {expected}, not {text[:64]!r}")
         return number
 
     return read

@@ -76,9 +76,9 @@ class Kubectl:
 
     def _wait(self, what: str, job: str, patience: float) -> None:
         waited = self.run("wait", f"--for={what}", f"dtj/{job}", f"--timeout={patience}s", timeout=patience + 30)
-        assert waited.returncode == 0, f"{waited.stderr}\n{self.story(job)}"
+        assert waited.returncode == 0, f"{waited.stderr}\n{self.describe_job(job)}"
 
-    def said(self, pod: str, pattern: str, *, job: str, patience: float = PATIENCE) -> re.Match[str]:
+    def wait_for_log(self, pod: str, pattern: str, *, job: str, patience: float = PATIENCE) -> re.Match[str]:
         """Wait until a line of the trainer's log matches; the match."""
         deadline = time.monotonic() + patience
         while (left := deadline - time.monotonic()) > 0:
@@ -98,7 +98,7 @@ class Kubectl:
                     process.kill()
             # Its container does not run yet.
             time.sleep(PAUSE)
-        raise AssertionError(f"{pod} has not said {pattern!r} in {patience} s\n{self.story(job)}")
+        raise AssertionError(f"{pod} has not said {pattern!r} in {patience} s\n{self.describe_job(job)}")
 
     def until(self, claim: Callable[[], Any], what: str, *, job: str = "", patience: float = PATIENCE) -> Any:
         """Wait until the claim holds and return what it returned."""
@@ -108,9 +108,9 @@ class Kubectl:
             if answer:
                 return answer
             time.sleep(PAUSE)
-        raise AssertionError(f"still not after {patience} s: {what}\n{self.story(job) if job else ''}")
+        raise AssertionError(f"still not after {patience} s: {what}\n{self.describe_job(job) if job else ''}")
 
-    def story(self, job: str) -> str:
+    def describe_job(self, job: str) -> str:
         """Everything that helps to see why a job is where it is."""
         parts = [
             # First, as reports of failed tests are cut.

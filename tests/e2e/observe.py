@@ -45,7 +45,7 @@ def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
         if pod["metadata"]["labels"]["disttrain.io/attempt"] == str(attempt)
         and pod["metadata"]["labels"]["disttrain.io/index"] == "0"
     ]
-    return int(kubectl.said(pod, r"\bstep: *(\d+)", job=name)[1])
+    return int(kubectl.wait_for_log(pod, r"\bstep: *(\d+)", job=name)[1])
 
 
 def end_soon(kubectl: Kubectl, name: str) -> None:

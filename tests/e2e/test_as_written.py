@@ -67,11 +67,11 @@ def shell(kubeconfig: Path, programs: dict[str, Path]) -> Iterator[Shell]:
 
 def test_the_pages_work_as_they_stand(shell: Shell, programs: dict[str, Path], kubeconfig: Path) -> None:
     assert "disttrain" not in shell("kubectl get crd -o name"), "the cluster is to have nothing"
-    said = {command: shell(command) for command in commands_on_a_cluster()}
-    shown = said["kubectl get dtj ddp"].splitlines()
+    outputs = {command: shell(command) for command in commands_on_a_cluster()}
+    shown = outputs["kubectl get dtj ddp"].splitlines()
     assert shown[0].split() == ["NAME", "PHASE", "REASON", "READY", "ETA", "RESTARTS", "AGE"]
     assert shown[1].split()[:3] == ["ddp", "Succeeded", "WorkersSucceeded"]
-    assert said["kubectl get pods -n disttrain"].count("Running") == 2
-    install = next(text for command, text in said.items() if command.startswith("helm install"))
+    assert outputs["kubectl get pods -n disttrain"].count("Running") == 2
+    install = next(text for command, text in outputs.items() if command.startswith("helm install"))
     assert [line.strip() for line in install.splitlines() if line.startswith("  kubectl")] == notes_commands()
     assert "disttrain" not in shell("kubectl get crd,namespaces,clusterroles -o name")

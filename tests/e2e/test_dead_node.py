@@ -43,13 +43,13 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
     step = train_until_a_checkpoint(kubectl, "gang")
     train_until_a_checkpoint(kubectl, "servers")
     victims = {index: pod(kubectl, "servers", "ps", index) for index in SERVERS}
-    assert {one["spec"]["nodeName"] for one in victims.values()} == {node}, kubectl.story("servers")
-    assert node in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}, kubectl.story("gang")
+    assert {one["spec"]["nodeName"] for one in victims.values()} == {node}, kubectl.describe_job("servers")
+    assert node in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}, kubectl.describe_job("gang")
 
     cluster_command("kill-node", node)
 
     found = verdict(kubectl, "gang")
-    assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.story("gang")
+    assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.describe_job("gang")
     kubectl.until(
         lambda: {one["metadata"]["labels"]["disttrain.io/attempt"] for one in kubectl.pods("gang")} == {"2"},
         "only pods of attempt 2",
@@ -65,10 +65,10 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
         wait_until_anew(kubectl, "servers", "ps", index, victim)
     kubectl.wait("Finished", "servers", patience=1200)
     status = kubectl.status("servers")
-    story = kubectl.story("servers")
-    assert kubectl.condition("servers", "Complete")["status"] == "True", story
-    assert status["attempt"] == 1, story
+    described = kubectl.describe_job("servers")
+    assert kubectl.condition("servers", "Complete")["status"] == "True", described
+    assert status["attempt"] == 1, described
     replaced = {(entry["pod"], entry["reason"]) for entry in status["attempts"][0]["replacements"]}
     # The workers have waited for them, and a dead node is not the job's fault.
-    assert replaced == {(one["metadata"]["name"], "NodeLost") for one in victims.values()}, story
-    assert (status["restarts"], status["restartsSinceCheckpoint"]) == (2, 0), story
+    assert replaced == {(one["metadata"]["name"], "NodeLost") for one in victims.values()}, described
+    assert (status["restarts"], status["restartsSinceCheckpoint"]) == (2, 0), described

@@ -28,7 +28,7 @@ def test_a_pod_that_runs_out_of_memory_is_named(kubectl: Kubectl) -> None:
     kubectl.apply(program("oom", "", TRAINER_IMAGE, replicas=1, workers=workers, runPolicy={"maxRestarts": 1}))
     kubectl.wait("Finished", "oom")
     failed = kubectl.condition("oom", "Failed")
-    assert failed["reason"] == "RestartsExhausted", kubectl.story("oom")
+    assert failed["reason"] == "RestartsExhausted", kubectl.describe_job("oom")
     assert "ran out of memory" in failed["message"]
     (command,) = console_commands(REPOSITORY / "docs" / "failures.md")
     first = json.loads(kubectl(*shlex.split(command)[1:]))
@@ -44,7 +44,7 @@ def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> 
         drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
         kubectl(*drain, "--pod-selector=disttrain.io/job-name=drained", "--timeout=200s", timeout=250)
         found = verdict(kubectl, "drained")
-        assert (found["class"], found["reason"]) == ("Disruption", "Drained"), kubectl.story("drained")
+        assert (found["class"], found["reason"]) == ("Disruption", "Drained"), kubectl.describe_job("drained")
         saved = kubectl.status("drained")["checkpoint"]["step"]
         kubectl.wait("Running", "drained")
         assert saved < first_step(kubectl, "drained", attempt=2) <= saved + 20
@@ -105,7 +105,7 @@ def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, sl
     }
     kubectl.apply(greedy)
     found = verdict(kubectl, "preempted")
-    assert (found["class"], found["reason"]) == ("Disruption", "Preempted"), kubectl.story("preempted")
+    assert (found["class"], found["reason"]) == ("Disruption", "Preempted"), kubectl.describe_job("preempted")
     kubectl.until(
         lambda: kubectl.condition("preempted", "Running")["reason"] == "Unschedulable", "why it waits", job="preempted"
     )
@@ -130,6 +130,6 @@ def test_pods_killed_as_a_whole_are_replaced_also_where_the_operator_is_killed_i
         step = checkpoint(kubectl, "headless", begun)
     kubectl.wait("Finished", "headless", patience=400)
     status = kubectl.status("headless")
-    assert kubectl.condition("headless", "Complete")["status"] == "True", kubectl.story("headless")
+    assert kubectl.condition("headless", "Complete")["status"] == "True", kubectl.describe_job("headless")
     found = (status["restarts"], status["attempt"], len(status["attempts"]), status["progress"]["step"])
     assert found == (2, 3, 3, 800)

@@ -49,14 +49,14 @@ def test_a_stranger_changes_no_bit_of_what_is_trained(kubectl: Kubectl, elsewher
     place = f"{service['metadata']['name']}.{kubectl.namespace}.svc.cluster.local {MASTER_PORT}"
     elsewhere.apply(attacker("attacks", f"python3 /code/hostile_peer.py {place}"))
     elsewhere.apply(attacker("half-open", f"python3 /code/hostile_peer.py {place} half-open --hold"))
-    elsewhere.said("attacks", r'"connections": [1-9]', job="")
+    elsewhere.wait_for_log("attacks", r'"connections": [1-9]', job="")
     train_until_a_checkpoint(kubectl, "attacked")
     victim = next(pod for pod in kubectl.pods("attacked") if pod["metadata"]["labels"]["disttrain.io/index"] == "1")
     kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
     kubectl.wait_for("{.status.attempt}=2", "attacked")
     for name in ("calm", "attacked"):
         kubectl.wait("Finished", name)
-        assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+        assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.describe_job(name)
     assert first_step(kubectl, "attacked", attempt=2) > 1, "it went on from what it had learned under attack"
     calm, attacked = (kubectl.status(name)["progress"] for name in ("calm", "attacked"))
     assert calm["step"] == attacked["step"] == STEPS

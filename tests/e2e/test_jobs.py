@@ -58,7 +58,7 @@ def test_the_example_reaches_its_accuracy(kubectl: Kubectl) -> None:
     kubectl.apply(example("ddp", workers={"template": ONE_THREAD}))
     kubectl.wait("Finished", "ddp")
     status = kubectl.status("ddp")
-    assert kubectl.condition("ddp", "Complete")["status"] == "True", kubectl.story("ddp")
+    assert kubectl.condition("ddp", "Complete")["status"] == "True", kubectl.describe_job("ddp")
     metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
     assert metrics["accuracy"] >= 0.97
     assert status["progress"]["step"] == status["progress"]["totalSteps"]
@@ -76,7 +76,7 @@ def test_a_model_cut_up_over_two_nodes(kubectl: Kubectl, name: str, mesh: str, w
     kubectl.apply(example(name, workers={"template": ONE_THREAD}, training={"steps": 30, "preflight": True}))
     kubectl.wait("Finished", name)
     status = kubectl.status(name)
-    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.describe_job(name)
     assert (status["restarts"], status["mesh"], status["worldSize"]) == (0, mesh, world)
     metrics = {metric["name"]: metric["value"] for metric in status["progress"]["metrics"]}
     # Knowing nothing costs 5.5 nats per byte, knowing how often each byte occurs about 3.3.
@@ -97,7 +97,7 @@ def test_two_jobs_on_the_nodes_own_network_do_not_meet(kubectl: Kubectl) -> None
     ports: list[int] = []
     for name in names:
         kubectl.wait("Finished", name)
-        assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+        assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.describe_job(name)
         assert "36 checks, all right" in logs(kubectl, name)
         pods = kubectl.pods(name)
         assert {(pod["spec"]["hostNetwork"], pod["spec"]["dnsPolicy"]) for pod in pods} == {
@@ -111,7 +111,7 @@ def test_two_jobs_on_the_nodes_own_network_do_not_meet(kubectl: Kubectl) -> None
 def test_collectives_are_right_between_two_pods(kubectl: Kubectl) -> None:
     kubectl.apply(example("collectives"))
     kubectl.wait("Finished", "collectives")
-    assert kubectl.condition("collectives", "Complete")["status"] == "True", kubectl.story("collectives")
+    assert kubectl.condition("collectives", "Complete")["status"] == "True", kubectl.describe_job("collectives")
     assert "36 checks, all right" in logs(kubectl, "collectives")
 
 
@@ -141,7 +141,9 @@ def test_a_killed_rank_restarts_in_its_pod(kubectl: Kubectl) -> None:
     # Further than it has come until it was killed.
     checkpoint(kubectl, "inplace", at_least=kept + 80)
     status, (same,) = kubectl.status("inplace"), kubectl.pods("inplace")
-    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.story("inplace")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.describe_job(
+        "inplace"
+    )
     assert same["metadata"]["uid"] == victim["metadata"]["uid"]
     assert same["status"]["containerStatuses"][0]["restartCount"] == 0
     assert "was killed by signal 9" in status["attempts"][0]["lastRestartInPlace"]
@@ -192,10 +194,10 @@ def test_an_image_that_does_not_exist_ends_with_its_reason(kubectl: Kubectl) -> 
     container = {"name": "trainer", "image": "localhost/no/such:image"}
     workers = {"template": {"spec": {"containers": [container]}}}
     kubectl.apply(long_job("noimage", workers=workers, runPolicy={"startingDeadlineSeconds": 60}))
-    told = kubectl.until(
+    found = kubectl.until(
         lambda: kubectl.condition("noimage", "Running").get("reason") == "ImagePullBackOff", "the reason"
     )
-    assert told
+    assert found
     kubectl.wait("Finished", "noimage")
     failed = kubectl.condition("noimage", "Failed")
     assert failed["reason"] == "ImagePullBackOff"
@@ -227,7 +229,7 @@ def test_a_job_deleted_and_made_again_at_once_starts_anew_and_deletion_leaves_no
 def test_an_unmodified_torchrun_script_runs(kubectl: Kubectl) -> None:
     kubectl.apply(program("torchrun", TORCHRUN, TRAINER_IMAGE, workers={"processesPerPod": 2}))
     kubectl.wait("Finished", "torchrun")
-    assert kubectl.condition("torchrun", "Complete")["status"] == "True", kubectl.story("torchrun")
+    assert kubectl.condition("torchrun", "Complete")["status"] == "True", kubectl.describe_job("torchrun")
     assert sorted(re.findall(r"rank (\d) of 4: 6", logs(kubectl, "torchrun"))) == ["0", "1", "2", "3"]
 
 
@@ -238,7 +240,7 @@ def test_parameter_server_pods_are_addressed_counted_and_end_with_the_workers(ku
 
     kubectl.apply(job("servers", {"workers": pods(ASK), "parameterServers": pods(SERVE)}))
     kubectl.wait("Finished", "servers")
-    assert kubectl.condition("servers", "Complete")["status"] == "True", kubectl.story("servers")
+    assert kubectl.condition("servers", "Complete")["status"] == "True", kubectl.describe_job("servers")
     kubectl.until(
         lambda: all(p["status"]["phase"] in ("Succeeded", "Failed") for p in kubectl.pods("servers")),
         "the servers end",

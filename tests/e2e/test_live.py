@@ -12,12 +12,12 @@ from tests.e2e.manifests import ONE_THREAD, example, long_job
 from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict
 
 
-def disttrain(kubectl: Kubectl, *words: str) -> str:
+def disttrain(kubectl: Kubectl, *arguments: str) -> str:
     """Standard output of the command in the test's namespace."""
-    command = [sys.executable, "-m", "disttrain.main", *words, "-n", kubectl.namespace]
+    command = [sys.executable, "-m", "disttrain.main", *arguments, "-n", kubectl.namespace]
     environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, f"disttrain {' '.join(words)}: {done.stderr}"
+    assert done.returncode == 0, f"disttrain {' '.join(arguments)}: {done.stderr}"
     return done.stdout
 
 
@@ -52,9 +52,9 @@ def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
 def test_a_running_job_writes_a_checkpoint_when_it_is_asked(kubectl: Kubectl) -> None:
     kubectl.apply(long_job("asked", training={"checkpoint": {"interval": 1_000_000}}))
     kubectl.wait_for("{.status.progress.loss}", "asked")
-    said = disttrain(kubectl, "checkpoint", "asked")
+    output = disttrain(kubectl, "checkpoint", "asked")
     step = kubectl.status("asked")["checkpoint"]["step"]
-    assert f"the checkpoint of step {step} is complete" in said
+    assert f"the checkpoint of step {step} is complete" in output
     # As kubectl alone does it.
     kubectl("annotate", "dtj", "asked", "--overwrite", f"{CHECKPOINT_REQUEST}=again")
     kubectl.until(lambda: kubectl.status("asked")["checkpoint"]["step"] > step, "there is another checkpoint")
@@ -67,7 +67,7 @@ def test_a_task_of_ones_own_trains(kubectl: Kubectl, name: str) -> None:
     """The example's code is in the trainer's image; its workers run on two nodes."""
     kubectl.apply(example(f"tasks/{name}", workers={"template": ONE_THREAD}))
     kubectl.wait("Finished", name)
-    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.story(name)
+    assert kubectl.condition(name, "Complete")["status"] == "True", kubectl.describe_job(name)
     progress = kubectl.status(name)["progress"]
     assert progress["step"] == progress["totalSteps"]
     assert {figure["name"] for figure in progress["metrics"]} >= {"loss"}

@@ -22,8 +22,8 @@ Key = tuple[str, str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    for item in ours:
+    selected = [item for item in items if HERE in item.path.parents]
+    for item in selected:
         item.add_marker(pytest.mark.gpu)
         # It may wait for its worlds, which have limits of their own.
         item.add_marker(pytest.mark.timeout(420))
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=WHY_NOT))
         if DEVICE == "cpu" and item.get_closest_marker("gpu_only"):
             item.add_marker(pytest.mark.skip(reason=GPU_ONLY))
-    for item in ours:
+    for item in selected:
         if not _is_skipped(item):
             _write({"test": _name(item.nodeid), "paths": _paths(item)})
 

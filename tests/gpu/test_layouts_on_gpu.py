@@ -239,6 +239,6 @@ def start_moved(folder):
 def test_a_job_stopped_on_one_kind_of_device_goes_on_on_the_other(world, to):
     if to not in world:
         pytest.skip("there is one kind of device")
-    said, found = world[to]
-    assert "stopped after step 2, its checkpoint is written" in said
+    log, found = world[to]
+    assert "stopped after step 2, its checkpoint is written" in log
     require_equal(world[""], found, tolerance=1e-9)

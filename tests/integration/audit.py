@@ -14,8 +14,8 @@ def entries_of_operator(audit_log: Path, namespace: str | None = None) -> Iterat
     for line in audit_log.read_text().splitlines():
         entry = json.loads(line)
         about = entry.get("objectRef") or {}
-        ours = entry.get("userAgent", "").startswith("disttrain-operator") and entry["stage"] == "ResponseComplete"
-        if ours and namespace in (None, about.get("namespace")):
+        own = entry.get("userAgent", "").startswith("disttrain-operator") and entry["stage"] == "ResponseComplete"
+        if own and namespace in (None, about.get("namespace")):
             yield entry
 
 

@@ -82,7 +82,7 @@ def _integers(schema: Raw) -> st.SearchStrategy[int]:
 
 
 def _strings(schema: Raw) -> st.SearchStrategy[str]:
-    words = [
+    candidates = [
         "a",
         "trainer",
         "disttrain.io/job-name",
@@ -96,7 +96,7 @@ def _strings(schema: Raw) -> st.SearchStrategy[str]:
         "A_B",
     ]
     least, most = schema.get("minLength", 0), schema.get("maxLength", 10**6)
-    return st.sampled_from([word for word in words if least <= len(word) <= most] or ["x" * least])
+    return st.sampled_from([word for word in candidates if least <= len(word) <= most] or ["x" * least])
 
 
 def _objects(schema: Raw, depth: int) -> st.SearchStrategy[Raw]:
@@ -120,9 +120,9 @@ def _objects(schema: Raw, depth: int) -> st.SearchStrategy[Raw]:
 def specs() -> st.SearchStrategy[Raw]:
     """Specs of jobs."""
     fields = list(paths(spec_schema()))
-    ours = [field for field in fields if "template" not in field[0][:-1]]
+    own = [field for field in fields if "template" not in field[0][:-1]]
     # Most of the schema is Kubernetes' own; most of what can go wrong is ours.
-    field = st.one_of(st.sampled_from(ours), st.sampled_from(ours), st.sampled_from(fields))
+    field = st.one_of(st.sampled_from(own), st.sampled_from(own), st.sampled_from(fields))
     change = field.flatmap(lambda chosen: st.tuples(st.just(chosen[0]), value(chosen[1])))
     bases = st.sampled_from([a_spec(), {"workers": {"replicas": 2}, "training": TRAINING}])
     return st.builds(changed, bases, st.lists(change, max_size=4))

@@ -181,7 +181,7 @@ SERVICE: Mapping[str, Fields] = {
     },
 }
 
-SAID = {"image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
+CONTAINER_STATUS = {"image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
 POD_STATUS: Mapping[str, Fields] = {
     "message": lambda size: {"message": noise(size)},
     "reason": lambda size: {"reason": noise(size)},
@@ -189,16 +189,20 @@ POD_STATUS: Mapping[str, Fields] = {
     "condition-message": lambda size: {
         "conditions": [{"type": "PodScheduled", "status": "False", "message": noise(size)}]
     },
-    "waiting-message": lambda size: {"containerStatuses": [said({"waiting": {"reason": "R", "message": noise(size)}})]},
-    "last-words": lambda size: {
-        "initContainerStatuses": [said({"terminated": {"exitCode": 1, "message": noise(size)}})]
+    "waiting-message": lambda size: {
+        "containerStatuses": [container_status({"waiting": {"reason": "R", "message": noise(size)}})]
     },
-    "container-statuses": lambda size: {"initContainerStatuses": many(size, lambda n: said({}, name=f"c{n}"))},
+    "last-words": lambda size: {
+        "initContainerStatuses": [container_status({"terminated": {"exitCode": 1, "message": noise(size)}})]
+    },
+    "container-statuses": lambda size: {
+        "initContainerStatuses": many(size, lambda n: container_status({}, name=f"c{n}"))
+    },
 }
 
 
-def said(state: Raw, *, name: str = "trainer") -> Raw:
-    return SAID | {"name": name, "state": state}
+def container_status(state: Raw, *, name: str = "trainer") -> Raw:
+    return CONTAINER_STATUS | {"name": name, "state": state}
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,10 @@ class Mallory:
             self._as_large_as_may_be(each.name, partial(self._ask, "POST", path, each.body))
             self.stored.append(each.name)
             if each.status is not None:
-                said = partial(_in_status, each.status)
-                self._as_large_as_may_be(each.name, partial(self._ask, "PATCH", f"{path}/{each.name}/status", said))
+                status_of = partial(_in_status, each.status)
+                self._as_large_as_may_be(
+                    each.name, partial(self._ask, "PATCH", f"{path}/{each.name}/status", status_of)
+                )
 
     def _ask(self, method: str, path: str, body: Fields, size: int) -> Answer:
         return self.api.ask(method, path, body(size))

@@ -25,14 +25,14 @@ class Connection:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Clear: bytes stop, sockets stay."""
-    hears: asyncio.Event = field(default_factory=asyncio.Event)
+    forwarding: asyncio.Event = field(default_factory=asyncio.Event)
     """Clear: nothing is read from the client any more; what it sends piles up in the sockets' buffers."""
     cut_after: int | None = None
     """Reset after so many more bytes for the client."""
 
     def __post_init__(self) -> None:
         self.open.set()
-        self.hears.set()
+        self.forwarding.set()
 
 
 class TcpProxy(InBackground):
@@ -75,7 +75,7 @@ class TcpProxy(InBackground):
 
     def stop_reading(self) -> None:
         """As a server does that hangs: the client's bytes are taken by nobody, until its buffers are full."""
-        self._each(lambda one: one.hears.clear())
+        self._each(lambda one: one.forwarding.clear())
 
     def cut_in_mid_line(self, after: int) -> None:
         """Reset once `after` more bytes have gone to the client."""
@@ -117,7 +117,7 @@ class TcpProxy(InBackground):
 
     async def _upstream(self, connection: Connection, reader: asyncio.StreamReader) -> None:
         while True:
-            await connection.hears.wait()
+            await connection.forwarding.wait()
             data = await reader.read(CHUNK)
             await self._pass(connection, connection.server, data)
 

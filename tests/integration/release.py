@@ -65,7 +65,7 @@ class Release:
         assert self.operator is not None
         return "disttrain_leader 1.0" in self.operator.page("metrics")
 
-    def says(self) -> str:
+    def describe(self) -> str:
         assert self.operator is not None
         return self.operator.page("readyz").strip().splitlines()[-1]
 

@@ -59,7 +59,7 @@ def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
     assert "watches all namespaces" in done.stdout
     eventually(lambda: api.ask("GET", "/apis/disttrain.io/v1alpha1/disttrainingjobs").status == 200)
     release.start()
-    eventually(release.acts, release.says)
+    eventually(release.acts, release.describe)
     key = release.key()
     team = Team(api, TEAM)
     team.create("kept")
@@ -75,7 +75,7 @@ def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
     release.succeed("rollback")
     eventually(lambda: "mood" not in _status_fields(api.get(DEFINITION)))
     release.start()
-    eventually(release.acts, release.says)
+    eventually(release.acts, release.describe)
     assert release.key() == key
     team.create("after")
     eventually(lambda: len(team.pods()) == 4, team.pods)
@@ -87,7 +87,7 @@ def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
     assert len(api.get(JOBS.format(TEAM))["items"]) == 2, "the definition is kept, and with it the jobs"
     assert (done := release.install()).returncode == 0, done.stderr
     release.start()
-    eventually(release.acts, release.says)
+    eventually(release.acts, release.describe)
     assert release.key() == key
     assert pods < {pod["metadata"]["uid"] for pod in team.pods()}
 

@@ -121,7 +121,7 @@ def test_what_breaks_no_rule_is_stored(jobs: Jobs, spec: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "sentence"),
     [
         ({"workers": {"replica": 2}}, 'unknown field "spec.workers.replica"'),
         ({"training": {"steps": 1, "lerningRate": 1}}, 'unknown field "spec.training.lerningRate"'),
@@ -131,10 +131,10 @@ def test_what_breaks_no_rule_is_stored(jobs: Jobs, spec: dict[str, Any]) -> None
         ),
     ],
 )
-def test_kubectl_apply_refuses_a_misspelt_field(jobs: Jobs, spec: dict[str, Any], said: str) -> None:
+def test_kubectl_apply_refuses_a_misspelt_field(jobs: Jobs, spec: dict[str, Any], sentence: str) -> None:
     done = jobs.kubectl("apply", "-f", "-", text=json.dumps(a_manifest("misspelt", **spec)))
     assert done.returncode != 0
-    assert said in done.stderr
+    assert sentence in done.stderr
 
 
 @pytest.mark.parametrize(

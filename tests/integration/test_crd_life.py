@@ -221,7 +221,7 @@ def test_jobs_have_a_category_of_their_own_and_are_not_deleted_with_all(jobs: Jo
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "text"),
     [
         ("dtj.spec.workers.gpusPerPod", "GPUs of each pod; only this field requests them."),
         ("dtj.spec.training.globalBatchSize", "Samples of all ranks in one optimizer step."),
@@ -229,8 +229,8 @@ def test_jobs_have_a_category_of_their_own_and_are_not_deleted_with_all(jobs: Jo
         ("dtj.status.conditions", "Wait for `Finished`"),
     ],
 )
-def test_kubectl_explains_our_fields(jobs: Jobs, path: str, words: str) -> None:
-    assert words in " ".join(jobs.output("explain", path).split())
+def test_kubectl_explains_our_fields(jobs: Jobs, path: str, text: str) -> None:
+    assert text in " ".join(jobs.output("explain", path).split())
 
 
 def test_kubectl_knows_the_fields_of_a_template(jobs: Jobs) -> None:

@@ -45,8 +45,8 @@ def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureReq
 @pytest.mark.parametrize(("gang", "value"), [("Volcano", "volcano"), ("Coscheduling", "coscheduling")])
 def test_a_scheduler_that_the_operator_was_not_given_is_a_reason(team: Team, gang: str, value: str) -> None:
     team.create(runPolicy={"schedulingPolicy": {"gangScheduler": gang}})
-    said = team.wait_for("Running", status="False", reason="OperatorForbidden")
-    assert f"`scheduling.{value}: true` in the chart's values gives the right" in said["message"]
+    condition = team.wait_for("Running", status="False", reason="OperatorForbidden")
+    assert f"`scheduling.{value}: true` in the chart's values gives the right" in condition["message"]
     assert team.pods() == []
 
 
@@ -87,5 +87,5 @@ def test_why_a_pod_on_a_node_does_not_start_is_read_from_its_events_alone(team: 
             "lastTimestamp": "2026-01-01T12:00:00Z",
         }
         team.ask("POST", f"/api/v1/namespaces/{team.namespace}/events", event)
-    said = team.wait_for("Running", status="False", reason="FailedMount")
-    assert f"pod {pods[0]['metadata']['name']} on node node7: no such map; check" in said["message"]
+    condition = team.wait_for("Running", status="False", reason="FailedMount")
+    assert f"pod {pods[0]['metadata']['name']} on node node7: no such map; check" in condition["message"]

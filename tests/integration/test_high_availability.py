@@ -90,7 +90,7 @@ def test_a_killed_leader_is_succeeded_in_the_middle_of_its_work(fleet: Fleet, pa
     pair.finish(fleet, audit_log)
 
 
-def test_a_leader_that_is_told_to_end_hands_over(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
+def test_a_leader_that_gets_sigterm_hands_over(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
     random = chance()
     for _ in range(ROUNDS):
         leader = pair.wait_for_leader()

@@ -243,10 +243,10 @@ def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
         metadata["labels"]["disttrain.io/job-uid"] = "00000000-0000-4000-8000-000000000000"
     made = victim.ask("POST", path, {"metadata": metadata, **foreign})
     victim.patch(suspend=False)
-    said = victim.wait_for("Running", status="False", reason="NameConflict")["message"]
-    assert said.startswith(f"{kind} {name}: ")
-    assert "delete the foreign object or give the job another name" in said
-    assert ("ReplicaSet web" in said) == (owner == "another-controller")
+    message = victim.wait_for("Running", status="False", reason="NameConflict")["message"]
+    assert message.startswith(f"{kind} {name}: ")
+    assert "delete the foreign object or give the job another name" in message
+    assert ("ReplicaSet web" in message) == (owner == "another-controller")
     found = victim.ask("GET", f"{path}/{name}")["metadata"]
     assert found["uid"] == made["metadata"]["uid"]
     # Nobody here takes the finalizer of a claim away.

@@ -77,7 +77,9 @@ class QueueTeam(Team):
         def free() -> list[Raw]:
             return [pod for pod in self.pods_of(name, attempt) if not pod["spec"].get("schedulingGates")]
 
-        eventually(lambda: len(free()) == pods, lambda: [self.status(name)["phase"], self.kueue.says(self.namespace)])
+        eventually(
+            lambda: len(free()) == pods, lambda: [self.status(name)["phase"], self.kueue.conditions(self.namespace)]
+        )
         return free()
 
     def schedule_and_run(self, pods: list[Raw]) -> None:
@@ -261,8 +263,8 @@ def test_without_kueue_the_pods_wait_and_the_job_says_why(team: QueueTeam, kueue
         team.ask("DELETE", path)
     try:
         team.queue_up()
-        said = team.wait_for("Running", status="False", reason="QueueNotServed")
-        assert "integration `pod`" in said["message"]
+        condition = team.wait_for("Running", status="False", reason="QueueNotServed")
+        assert "integration `pod`" in condition["message"]
         team.delete()
         eventually(lambda: not team.pods())
     finally:

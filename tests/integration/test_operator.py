@@ -219,8 +219,8 @@ def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) 
 
 def test_a_gang_scheduler_that_is_not_installed_is_a_reason(team: Team) -> None:
     team.create(runPolicy={"schedulingPolicy": {"gangScheduler": "Coscheduling"}})
-    said = team.wait_for("Running", status="False", reason="NotInstalled")
-    assert "scheduling.x-k8s.io/v1alpha1: coscheduling (scheduler-plugins) is not installed" in said["message"]
+    condition = team.wait_for("Running", status="False", reason="NotInstalled")
+    assert "scheduling.x-k8s.io/v1alpha1: coscheduling (scheduler-plugins) is not installed" in condition["message"]
     assert team.pods() == []
 
 

@@ -33,13 +33,13 @@ LAST_WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", LAST_WORDS.values(), ids=LAST_WORDS.keys())
-def test_odd_last_words_do_not_hold_their_job(operator: OperatorProcess, evil: Team, words: str) -> None:
+@pytest.mark.parametrize("text", LAST_WORDS.values(), ids=LAST_WORDS.keys())
+def test_odd_last_words_do_not_hold_their_job(operator: OperatorProcess, evil: Team, text: str) -> None:
     evil.create()
     first, second = evil.wait_for_pods(2)
     evil.run([first, second])
     evil.wait_for("Running")
-    evil.finish([first, second], code=1, message=words)
+    evil.finish([first, second], code=1, message=text)
     eventually(lambda: evil.status().get("attempt") == 2, lambda: [evil.status(), operator.log()[-2000:]])
     assert evil.status()["attempts"][0]["verdict"]["exitCode"] == 1
     assert "trying again" not in operator.log()

@@ -44,10 +44,11 @@ def test_it_stays_from_the_first_attempt_on_but_while_the_job_is_suspended(team:
     team.create(name)
     assert label(team, name, "research")[0] == 200, "before the first attempt"
     begin(team, name)
-    code, said = label(team, name, queue)
+    code, message = label(team, name, queue)
     assert code == 422
     assert (
-        f"label `{QUEUE_NAME_LABEL}` stays 'research' from the first attempt on, but while the job is suspended" in said
+        f"label `{QUEUE_NAME_LABEL}` stays 'research' from the first attempt on, but while the job is suspended"
+        in message
     )
     assert label(team, name, "research", suspend=True)[0] == 200
     assert label(team, name, queue)[0] == 200
@@ -58,5 +59,5 @@ def test_it_stays_from_the_first_attempt_on_but_while_the_job_is_suspended(team:
 def test_one_that_is_added_to_a_job_that_runs_is_refused(team: Team) -> None:
     team.create("plain")
     begin(team, "plain")
-    code, said = label(team, "plain", "research")
-    assert (code, "stays '' from the first attempt on" in said) == (422, True)
+    code, message = label(team, "plain", "research")
+    assert (code, "stays '' from the first attempt on" in message) == (422, True)

@@ -17,8 +17,8 @@ Raw = dict[str, Any]
 
 def broken_rules(spec: JobSpec) -> set[tuple[str, str]]:
     """(path, sentence) of every rule that Python takes for broken."""
-    said = ((rule.path, rule.problem(spec)) for rule in RULES)
-    return {(path, message) for path, message in said if message is not None}
+    problems = ((rule.path, rule.problem(spec)) for rule in RULES)
+    return {(path, message) for path, message in problems if message is not None}
 
 
 def test_python_and_the_api_server_refuse_alike(jobs: Jobs) -> None:

@@ -215,8 +215,8 @@ def test_the_verbs_see_and_change_a_job(
     where = ["-n", namespace]
     assert main(["submit", str(path), *where]) == 0
     write_status(control_plane, namespace, a_status("Running"))
-    words = ["list", "top", "get digits -o wide", "describe digits", "why digits", "events digits"]
-    for verb in words:
+    commands = ["list", "top", "get digits -o wide", "describe digits", "why digits", "events digits"]
+    for verb in commands:
         capfd.readouterr()
         assert main([*verb.split(), *where]) == 0
         assert verb.startswith("events") or "digits" in capfd.readouterr().out

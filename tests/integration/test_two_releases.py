@@ -32,7 +32,7 @@ def test_helm_refuses_a_second_release_of_the_same_jobs_and_removes_the_lease_wi
     releases += [first, second]
     assert (done := first.install()).returncode == 0, done.stderr
     first.start()
-    eventually(first.acts, first.says)
+    eventually(first.acts, first.describe)
     refused = second.install()
     assert refused.returncode != 0
     assert "release ops/one serves all namespaces already: uninstall it first, or give each" in refused.stderr
@@ -54,9 +54,9 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     second.apply()
     second.apply()
     first.start()
-    eventually(first.acts, first.says)
+    eventually(first.acts, first.describe)
     second.start()
-    eventually(lambda: "release ops/one serves the same jobs; uninstall one of the two releases" in second.says())
+    eventually(lambda: "release ops/one serves the same jobs; uninstall one of the two releases" in second.describe())
     assert second.operator is not None
     assert "release ops/one serves the same jobs" in second.operator.log()
     assert first.acts()
@@ -77,15 +77,15 @@ def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
     releases += [narrow, wide]
     assert (done := narrow.install()).returncode == 0, done.stderr
     narrow.start()
-    eventually(narrow.acts, narrow.says)
+    eventually(narrow.acts, narrow.describe)
     team.create("before")
     eventually(lambda: len(team.pods()) == 2, team.pods)
 
     assert (done := wide.install()).returncode == 0, done.stderr
     wide.start()
-    eventually(wide.acts, wide.says)
-    eventually(lambda: not narrow.acts(), narrow.says)
-    eventually(lambda: "release ops/one serves all namespaces, and so this one's" in narrow.says(), narrow.says)
+    eventually(wide.acts, wide.describe)
+    eventually(lambda: not narrow.acts(), narrow.describe)
+    eventually(lambda: "release ops/one serves all namespaces, and so this one's" in narrow.describe(), narrow.describe)
     team.create("amid")
     eventually(lambda: len(team.pods()) == 4, team.pods)
     assert wide.acts()
@@ -94,7 +94,7 @@ def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
     wide.uninstall()
     assert wide.operator is not None
     wide.operator.stop()
-    eventually(narrow.acts, narrow.says)
+    eventually(narrow.acts, narrow.describe)
     team.create("after")
     eventually(lambda: len(team.pods()) == 6, team.pods)
 
@@ -108,17 +108,17 @@ def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_no
     releases += [both, one]
     assert (done := both.install()).returncode == 0, done.stderr
     both.start()
-    eventually(both.acts, both.says)
+    eventually(both.acts, both.describe)
     for team in (others, mine, also_mine):
         team.create()
-    eventually(lambda: len(mine.pods()) == len(also_mine.pods()) == 2, both.says)
+    eventually(lambda: len(mine.pods()) == len(also_mine.pods()) == 2, both.describe)
     assert others.pods() == []
 
     refused = one.install()
     assert "release ops/one serves namespace apart-b already" in refused.stderr
     one.apply()
     one.start()
-    eventually(lambda: "release ops/one serves the same jobs" in one.says(), one.says)
+    eventually(lambda: "release ops/one serves the same jobs" in one.describe(), one.describe)
     assert both.acts()
 
     for team in (mine, also_mine):

@@ -24,7 +24,7 @@ KINDS = {
     "Pod": "/api/v1/namespaces/{}/pods",
     "Service": "/api/v1/namespaces/{}/services",
 }
-OURS = {"app.kubernetes.io/managed-by": "disttrain"}
+MANAGED = {"app.kubernetes.io/managed-by": "disttrain"}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def create_deep(team: Team, kind: str = "DistTrainingJob", name: str = "deep", d
         "Service": {"ports": [{"port": 1}]},
     }[kind]
     version = "disttrain.io/v1alpha1" if kind == "DistTrainingJob" else "v1"
-    manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": OURS}, "spec": spec}
+    manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": MANAGED}, "spec": spec}
     collection = KINDS[kind].format(team.namespace)
     answer = team.api.send("POST", collection, with_deep_metadata(manifest, depth))
     assert answer.status == 201, answer.body[:500]

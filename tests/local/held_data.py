@@ -16,16 +16,16 @@ class Held(Dataset):
     """Samples, of which a process gets no more than `samples` before SIGTERM."""
 
     def __init__(self, inner: Dataset, samples: int) -> None:
-        self.inner, self.left, self.told = inner, samples, threading.Event()
+        self.inner, self.left, self.stopped = inner, samples, threading.Event()
         # The trainer hears of signals in another way.
-        signal.signal(signal.SIGTERM, lambda *_: self.told.set())
+        signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self.left -= 1
-        while self.left < 0 and not self.told.wait(0.01):
+        while self.left < 0 and not self.stopped.wait(0.01):
             pass
         return self.inner[index]
 
@@ -41,15 +41,15 @@ class HeldUntil(Dataset):
     """Samples, of which a process gets no more than `samples` before a file is there, or SIGTERM has come."""
 
     def __init__(self, inner: Dataset, samples: int, file: Path) -> None:
-        self.inner, self.left, self.file, self.told = inner, samples, file, threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: self.told.set())
+        self.inner, self.left, self.file, self.stopped = inner, samples, file, threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self.left -= 1
-        while self.left < 0 and not self.file.exists() and not self.told.wait(0.01):
+        while self.left < 0 and not self.file.exists() and not self.stopped.wait(0.01):
             pass
         return self.inner[index]
 

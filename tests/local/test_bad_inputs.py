@@ -127,12 +127,12 @@ def test_a_folder_that_cannot_be_written_is_named(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(None, "is not the folder of a run"), ("spec: [", "status.yaml is damaged")]
+    ("status", "message"), [(None, "is not the folder of a run"), ("spec: [", "status.yaml is damaged")]
 )
-def test_resuming_what_is_no_run_is_refused(workplace: Workplace, status: str | None, said: str) -> None:
+def test_resuming_what_is_no_run_is_refused(workplace: Workplace, status: str | None, message: str) -> None:
     if status is not None:
         (workplace.folder / "status.yaml").write_text(status)
     run = workplace.run("--resume", workplace.folder)
     assert run.exit_code == 2
-    assert said in run.stderr
+    assert message in run.stderr
     assert "Traceback" not in run.stderr

@@ -10,8 +10,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "collectives.yaml"
 OPERATIONS = 9
 
 
-def collectives(workplace: Workplace, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [*DISTTRAIN, "collectives", *words]
+def collectives(workplace: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*DISTTRAIN, "collectives", *arguments]
     return subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, check=False)
 
 

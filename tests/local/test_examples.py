@@ -55,12 +55,12 @@ def require_learned(run: Run, name: str) -> None:
 
 def test_the_corpus_example_learns_from_what_its_first_lines_prepare(workplace: Workplace) -> None:
     shutil.copytree(EXAMPLES.parent / "docs", workplace.folder / "docs")
-    (words,) = (
+    (arguments,) = (
         line.removeprefix("# disttrain ")
         for line in (EXAMPLES / "corpus.yaml").read_text().splitlines()
         if line.startswith("# disttrain data")
     )
-    subprocess.run([*DISTTRAIN, *shlex.split(words)], cwd=workplace.folder, check=True)
+    subprocess.run([*DISTTRAIN, *shlex.split(arguments)], cwd=workplace.folder, check=True)
     require_learned(workplace.run(EXAMPLES / "corpus.yaml"), "corpus")
 
 

@@ -18,8 +18,8 @@ def until_all_agents_have_written(run: Run) -> None:
     until_it_trains(run)
 
     def written() -> bool:
-        words = list(run.folder.glob("disttrain-runs/**/termination-log"))
-        return len(words) == 2 and all(path.stat().st_size for path in words)
+        reports = list(run.folder.glob("disttrain-runs/**/termination-log"))
+        return len(reports) == 2 and all(path.stat().st_size for path in reports)
 
     run.until(written, "both agents have written their termination messages")
 

@@ -76,7 +76,7 @@ def seventeen(workplace: Workplace) -> Path:
     return own(workplace, "true", replicas=17)
 
 
-def test_what_may_not_fit_is_said_where_nobody_can_be_asked(workplace: Workplace) -> None:
+def test_what_may_not_fit_is_reported_where_nobody_can_be_asked(workplace: Workplace) -> None:
     run = workplace.run(seventeen(workplace), command=[*ONE_CORE, *DISTTRAIN])
     assert run.exit_code == 0
     assert run.stderr.splitlines()[0] == (f"disttrain: started although the job may not fit this machine: {QUESTION}")

@@ -177,7 +177,7 @@ def test_a_log_on_a_full_disk_changes_nothing(workplace: Workplace) -> None:
     assert stored(run)["status"]["phase"] == "Succeeded"
 
 
-def test_a_status_that_cannot_be_printed_is_said_to_be_in_its_file(workplace: Workplace) -> None:
+def test_a_status_that_cannot_be_printed_is_in_its_file(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 1}, training=SHORT)
     with Path("/dev/full").open("wb") as full:
         run = workplace.execute([*DISTTRAIN, "run", str(path)], stdout=full)

@@ -43,14 +43,14 @@ def test_an_unmodified_torchrun_script_runs_without_arguments(workplace: Workpla
 
 
 @pytest.mark.parametrize(
-    ("failure", "class_", "words"),
+    ("failure", "class_", "text"),
     [
         ("raise ValueError('a sample that cannot be read')", "Program", "ValueError: a sample that cannot be read"),
         ("os.kill(os.getpid(), 9)", "Killed", "was killed by signal 9"),
     ],
 )
 def test_the_verdict_names_the_rank_that_made_torchrun_fail(
-    workplace: Workplace, failure: str, class_: str, words: str
+    workplace: Workplace, failure: str, class_: str, text: str
 ) -> None:
     program = script(workplace, TORCHRUN_SCRIPT.replace("loss = ", f"if dist.get_rank() == 3: {failure}\nloss = "))
     policy = {"maxRestarts": 0}
@@ -58,8 +58,8 @@ def test_the_verdict_names_the_rank_that_made_torchrun_fail(
     assert run.exit_code == 1, run.stderr
     verdict = run.status["attempts"][-1]["verdict"]
     assert (verdict["class"], verdict["rank"]) == (class_, 3), verdict
-    assert words in verdict["message"]
-    assert words in run.stderr
+    assert text in verdict["message"]
+    assert text in run.stderr
 
 
 def test_a_program_may_stand_beside_the_template(workplace: Workplace) -> None:
@@ -147,8 +147,8 @@ def test_a_deadline_ends_the_job_and_its_processes(workplace: Workplace) -> None
     run = workplace.run(own(workplace, "python", program, replicas=2, activeDeadlineSeconds=2))
     assert run.exit_code == 1
     assert run.condition("Failed")["reason"] == "DeadlineExceeded"
-    said = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]
-    assert not [pid for pid in said if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
+    pids = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
 
 
 @pytest.mark.parametrize("policy", ["Running", "All", "None"])

@@ -22,9 +22,9 @@ def parts(picture: str) -> tuple[list[str], list[float]]:
 def test_a_figure_is_what_its_code_draws(name: str) -> None:
     """Up to a pixel here and there: another processor rounds otherwise."""
     with settings():
-        words, numbers = parts(svg(draw(name)))
+        text, numbers = parts(svg(draw(name)))
     committed_words, committed_numbers = parts((FOLDER / f"{name}.svg").read_text())
-    assert words == committed_words, "run `make figures`, and look at what has changed"
+    assert text == committed_words, "run `make figures`, and look at what has changed"
     assert numbers == pytest.approx(committed_numbers, abs=0.5)
 
 

@@ -28,7 +28,7 @@ def a_step(script: str, seconds: float = 60, **more) -> Step:
     return Step("step", ("sh", "-c", script), seconds, **more)
 
 
-def that_says(*entries: dict) -> str:
+def that_prints(*entries: dict) -> str:
     lines = "".join(json.dumps(entry) + r"\n" for entry in entries)
     return f"printf '{lines}' > $DISTTRAIN_TEST_RESULTS; exit 1"
 
@@ -40,7 +40,7 @@ def one(step: Step) -> Outcome:
 
 def test_a_step_has_a_log_its_failures_and_its_counts() -> None:
     entries = {"failed": "tests/x.py::test", "why": "call: no"}, {"counts": {"passed": 3}, "rows": ["x"]}
-    outcome = one(a_step("echo words; " + that_says(*entries)))
+    outcome = one(a_step("echo words; " + that_prints(*entries)))
     assert (outcome.code, outcome.failed, outcome.counts) == (1, {"tests/x.py::test": "call: no"}, {"passed": 3})
     assert outcome.rows == {"x"}
     assert outcome.log.read_text() == "words\n"
@@ -52,7 +52,7 @@ def test_a_step_that_fails_without_a_test_that_does_is_a_problem() -> None:
 
 
 def test_a_step_that_dies_after_a_failure_is_a_problem_although_the_failed_test_passes_alone(capsys) -> None:
-    dies = that_says({"failed": PASSES, "why": "call: no"}).replace("exit 1", "kill -9 $$")
+    dies = that_prints({"failed": PASSES, "why": "call: no"}).replace("exit 1", "kill -9 $$")
     assert run([[a_step(dies)]], SHELL, gate=True) == 1
     assert "step ended with exit code -9" in capsys.readouterr().out
 
@@ -99,21 +99,21 @@ PASSES, FAILS = "tests/unit/test_run.py::test_the_shell_says_only_where_things_a
 def test_a_few_tests_that_fail_are_run_once_more_alone(tests, code, capsys) -> None:
     entries = [{"failed": f"{test}{'?' * number}", "why": "call: no"} for number, test in enumerate(tests)]
     entries = entries if len(tests) > 5 else [{"failed": test, "why": "call: no"} for test in tests]
-    assert run([[a_step(that_says(*entries, {"counts": {}, "rows": []}))]], SHELL, gate=True) == code
-    said = capsys.readouterr().out
-    assert (f"flaky: {PASSES}" in said) == (PASSES in tests and len(tests) < 6)
-    assert (f"FAILED {FAILS} - call: no" in said) == (FAILS in tests)
-    assert said.splitlines()[-1].startswith("tests: ")
+    assert run([[a_step(that_prints(*entries, {"counts": {}, "rows": []}))]], SHELL, gate=True) == code
+    output = capsys.readouterr().out
+    assert (f"flaky: {PASSES}" in output) == (PASSES in tests and len(tests) < 6)
+    assert (f"FAILED {FAILS} - call: no" in output) == (FAILS in tests)
+    assert output.splitlines()[-1].startswith("tests: ")
 
 
 def test_the_complete_suite_has_no_second_look(capsys) -> None:
-    step = a_step(that_says({"failed": PASSES, "why": "call: no"}))
+    step = a_step(that_prints({"failed": PASSES, "why": "call: no"}))
     assert run([[step]], SHELL, gate=False) == 1
     assert f"FAILED {PASSES}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("gate", "code"), [(True, 2), (False, 0)])
-def test_what_is_missing_is_said_before_anything_runs(gate, code, logs, capsys) -> None:
+def test_what_is_missing_is_reported_before_anything_runs(gate, code, logs, capsys) -> None:
     steps = [[a_step(f"touch {logs}/ran", needs=(lambda: "Go is missing",))]]
     assert run(steps, SHELL, gate=gate) == code
     assert capsys.readouterr().out.splitlines()[0] == ("Go is missing" if gate else "step is left out: Go is missing")
@@ -145,10 +145,10 @@ def test_a_failure_of_another_environment_says_how_to_run_it_there() -> None:
 
 def test_the_oldest_torch_is_the_lower_bound_of_the_package() -> None:
     command = ["make", "-n", "-B", "setup-oldest"]
-    said = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True).stdout
     extras = tomllib.loads((runner.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (bound,) = (one for one in extras["trainer"] if one.startswith("torch"))
-    assert bound.replace(">=", "==") in said.split()
+    assert bound.replace(">=", "==") in output.split()
 
 
 def test_the_shell_says_only_where_things_are() -> None:
@@ -165,8 +165,8 @@ def test_signals_that_the_shell_ignores_are_not_ignored_by_what_tests_start() ->
         "print(subprocess.run(['grep', 'SigIgn', '/proc/self/status'], capture_output=True, text=True).stdout)"
     )
     command = ["sh", "-c", f"trap '' HUP INT QUIT PIPE; exec {sys.executable} -c \"$0\"", script]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=runner.ROOT).stdout
-    ignored = int(said.split()[1], 16)
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=runner.ROOT).stdout
+    ignored = int(output.split()[1], 16)
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE)
     assert [number for number in numbers if ignored >> (number - 1) & 1] == []
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, f"{default_signals.__name__} was called for this process"

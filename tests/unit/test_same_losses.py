@@ -25,16 +25,16 @@ def test_a_record_has_every_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("there", "message"),
     [
         (Machine("2.11.0", HERE.processor), "the torch 2.11.0, and here is 2.13.0"),
         (Machine(HERE.torch, "Another"), "the processor Another, and here is A Processor @ 2.5GHz"),
     ],
 )
-def test_a_record_of_another_machine_is_refused(there: Machine, said: str) -> None:
+def test_a_record_of_another_machine_is_refused(there: Machine, message: str) -> None:
     with pytest.raises(SystemExit) as refused:
         recorded(written(there), HERE, "losses.json")
-    assert refused.value.code == f"losses.json was recorded with {said}: losses differ; record them anew"
+    assert refused.value.code == f"losses.json was recorded with {message}: losses differ; record them anew"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_was_recorded_is_held_to(
     losses["fsdp"] = math.nextafter(0.4, 1)
     assert main(["--check", file, "ddp"]) == 0
     assert main(["--check", file]) == 1
-    said = ["ddp: 1 lines", "fsdp: 1 lines", "ddp: same (1 lines)", "fsdp: same (1 lines)", "ddp: same (1 lines)"]
-    assert capsys.readouterr().out.splitlines() == [*said, "ddp: same (1 lines)", "fsdp: differs"]
+    lines = ["ddp: 1 lines", "fsdp: 1 lines", "ddp: same (1 lines)", "fsdp: same (1 lines)", "ddp: same (1 lines)"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "ddp: same (1 lines)", "fsdp: differs"]
     with pytest.raises(SystemExit, match="has no losses of moe: record them anew"):
         main(["--check", file, "moe"])

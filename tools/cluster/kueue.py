@@ -92,7 +92,7 @@ class Kueue:
         items: list[dict[str, Any]] = self._api.get(f"{QUEUES}/namespaces/{namespace}/workloads")["items"]
         return items
 
-    def says(self, namespace: str) -> dict[str, list[str]]:
+    def conditions(self, namespace: str) -> dict[str, list[str]]:
         """What stands on the Workloads of a namespace."""
         return {
             workload["metadata"]["name"]: [

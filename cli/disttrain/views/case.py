@@ -93,8 +93,12 @@ def of_class(verdict: Verdict | None) -> list[str]:
 def words_of(case: Case, verdict: Verdict | None) -> list[str]:
     """Return the last output of the failed program, if its pod still exists: the status does not hold it."""
     pod = next((pod for pod in case.pods if verdict is not None and pod.name == verdict.pod), None)
-    words = plain(program_message(pod)).rstrip(".") if pod is not None else ""
-    return [f"It said: {words}."] if words and verdict is not None and words not in plain(verdict.message) else []
+    last_words = plain(program_message(pod)).rstrip(".") if pod is not None else ""
+    return (
+        [f"It said: {last_words}."]
+        if last_words and verdict is not None and last_words not in plain(verdict.message)
+        else []
+    )
 
 
 def restarts_in_place(attempt: Attempt) -> str | None:

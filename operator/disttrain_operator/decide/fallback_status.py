@@ -66,10 +66,10 @@ def _plain(text: str) -> str:
     return cut("".join(letter if letter.isprintable() else " " for letter in kept), _MAX_MESSAGE)
 
 
-def with_error(job: Job, words: str, now: datetime) -> JobStatus:
+def with_error(job: Job, sentence: str, now: datetime) -> JobStatus:
     """Return the job's status with the error in its condition `Running`, and all else as it is."""
     known = condition(job.status, ConditionType.RUNNING)
-    message = f"the operator failed to look at this job, and tries again: {words}; please report it"
+    message = f"the operator failed to look at this job, and tries again: {sentence}; please report it"
     changed = Condition(
         type=ConditionType.RUNNING,
         status=known.status if known is not None else "False",

@@ -118,9 +118,9 @@ def why_waiting(entry: Raw, *, sidecar: bool) -> Waiting | None:
     if running is None or not starting:
         return waiting
     since = parse_time(running.get("startedAt"))
-    words = f"{subject} has run" + (f" since {timestamp(since)}" if since is not None else "")
+    text = f"{subject} has run" + (f" since {timestamp(since)}" if since is not None else "")
     probed = ", and its startupProbe has not succeeded" if sidecar else ""
-    return Waiting(Reason.POD_INITIALIZING, words + probed, image)
+    return Waiting(Reason.POD_INITIALIZING, text + probed, image)
 
 
 def failed_entry(status: Raw) -> Raw | None:
@@ -141,6 +141,6 @@ def _ended(subject: str, ended: Raw, entry: Raw, *, more: int) -> str:
     often = f" {times} times" if times > 1 else ""
     reason = cut(ended.get("reason") or "", MAX_REASON_LENGTH)
     how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, exit code {code}"
-    words = str(ended.get("message") or "").strip() if reason in RUNTIME_REASONS else ""
+    text = str(ended.get("message") or "").strip() if reason in RUNTIME_REASONS else ""
     sentence = f"{subject} {'failed' if code else 'ended'}{often} ({how})"
-    return cut(f"{sentence}: {words}" if words else sentence, _MAX_MESSAGE)
+    return cut(f"{sentence}: {text}" if text else sentence, _MAX_MESSAGE)

@@ -52,14 +52,16 @@ _OF_THE_OPERATOR = (
 def why_not_pulled(waiting: Waiting, spec: JobSpec) -> str:
     """The sentence on an image that a pod waits for, and what to do."""
     text = waiting.message.replace(waiting.image, "").lower()  # an image may be called anything
-    cause, advice = next(((cause, advice) for words, cause, advice in _CAUSES if _any(words, text)), ("", _UNKNOWN))
+    cause, advice = next(
+        ((cause, advice) for patterns, cause, advice in _CAUSES if _any(patterns, text)), ("", _UNKNOWN)
+    )
     if waiting.image and waiting.image not in _images(spec):
         advice = _OF_THE_OPERATOR
     return f'image "{waiting.image}" cannot be pulled' + (f": {cause}" if cause else "") + f"; {advice}"
 
 
-def _any(words: tuple[str, ...], text: str) -> bool:
-    return any(word in text for word in words)
+def _any(patterns: tuple[str, ...], text: str) -> bool:
+    return any(pattern in text for pattern in patterns)
 
 
 def _images(spec: JobSpec) -> set[str]:

@@ -101,7 +101,7 @@ def _about_root(cause: Cause, policy: RunPolicy) -> str:
     if policy.pod_security is not PodSecurity.RESTRICTED or cause.class_ is not FailureClass.PROGRAM:
         return ""
     text = program_message(cause.pod) + (cause.pod.exit.message if cause.pod.exit is not None else "")
-    return _ROOT_NEEDED if any(words in text for words in _DENIED) else ""
+    return _ROOT_NEEDED if any(pattern in text for pattern in _DENIED) else ""
 
 
 def _ending(cause: Cause) -> str:
@@ -110,10 +110,10 @@ def _ending(cause: Cause) -> str:
         limit = f" (memory limit {exit_.memory_limit})" if exit_ is not None and exit_.memory_limit else ""
         return f"ran out of memory and was killed{limit}"
     if cause.class_ in _OF_THE_CLUSTER:
-        words = _DISRUPTED.get(Reason(cause.reason), "was ended by the cluster")
+        ending = _DISRUPTED.get(Reason(cause.reason), "was ended by the cluster")
         if cause.reason == Reason.REJECTED and exit_ is not None:
-            return f"{words} ({exit_.reason})"
-        return words + (f" (exit code {exit_.code})" if exit_ is not None and exit_.code is not None else "")
+            return f"{ending} ({exit_.reason})"
+        return ending + (f" (exit code {exit_.code})" if exit_ is not None and exit_.code is not None else "")
     assert exit_ is not None
     if exit_.code is None:
         return f"was ended by the cluster ({exit_.reason})"
@@ -150,8 +150,8 @@ def words_of_rank(failure: RankFailure, pod: PodFacts, *, quoted: bool) -> str:
         ending = f"was killed by signal {failure.signal}"
     else:
         ending = f"exited with code {failure.exit_code}" if failure.exit_code is not None else "ended"
-    said = failure.message if quoted else _reported(failure)
-    return f"rank {failure.rank} ({where}) {ending}" + (f": {said[:MAX_DETAIL]}" if said else "")
+    quote = failure.message if quoted else _reported(failure)
+    return f"rank {failure.rank} ({where}) {ending}" + (f": {quote[:MAX_DETAIL]}" if quote else "")
 
 
 def _reported(failure: RankFailure) -> str | None:

@@ -41,16 +41,16 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
             f"{_claims(pod, spec)} has access mode ReadWriteOncePod and is another pod's, which it serves alone; use a"
             " claim with ReadWriteMany, or wait until that pod has ended where it is not of this job"
         )
-    if any(words in lower for words in _ROOM):
+    if any(pattern in lower for pattern in _ROOM):
         return None
     absent, leaving = _ABSENT.search(text), _LEAVING.search(text)
     if absent is not None and not _is_made_for(pod, absent[1]):
         return f'its PersistentVolumeClaim "{absent[1]}" does not exist; make it, or name another one in the job'
     if leaving is not None:
         return f'its PersistentVolumeClaim "{leaving[1]}" is being deleted; wait until it is gone and make it again'
-    if absent is not None or any(words in lower for words in _ON_ITS_WAY):
+    if absent is not None or any(pattern in lower for pattern in _ON_ITS_WAY):
         return _WAIT
-    if any(words in lower for words in _NOT_HERE):
+    if any(pattern in lower for pattern in _NOT_HERE):
         return (
             f"its volume is not available on any node: {text[:500]}; `kubectl describe pvc` and `kubectl get pv` say"
             " more"

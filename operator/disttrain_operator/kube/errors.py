@@ -162,7 +162,7 @@ def error_of_status(code: int, status: Mapping[str, Any], body: bytes = b"") -> 
     kind = _BY_CODE.get(code, ApiError)
     if code >= 500:
         # The code says whose fault it was taken for; only the words say whether the same will be refused again.
-        if not any(words in message.lower() for words in _TOO_LARGE):
+        if not any(pattern in message.lower() for pattern in _TOO_LARGE):
             return ServerTrouble(code, message)
         kind = ContentTooLarge
     details = status.get("details")

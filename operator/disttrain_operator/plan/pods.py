@@ -70,8 +70,8 @@ class RolePlan:
         given = {entry["name"] for entry in trainer.get("env") or []}
         defaults = {name: value for name, value in default_variables(site).items() if name not in given}
         if takes_variables(trainer, site):
-            ours = environment_secret_name(self._job.name, self._job.uid, site.token)
-            trainer["envFrom"] = [{"secretRef": {"name": ours}}, *trainer["envFrom"]]
+            secret = environment_secret_name(self._job.name, self._job.uid, site.token)
+            trainer["envFrom"] = [{"secretRef": {"name": secret}}, *trainer["envFrom"]]
             defaults = {}
         contract = common_environment(self._job, self._spec, self._role, self._attempt, site)
         contract[Env.GRACE_SECONDS] = str(self._pod_spec["terminationGracePeriodSeconds"])

@@ -37,8 +37,8 @@ def found(training: dict[str, Any], parallelism: dict[str, Any]) -> list[str]:
 def test_a_size_that_does_not_divide_is_named(
     training: dict[str, Any], parallelism: dict[str, Any], field: str
 ) -> None:
-    said = f"{CONFIG}.{field} must be a multiple of `tensorParallelDegree`, which is 2"
-    assert found(training, parallelism) == [said]
+    message = f"{CONFIG}.{field} must be a multiple of `tensorParallelDegree`, which is 2"
+    assert found(training, parallelism) == [message]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_sizes_that_divide_or_are_not_cut_are_right(training: dict[str, Any], pa
 
 
 @pytest.mark.parametrize(
-    ("training", "said"),
+    ("training", "message"),
     [
         (trained("gpt", layers=1), f"{CONFIG}.layers: makes 3 layers"),
         (trained("mlp", hiddenSizes=[8, 8]), f"{CONFIG}.hiddenSizes: makes 3 layers"),
     ],
 )
-def test_a_model_with_fewer_layers_than_stages_is_refused(training: dict[str, Any], said: str) -> None:
-    expected = f"{said} that can be split, there are 4 stages: use fewer, or more layers"
+def test_a_model_with_fewer_layers_than_stages_is_refused(training: dict[str, Any], message: str) -> None:
+    expected = f"{message} that can be split, there are 4 stages: use fewer, or more layers"
     assert found(training, {"pipelineParallelDegree": 4}) == [expected]
     looped = {"pipelineParallelDegree": 2, "pipeline": {"schedule": "LoopedBFS", "microbatches": 2}}
     assert found(training, looped) == [expected]
@@ -84,16 +84,16 @@ def test_layers_of_stages_that_are_not_those_of_the_model_are_refused(
     training: dict[str, Any], given: list[int], layers: int
 ) -> None:
     layout = {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": given}}
-    said = f"the sum is {sum(given)}, but the model has {layers} layers, those without parameters included"
-    assert found(training, layout) == [f"spec.parallelism.pipeline.layersPerStage: {said}"]
+    message = f"the sum is {sum(given)}, but the model has {layers} layers, those without parameters included"
+    assert found(training, layout) == [f"spec.parallelism.pipeline.layersPerStage: {message}"]
     layout["pipeline"] = {"layersPerStage": [given[0], layers - given[0]]}
     assert found(training, layout) == []
 
 
 def test_devices_without_a_layer_are_refused() -> None:
     layout = {"devicesPerProcess": 6, "deviceMode": "Place"}
-    said = f"{CONFIG}.hiddenSizes: makes 5 layers, `deviceMode` Place has 6 devices: use fewer, or more layers"
-    assert found(trained("mlp", hiddenSizes=[8]), layout) == [said]
+    message = f"{CONFIG}.hiddenSizes: makes 5 layers, `deviceMode` Place has 6 devices: use fewer, or more layers"
+    assert found(trained("mlp", hiddenSizes=[8]), layout) == [message]
     assert found(trained("mlp", hiddenSizes=[8]), {**layout, "devicesPerProcess": 5}) == []
     assert found(trained("mlp", hiddenSizes=[8]), {"devicesPerProcess": 6}) == []
 
@@ -102,8 +102,10 @@ def test_devices_without_a_layer_are_refused() -> None:
 def test_experts_in_a_pipeline_that_is_never_flushed_are_refused(schedule: str) -> None:
     training = trained("gpt", experts=4, tieWeights=False)
     layout = {"pipelineParallelDegree": 2, "pipeline": {"schedule": schedule}}
-    (said,) = found(training, layout)
-    assert said.startswith(f"{CONFIG}.experts: experts do not go with PipeDream and PipeDream2BW: how busy each is is")
+    (message,) = found(training, layout)
+    assert message.startswith(
+        f"{CONFIG}.experts: experts do not go with PipeDream and PipeDream2BW: how busy each is is"
+    )
     assert found(training, {"pipelineParallelDegree": 2}) == []
     assert found(trained("gpt", tieWeights=False), layout) == []
 
@@ -122,8 +124,8 @@ def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(
 ) -> None:
     sizes = {"vocabularySize": 258, **({"experts": 4} if "expertParallelDegree" in degrees else {})}
     layout = {"pipelineParallelDegree": 2, "pipeline": {"schedule": schedule}, **degrees}
-    (said,) = found({**trained("gpt", **sizes), **changes}, layout)
-    assert said == (
+    (message,) = found({**trained("gpt", **sizes), **changes}, layout)
+    assert message == (
         f"{CONFIG}.tieWeights: two stages of one rank share the tied weights, which sharded ones cannot with schedule"
         f" '{schedule}': set it to false, or use InterleavedZeroBubble"
     )
@@ -133,5 +135,5 @@ def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(
 
 
 def test_tied_weights_in_a_pipeline_that_is_never_flushed_are_refused() -> None:
-    (said,) = found(trained("gpt"), {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}})
-    assert said.startswith(f"{CONFIG}.tieWeights: stages of PipeDream and PipeDream2BW update at different times")
+    (message,) = found(trained("gpt"), {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}})
+    assert message.startswith(f"{CONFIG}.tieWeights: stages of PipeDream and PipeDream2BW update at different times")

@@ -49,7 +49,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "said"),
+    ("good", "bad", "sentence"),
     [
         ("replicas: 2", "replica: 2", "5: spec.workers.replica: unknown field; did you mean `replicas`?"),
         (
@@ -152,12 +152,12 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_the_one_thing_said(good: str, bad: str, said: str) -> None:
+def test_a_mistake_is_the_one_problem_reported(good: str, bad: str, sentence: str) -> None:
     assert good in GOOD
-    assert refused(GOOD.replace(good, bad, 1)) == [said]
+    assert refused(GOOD.replace(good, bad, 1)) == [sentence]
 
 
-def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = (
         GOOD.replace("name: digits}\nspec", "name: Digits}\nspec")
         .replace("{replicas: 2}", "{replicas: 2, processesPerPod: 4}\n  parallelism: {dataParallelReplicateDegree: 6}")
@@ -175,7 +175,7 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "expected"),
     [
         (
             [{"action": "FailJob"}, {"onExitCodes": {"operator": "In", "values": [7, 999]}}],
@@ -197,22 +197,22 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file() -> None:
         ),
     ],
 )
-def test_mistakes_in_lists_are_said_and_leave_the_rest_to_the_rules(rules: list[Any], said: list[str]) -> None:
+def test_mistakes_in_lists_are_reported_and_leave_the_rest_to_the_rules(rules: list[Any], expected: list[str]) -> None:
     """Among them the rule that is broken elsewhere: a wrong item takes its list out of doubt, not the whole job."""
     wrong = a_manifest(runPolicy={"failurePolicy": {"rules": rules}}, parallelism={"dataParallelReplicateDegree": 3})
     found = [str(problem) for problem in problems(wrong)]
-    assert found[: len(said)] == said
-    assert [problem.partition(":")[0] for problem in found[len(said) :]] == ["spec.parallelism"]
+    assert found[: len(expected)] == expected
+    assert [problem.partition(":")[0] for problem in found[len(expected) :]] == ["spec.parallelism"]
 
 
-def test_numbers_are_not_said_to_misfit_while_one_of_them_is_wrong() -> None:
+def test_numbers_are_not_compared_while_one_of_them_is_wrong() -> None:
     text = GOOD.replace("{replicas: 2}", "{replicas: two}\n  parallelism: {dataParallelReplicateDegree: 6}")
     assert refused(text) == ["5: spec.workers.replicas: must be an integer, not the string 'two'"]
 
 
 def test_the_config_of_a_built_in_model_is_checked() -> None:
-    (said,) = refused(GOOD.replace("{name: mlp}", "{name: mlp, config: {hiddenSizes: [0]}}"))
-    assert said.startswith("7: spec.training.model.config.hiddenSizes[0]: ")
+    (sentence,) = refused(GOOD.replace("{name: mlp}", "{name: mlp, config: {hiddenSizes: [0]}}"))
+    assert sentence.startswith("7: spec.training.model.config.hiddenSizes[0]: ")
 
 
 def test_a_job_read_back_from_a_cluster_is_a_manifest() -> None:
@@ -287,7 +287,7 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "sentence"),
     [
         ("runPolicy: {suspend: true}", "spec.runPolicy.suspend: unknown field; it is `spec.suspend` now"),
         ("runPolicy: {activeDeadlineSeconds: 60}", "it is `spec.activeDeadlineSeconds` now"),
@@ -313,9 +313,9 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
         ),
     ],
 )
-def test_a_field_of_an_earlier_version_is_refused_with_where_it_went(written: str, said: str) -> None:
+def test_a_field_of_an_earlier_version_is_refused_with_where_it_went(written: str, sentence: str) -> None:
     (problem,) = refused(f"{GOOD}  {written}\n")
-    assert problem.endswith(said)
+    assert problem.endswith(sentence)
 
 
 @given(st.sampled_from(sorted(MOVED)), anything)
@@ -340,7 +340,7 @@ def fields_of(schema: dict[str, Any], path: str) -> Iterator[str]:
         yield from fields_of(schema["items"], f"{path}[]")
 
 
-def test_no_field_that_is_said_to_have_moved_is_there() -> None:
+def test_no_field_that_is_reported_as_moved_exists() -> None:
     known = set(fields_of(openapi_schema()["properties"]["spec"], "spec"))
     assert known & set(MOVED) == set(CARRIED)
     assert known.issuperset(RESHAPED)

@@ -12,7 +12,7 @@ from tests.unit.api.test_manifest import GOOD, refused
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "empty: it must hold a DistTrainingJob"),
         (b"# only this\n---\n", "empty: it must hold a DistTrainingJob"),
@@ -39,12 +39,12 @@ from tests.unit.api.test_manifest import GOOD, refused
         (b"- a\n", "must be an object with keys and values, not a list"),
     ],
 )
-def test_a_file_that_is_no_job_says_so_in_a_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_job_says_so_in_a_sentence(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(content)
     with pytest.raises(ManifestError) as caught:
         load(file)
-    assert [str(problem) for problem in caught.value.problems] == [said]
+    assert [str(problem) for problem in caught.value.problems] == [message]
     assert str(caught.value).startswith(f"{file}:")
 
 
@@ -83,14 +83,14 @@ def test_the_only_job_among_other_objects_is_taken_with_its_lines(tmp_path: Path
     assert f"{line}: spec.training.stepz: unknown field; did you mean `steps`?" in refused(wrong)
 
 
-def test_what_stands_beside_a_job_is_said_within_bounds(tmp_path: Path) -> None:
+def test_what_stands_beside_a_job_is_reported_within_bounds(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     others = "".join(f"---\nkind: K{'x' * 5000}{number}\nmetadata: {{name: n}}\n" for number in range(MAX_LISTED + 7))
     file.write_text(GOOD + others)
-    said = read(file).others
-    assert said.startswith("Kxxx")
-    assert said.endswith("… n and 7 more")
-    assert len(said) < 100 * MAX_LISTED
+    others = read(file).others
+    assert others.startswith("Kxxx")
+    assert others.endswith("… n and 7 more")
+    assert len(others) < 100 * MAX_LISTED
     (problem,) = refused(others)
     assert len(problem) < 100 * MAX_LISTED
 
@@ -117,7 +117,7 @@ def test_a_name_may_be_left_to_the_api_server(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
         (
             f"generateName: {'s' * (MAX_JOB_NAME_LENGTH - 4)}",
@@ -138,9 +138,9 @@ def test_a_name_may_be_left_to_the_api_server(length: int) -> None:
         ("name: Digits, generateName: sweep-", "3: metadata.name: 'Digits' must begin with a lower-case letter"),
     ],
 )
-def test_the_begin_of_a_name_is_held_to_what_the_name_is_held_to(metadata: str, said: str) -> None:
+def test_the_begin_of_a_name_is_held_to_what_the_name_is_held_to(metadata: str, message: str) -> None:
     (problem,) = refused(named(metadata))
-    assert problem.startswith(said)
+    assert problem.startswith(message)
 
 
 def test_a_name_that_is_given_counts_alone() -> None:

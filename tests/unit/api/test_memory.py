@@ -87,8 +87,8 @@ def test_a_model_from_an_entry_point_has_a_size_that_only_building_tells() -> No
 
 
 @pytest.mark.parametrize(
-    ("size", "words"),
+    ("size", "text"),
     [(0, "0 B"), (1023, "1,023 B"), (5 * 2**20, "5 MiB"), (2**35, "32.0 GiB"), (4 * 10**12, "3.6 TiB")],
 )
-def test_bytes_are_said_in_a_unit_that_fits(size: int, words: str) -> None:
-    assert in_words(size) == words
+def test_bytes_are_reported_in_a_unit_that_fits(size: int, text: str) -> None:
+    assert in_words(size) == text

@@ -127,9 +127,9 @@ def any_in(sound: dict[str, Any]) -> st.SearchStrategy[Any]:
 @example(PROGRESS | {"step": 2**63}, FAILURE)
 @example(PROGRESS | {"checkpoint": CHECKPOINT | {"step": 2**63}}, FAILURE)
 @example(PROGRESS, FAILURE | {"exitCode": 2**63})
-def test_any_json_is_read_into_what_the_status_can_hold(told: Any, failed: Any) -> None:
+def test_any_json_is_read_into_what_the_status_can_hold(reported: Any, failed: Any) -> None:
     """Red where a loss or a metric may be no finite number, and where a count may have more than 64 bits."""
-    report = decode_pod_report(json.dumps({"progress": told, "failure": failed}))
+    report = decode_pod_report(json.dumps({"progress": reported, "failure": failed}))
     if report is None:
         return
     # What the API server refuses in a status: numbers that are none, and integers beyond 64 bits.
@@ -160,7 +160,7 @@ def test_a_report_fits_the_message_whatever_it_holds() -> None:
         assert (read.progress.step, read.progress.total_steps) == (7, 9)
 
 
-def test_what_restarts_in_place_are_told_with_gives_way_before_the_last_failure() -> None:
+def test_restarts_in_place_are_cut_before_the_last_failure() -> None:
     long = "é" * 1000
     last = RestartsInPlace(
         count=3,

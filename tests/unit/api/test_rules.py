@@ -17,7 +17,7 @@ def test_every_rule_has_a_job_that_it_refuses() -> None:
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.rule)
-def test_a_broken_rule_is_said_at_its_field_in_its_words(refusal: Refusal) -> None:
+def test_a_broken_rule_is_reported_at_its_field_in_its_words(refusal: Refusal) -> None:
     """Red without any of the rules, such as those on reserved labels and annotations."""
     assert [str(found) for found in problems(refusal.manifest)] == [f"{refusal.path}: {refusal.message}"]
 

@@ -42,13 +42,13 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(("config", "said"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
-def test_a_config_beyond_its_bounds_is_one_problem_at_its_field(part: str, config: Any, said: str) -> None:
+@pytest.mark.parametrize(("config", "sentence"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+def test_a_config_beyond_its_bounds_is_one_problem_at_its_field(part: str, config: Any, sentence: str) -> None:
     """Red without the bound on levels, that on values, or that on bytes, and where a problem of the whole job is
     reported besides."""
     (found,) = problems(with_config(part, config))
     assert found.path == f"spec.training.{part}.config"
-    assert said in found.message
+    assert sentence in found.message
     assert len(str(found)) < 300
 
 
@@ -114,7 +114,7 @@ def test_a_config_with_many_unknown_fields_is_a_bounded_number_of_problems() -> 
     assert max(len(str(problem)) for problem in found) < 1000
 
 
-def test_what_is_said_of_a_manifest_lists_twenty_problems() -> None:
+def test_a_manifest_is_refused_with_twenty_problems_at_most() -> None:
     wrong = "\n".join(f"  wrong{number}: 1" for number in range(50))
     text = f"apiVersion: disttrain.io/v1alpha1\nkind: DistTrainingJob\nmetadata: {{name: x}}\nspec:\n{wrong}\n"
     with pytest.raises(ManifestError) as refused:

@@ -40,14 +40,14 @@ def test_its_jobs_are_ones_that_the_trainer_takes():
 def test_the_plain_loops_model_is_the_trainers():
     shape = SHAPES[1]
     training = JobConfig.model_validate(job(shape, 2, 1, Length.of(1))).training
-    ours, plain = build(model_config(training)), Gpt(11, 8, 2, 2, 16)
-    embeddings, head = ours.embeddings, ours.head
+    own, plain = build(model_config(training)), Gpt(11, 8, 2, 2, 16)
+    embeddings, head = own.embeddings, own.head
     pairs = [
         (plain.tokens, embeddings.tokens.weight),
         (plain.positions, embeddings.positions.weight),
         (plain.norm, head.norm.weight),
     ]
-    for copy, block in zip(plain.blocks, ours.blocks, strict=True):
+    for copy, block in zip(plain.blocks, own.blocks, strict=True):
         attention, (expand, _, contract) = block.attention, block.feed_forward
         projection = torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])
         pairs += [(copy.norm1, block.norm1.weight), (copy.projection, projection), (copy.out, attention.out.weight)]
@@ -55,10 +55,10 @@ def test_the_plain_loops_model_is_the_trainers():
     with torch.no_grad():
         for layer, weight in pairs:
             layer.weight.copy_(weight)
-    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, plain)]
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (own, plain)]
     assert sizes[0] == sizes[1]
     inputs, targets = torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(0))
-    expected = torch.nn.functional.cross_entropy(ours(inputs).flatten(0, 1), targets.flatten())
+    expected = torch.nn.functional.cross_entropy(own(inputs).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(plain(inputs, targets), expected)
 
 

@@ -13,13 +13,13 @@ RUN = Run("abc1234", "NVIDIA H200", "2.13.0", "2026-12-01")
 LATER = Run("def5678", "NVIDIA H200", "2.13.0", "2026-12-09")
 
 
-def lines(name, path, *told):
+def lines(name, path, *results):
     """What tests/gpu writes of a test: that it is selected, and each of its outcomes."""
     entry = {"test": name, "paths": [path]}
-    return [json.dumps(one) for one in (entry, *({**entry, "seconds": 1.0, "why": "", **each} for each in told))]
+    return [json.dumps(one) for one in (entry, *({**entry, "seconds": 1.0, "why": "", **each} for each in results))]
 
 
-TOLD = [
+LINES = [
     *lines("learns", "BF16", {"outcome": "passed"}),
     *lines("follows", "BF16", {"outcome": "passed"}),
     *lines("restores", "NCCL", {"outcome": "failed", "why": "assert 1 == 2"}),
@@ -28,7 +28,7 @@ TOLD = [
     *lines("two", "NCCL between GPUs", {"outcome": "skipped"}),
     json.dumps({"test": "of no path", "paths": [], "outcome": "passed", "seconds": 1.0, "why": ""}),
 ]
-FOUND = outcomes(selected(TOLD).values())
+FOUND = outcomes(selected(LINES).values())
 
 
 def line_of(text, path):
@@ -47,8 +47,8 @@ def test_outcomes_are_those_of_tests_that_ran():
 
 
 def test_a_test_that_was_selected_and_has_no_outcome_did_not_end():
-    told = [*TOLD, *lines("hangs", "BF16"), *lines("waits", "NCCL"), '{"test": "half']
-    found = outcomes(selected(told).values())
+    results = [*LINES, *lines("hangs", "BF16"), *lines("waits", "NCCL"), '{"test": "half']
+    found = outcomes(selected(results).values())
     assert found == {"BF16": Outcome(2, [], ["hangs"]), "NCCL": Outcome(1, ["restores", "fixture"], ["waits"])}
     text = page(with_tests({}, found, RUN))
     assert "| did not end at `abc1234`: hangs | 2 of 3;" in line_of(text, "BF16")
@@ -56,7 +56,7 @@ def test_a_test_that_was_selected_and_has_no_outcome_did_not_end():
 
 
 def test_why_a_test_failed_and_how_long_it_took_is_kept():
-    tests = selected(TOLD)
+    tests = selected(LINES)
     assert (tests["restores"].why, tests["fixture"].why, tests["fixture"].seconds) == ("assert 1 == 2", "in leaving", 2)
 
 

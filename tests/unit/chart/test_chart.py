@@ -262,7 +262,7 @@ def test_the_gate_of_an_operator_of_one_namespace_is_refused(helm: Path) -> None
 
 
 @pytest.mark.parametrize(("keep", "annotated"), [("true", True), ("false", False)])
-def test_the_crd_is_kept_by_an_uninstall_if_so_wished(helm: Path, keep: str, annotated: bool) -> None:
+def test_the_crd_is_kept_by_an_uninstall_if_values_ask_for_it(helm: Path, keep: str, annotated: bool) -> None:
     crd = only(render(helm, "crds.enabled=true", f"crds.keep={keep}"), "CustomResourceDefinition")
     policy = (crd["metadata"].get("annotations") or {}).get("helm.sh/resource-policy")
     assert (policy == "keep") is annotated

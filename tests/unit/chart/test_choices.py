@@ -75,8 +75,8 @@ def test_the_list_for_mirrors_has_both_images_as_they_are_rendered(helm: Path) -
     page = (REPOSITORY / "docs" / "day-2.md").read_text()
     (command,) = [line for line in page.splitlines() if line.startswith("helm show chart")]
     path = f"{helm.parent}{os.pathsep}{os.environ['PATH']}"
-    said = subprocess.check_output(command, shell=True, cwd=REPOSITORY, env={"PATH": path}, text=True)
-    assert said.splitlines() == list(images(helm).values())
+    output = subprocess.check_output(command, shell=True, cwd=REPOSITORY, env={"PATH": path}, text=True)
+    assert output.splitlines() == list(images(helm).values())
 
 
 def images(helm: Path, *settings: str) -> dict[str, str]:
@@ -111,10 +111,10 @@ def test_users_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
     assert read_settings(container(render(helm))["args"], {}).pods.user_id == 65532
 
 
-def of_page(name: str, words: str, folder: Path) -> tuple[str, str]:
+def of_page(name: str, text: str, folder: Path) -> tuple[str, str]:
     """The values with these words on a page, as flags of helm."""
     page = (CHART.parents[1] / "docs" / name).read_text()
-    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if words in block]
+    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if text in block]
     values = folder / "values.yaml"
     values.write_text(block)
     return "-f", str(values)

@@ -72,7 +72,7 @@ def test_every_alert_has_a_line_in_the_documentation() -> None:
     assert [alert for alert in alerts if f"| `{alert}` |" not in page] == []
 
 
-def test_the_chart_hands_out_rules_and_board_where_it_is_told_to(helm: Path) -> None:
+def test_the_chart_installs_rules_and_board_where_values_ask_for_them(helm: Path) -> None:
     kinds = {document["kind"] for document in render(helm)}
     assert not kinds & {"PrometheusRule", "ConfigMap"}
     values = (

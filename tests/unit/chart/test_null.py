@@ -53,10 +53,10 @@ def rendered(helm: Path, *values: str) -> tuple[int, str]:
 def test_null_where_a_value_must_say_something_is_refused_by_its_name(helm: Path) -> None:
     for path in (path for path, _, needed in FIELDS if needed):
         above, _, name = path.rpartition(".")
-        code, said = rendered(helm, f"{path}=null")
+        code, message = rendered(helm, f"{path}=null")
         assert code != 0, path
         place = "/" + above.replace(".", "/") if above else ""
-        assert f"at '{place}': missing property '{name}'" in said, path
+        assert f"at '{place}': missing property '{name}'" in message, path
 
 
 @pytest.mark.parametrize(("path", "field"), OPTIONAL, ids=[path for path, _ in OPTIONAL])

@@ -21,8 +21,8 @@ TIME = "2026-01-01T12:00:00Z"
 
 
 def a_condition(type_: str, status: str = "True", reason: str = "Because", message: str = "it is so") -> Raw:
-    said = {"reason": reason, "message": message, "lastTransitionTime": TIME, "observedGeneration": 1}
-    return {"type": type_, "status": status, **said}
+    rest = {"reason": reason, "message": message, "lastTransitionTime": TIME, "observedGeneration": 1}
+    return {"type": type_, "status": status, **rest}
 
 
 class FakeApi:

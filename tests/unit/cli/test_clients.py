@@ -84,7 +84,7 @@ def test_a_name_is_left_to_the_api_server(kubeconfig: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"metadata": {}}, "metadata.name"),
         ({"metadata": None}, "metadata"),
@@ -93,10 +93,12 @@ def test_a_name_is_left_to_the_api_server(kubeconfig: Path, tmp_path: Path) -> N
         ({"spec": {"workers": {}, "runPolicy": {"suspend": True}}}, "spec.runPolicy.suspend: .*`spec.suspend` now"),
     ],
 )
-def test_a_dict_that_is_no_job_is_refused_and_not_sent(kubeconfig: Path, wrong: dict[str, object], said: str) -> None:
+def test_a_dict_that_is_no_job_is_refused_and_not_sent(
+    kubeconfig: Path, wrong: dict[str, object], message: str
+) -> None:
     with FakeApi() as api:
         api.kubeconfig(kubeconfig, namespace="default")
-        with pytest.raises(ManifestError, match=rf"(?m)^manifest: {said}"):
+        with pytest.raises(ManifestError, match=rf"(?m)^manifest: {message}"):
             Client().submit(a_manifest() | wrong)
         assert Client().list() == []
 
@@ -143,7 +145,21 @@ def test_on_this_machine_a_job_can_be_stopped(tmp_path: Path) -> None:
         client.wait("own")
 
 
-WORDS = ["3e-4", "0o14", "012", "on", "1_000", "null", "~", "=", "2026-01-01", "é\u202e", "a: b", "\x1b[2J", ""]
+AMBIGUOUS_SCALARS = [
+    "3e-4",
+    "0o14",
+    "012",
+    "on",
+    "1_000",
+    "null",
+    "~",
+    "=",
+    "2026-01-01",
+    "é\u202e",
+    "a: b",
+    "\x1b[2J",
+    "",
+]
 
 
 @pytest.fixture
@@ -154,10 +170,12 @@ def unstarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LocalClient:
 
 def test_on_this_machine_a_dict_is_taken_as_it_is(unstarted: LocalClient) -> None:
     """Not as YAML would read what it is written as."""
-    env = [{"name": f"W{number}", "value": word} for number, word in enumerate(WORDS)]
-    manifest = a_manifest("own", workers={"replicas": 1, "command": ["true", *WORDS], "env": env}, training=None)
+    env = [{"name": f"W{number}", "value": word} for number, word in enumerate(AMBIGUOUS_SCALARS)]
+    manifest = a_manifest(
+        "own", workers={"replicas": 1, "command": ["true", *AMBIGUOUS_SCALARS], "env": env}, training=None
+    )
     stored = unstarted.submit(manifest).raw["spec"]["workers"]
-    assert (stored["command"], stored["env"]) == (["true", *WORDS], env)
+    assert (stored["command"], stored["env"]) == (["true", *AMBIGUOUS_SCALARS], env)
 
 
 @pytest.mark.parametrize("odd", [{1, 2}, object(), float, Path("x")], ids=lambda odd: type(odd).__name__)

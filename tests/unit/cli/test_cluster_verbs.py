@@ -33,9 +33,9 @@ def said_lines(api: FakeApi, pod: dict[str, Any], *lines: str) -> None:
     api.put_pod(pod, *(f"2026-01-01T12:00:{at:02}.5Z {line}" for at, line in enumerate(lines)))
 
 
-def said(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def output_of(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """What the command prints on standard output."""
-    assert main(words) == code
+    assert main(arguments) == code
     return capfd.readouterr().out
 
 
@@ -43,11 +43,11 @@ def test_jobs_are_rows_with_their_progress(api: FakeApi, capfd: pytest.CaptureFi
     progress = {"step": 42, "totalSteps": 100, "loss": 0.25, "updateTime": "2026-01-01T12:00:00Z"}
     api.put_job(a_raw_job(status=a_status("Running", progress=progress)))
     api.put_job(a_raw_job("fresh"))
-    heading, first, second = said(capfd, "list").splitlines()
+    heading, first, second = output_of(capfd, "list").splitlines()
     assert heading.split() == ["NAME", "PHASE", "MESH", "READY", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
     assert first.split()[:7] == ["digits", "Running", "dp2", "2/2", "42/100", "(42%)", "0.25"]
     assert second.split()[:3] == ["fresh", "Pending", "-"]
-    assert "default" in said(capfd, "list", "-A", "-o", "wide")
+    assert "default" in output_of(capfd, "list", "-A", "-o", "wide")
 
 
 def test_no_jobs_are_no_error(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
@@ -57,9 +57,9 @@ def test_no_jobs_are_no_error(api: FakeApi, capfd: pytest.CaptureFixture[str]) -
 
 def test_json_and_yaml_are_what_the_api_server_holds(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status={"phase": EVIL}) | {})
-    read = json.loads(said(capfd, "get", "digits", "-o", "json"))
+    read = json.loads(output_of(capfd, "get", "digits", "-o", "json"))
     assert (read["metadata"]["uid"], read["status"]["phase"]) == (UID, EVIL)
-    text = said(capfd, "list", "-o", "yaml")
+    text = output_of(capfd, "list", "-o", "yaml")
     assert text.isascii()
     assert yaml.safe_load(text)["items"][0]["status"]["phase"] == EVIL
 
@@ -67,7 +67,7 @@ def test_json_and_yaml_are_what_the_api_server_holds(api: FakeApi, capfd: pytest
 def test_a_thousand_jobs_are_read_page_by_page(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     path = JOBS.format("default")
     api.answers[path] = (200, {"items": [a_raw_job("one")], "metadata": {}})
-    said(capfd, "list")
+    output_of(capfd, "list")
     assert f"GET {path}?limit=500" in api.asked
 
 
@@ -90,7 +90,7 @@ def test_a_page_says_where_the_time_went_until_now(api: FakeApi, capfd: pytest.C
     began = datetime.now(UTC) - timedelta(hours=3, seconds=1)
     goodput = {"since": "2026-01-01T12:00:00Z", "updateTime": timestamp(began), "state": "Training", "spent": spent}
     api.put_job(a_raw_job(status=a_status("Running", goodput=goodput)))
-    assert re.search(r"Goodput: +75% of 4h \(training 3h, starting 60m\)", said(capfd, "describe", "digits"))
+    assert re.search(r"Goodput: +75% of 4h \(training 3h, starting 60m\)", output_of(capfd, "describe", "digits"))
 
 
 def test_a_page_draws_the_mesh_with_the_state_of_each_rank(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_page_draws_the_mesh_with_the_state_of_each_rank(api: FakeApi, capfd: 
     api.put_job(a_raw_job(workers={"replicas": 2, "processesPerPod": 2}, parallelism=parallelism) | {})
     api.put_job({"metadata": {"name": "digits", "namespace": "default"}, "status": a_status("Running", worldSize=4)})
     api.put_pod(running(a_raw_pod(job, index=0)))
-    text = said(capfd, "describe", "digits")
+    text = output_of(capfd, "describe", "digits")
     drawn = [line.split() for line in text.splitlines() if line.strip().startswith("replica")]
     assert drawn == [["replica", "0", "●0", "●1"], ["replica", "1", "·2", "·3"]]
 
@@ -109,10 +109,10 @@ def test_logs_come_in_the_order_of_time_with_their_ranks(api: FakeApi, capfd: py
     api.put_job(a_raw_job(status=a_status("Running")))
     for index in range(2):
         said_lines(api, running(a_raw_pod(job, index=index)), f"[rank {index}] \x1b[32mstep 1\x1b[0m", "[agent] x")
-    out = said(capfd, "logs", "digits")
+    out = output_of(capfd, "logs", "digits")
     assert out.splitlines() == ["[rank 0] step 1", "[rank 1] step 1", "[agent 0] x", "[agent 1] x"]
-    assert said(capfd, "logs", "digits", "--rank", "1") == "[rank 1] step 1\n"
-    assert said(capfd, "logs", "digits", "--tail", "1") == "[agent 0] x\n[agent 1] x\n"
+    assert output_of(capfd, "logs", "digits", "--rank", "1") == "[rank 1] step 1\n"
+    assert output_of(capfd, "logs", "digits", "--tail", "1") == "[agent 0] x\n[agent 1] x\n"
 
 
 def test_a_log_cannot_speak_for_another_rank_or_to_the_terminal(
@@ -120,7 +120,7 @@ def test_a_log_cannot_speak_for_another_rank_or_to_the_terminal(
 ) -> None:
     api.put_job(a_raw_job(status=a_status("Running")))
     said_lines(api, running(a_raw_pod(a_job())), "[rank 7] I am rank 7", EVIL.replace("\r\n", ""), "old\rnew")
-    out = said(capfd, "logs", "digits").splitlines()
+    out = output_of(capfd, "logs", "digits").splitlines()
     assert out[0] == "[rank 0] [rank 7] I am rank 7"
     assert out[1] == "[rank 0] \\x1b]0;owned\\x07 [bold]not bold[/bold] \\u202eback\\x9b31m"
     assert out[2] == "[rank 0] new"
@@ -150,7 +150,7 @@ def test_following_goes_through_pending_pods_and_a_restart_to_the_end(
 
     player = threading.Thread(target=play, daemon=True)
     player.start()
-    out = said(capfd, "logs", "-f", "digits")
+    out = output_of(capfd, "logs", "-f", "digits")
     player.join()
     assert out.splitlines() == ["[rank 0] one", "[rank 0] two", "--- attempt 2 ---", "[rank 0] three"]
 
@@ -179,10 +179,10 @@ def test_ranks_that_cannot_be_are_usage(api: FakeApi, ranks: str) -> None:
 
 def test_suspending_and_resuming_change_one_field(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Running")))
-    assert "pods write a checkpoint and stop" in said(capfd, "suspend", "digits")
-    assert "is suspended already" in said(capfd, "suspend", "digits")
-    assert "goes on" in said(capfd, "resume", "digits")
-    assert "is not suspended" in said(capfd, "resume", "digits")
+    assert "pods write a checkpoint and stop" in output_of(capfd, "suspend", "digits")
+    assert "is suspended already" in output_of(capfd, "suspend", "digits")
+    assert "goes on" in output_of(capfd, "resume", "digits")
+    assert "is not suspended" in output_of(capfd, "resume", "digits")
     bodies = [line.split(" ", 2)[2] for line in api.asked if line.startswith("PATCH")]
     resumed = '{"spec": {"suspend": false, "runPolicy": {"suspend": null}}}'
     assert bodies == ['{"spec": {"suspend": true}}', resumed], "and the field of an earlier version goes"
@@ -192,9 +192,9 @@ def test_a_job_that_an_earlier_version_suspended_is_suspended_and_goes_on(
     api: FakeApi, capfd: pytest.CaptureFixture[str]
 ) -> None:
     api.put_job(a_raw_job(status=a_status("Suspended"), runPolicy={"suspend": True}, suspend=False))
-    assert "is suspended already" in said(capfd, "suspend", "digits")
-    assert "goes on" in said(capfd, "resume", "digits")
-    assert "is not suspended" in said(capfd, "resume", "digits")
+    assert "is suspended already" in output_of(capfd, "suspend", "digits")
+    assert "goes on" in output_of(capfd, "resume", "digits")
+    assert "is not suspended" in output_of(capfd, "resume", "digits")
 
 
 def play_operator(api: FakeApi, *holding: str) -> threading.Thread:
@@ -214,7 +214,7 @@ def play_operator(api: FakeApi, *holding: str) -> threading.Thread:
 def test_a_restart_waits_until_the_pods_have_ended(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Running")))
     player = play_operator(api, "Suspended")
-    assert [line.split(" ", 1)[1] for line in said(capfd, "restart", "digits").splitlines()] == [
+    assert [line.split(" ", 1)[1] for line in output_of(capfd, "restart", "digits").splitlines()] == [
         "is being suspended: its pods write a checkpoint and stop",
         "goes on",
     ]
@@ -246,10 +246,10 @@ def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.Ca
 
     player = threading.Thread(target=play, daemon=True)
     player.start()
-    out = said(capfd, "checkpoint", "digits")
+    out = output_of(capfd, "checkpoint", "digits")
     player.join()
     assert out.splitlines()[1] == "the checkpoint of step 7 is complete: /checkpoints/digits/step-7"
-    said(capfd, "checkpoint", "digits", "--no-wait")
+    output_of(capfd, "checkpoint", "digits", "--no-wait")
     assert asked[0] != api.objects[path]["metadata"]["annotations"][CHECKPOINT_REQUEST], "each request is another"
 
 
@@ -286,7 +286,7 @@ def test_a_job_that_runs_is_not_deleted_unasked(api: FakeApi, capfd: pytest.Capt
     api.put_job(a_raw_job(status=a_status("Running")))
     assert main(["delete", "digits"]) == 1
     assert "dtj/digits has not finished: --yes deletes without asking" in capfd.readouterr().err
-    assert said(capfd, "delete", "digits", "--yes") == "dtj/digits deleted from namespace default\n"
+    assert output_of(capfd, "delete", "digits", "--yes") == "dtj/digits deleted from namespace default\n"
     assert api.objects == {}
 
 
@@ -295,8 +295,8 @@ def test_on_a_terminal_each_verb_says_what_one_would_do_next(
 ) -> None:
     monkeypatch.setattr(disttrain.jobs, "is_terminal", lambda: True)
     api.put_job(a_raw_job(status=a_status("Failed", "Finished")))
-    for words in (["list"], ["get", "digits"], ["describe", "digits"], ["events", "digits"]):
-        assert main(words) == 0
+    for arguments in (["list"], ["get", "digits"], ["describe", "digits"], ["events", "digits"]):
+        assert main(arguments) == 0
         assert "\nNext: disttrain why digits" in capfd.readouterr().err
 
 
@@ -327,6 +327,6 @@ def test_of_several_kubeconfigs_the_one_with_the_context_is_read(
     (tmp_path / "other").write_text("contexts: []")
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'other'}:{tmp_path / 'kubeconfig'}")
     api.put_job(a_raw_job())
-    assert "digits" in said(capfd, "list", "--context", "fake")
+    assert "digits" in output_of(capfd, "list", "--context", "fake")
     assert main(["list", "--context", "absent"]) == 1
     assert "no context named 'absent'" in capfd.readouterr().err

@@ -52,13 +52,13 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: 
     found = []
     for workers in (1, 2, 3):
         output = tmp_path / f"by-{workers}"
-        told = []
+        progress = []
         settings = Settings(
             (sources,), str(tokenizer), output, end_of_document="<end>", part_bytes=15_000, workers=workers
         )
-        manifest = prepare(settings, told.append)
-        assert told[-1].shards == told[-1].total_shards == len(manifest.shards) > 3
-        assert told[-1].source_bytes == told[-1].total_bytes
+        manifest = prepare(settings, progress.append)
+        assert progress[-1].shards == progress[-1].total_shards == len(manifest.shards) > 3
+        assert progress[-1].source_bytes == progress[-1].total_bytes
         assert not settings.partial.exists()
         found.append(content_of(output))
     assert found[0] == found[1] == found[2]
@@ -71,8 +71,8 @@ def test_the_command_tells_what_it_made_and_shows_where(
     monkeypatch.setattr(Outlet, "isatty", lambda self: terminal)
     source, output = tmp_path / "a.txt", tmp_path / "corpus"
     source.write_text("text\n" * 100)
-    words = ["--tokenizer", "bytes", "--output", str(output), "--workers", "1"]
-    assert main(["data", "prepare", str(source), *words]) == 0
+    options = ["--tokenizer", "bytes", "--output", str(output), "--workers", "1"]
+    assert main(["data", "prepare", str(source), *options]) == 0
     out, err = capfd.readouterr()
     assert out == f"{output}\n"
     assert f"{inspect(output).tokens} tokens" in err.splitlines()[-1]
@@ -122,9 +122,9 @@ def test_a_killed_preparation_goes_on_and_writes_the_same(tmp_path: Path, worker
         assert process.wait() == -signal.SIGKILL
     # Workers end with their parent.
     until(lambda: not session_lives(process.pid))
-    told = []
-    prepare(Settings(**asked, output=output), told.append)
-    assert 3 <= told[0].shards < told[0].total_shards
+    progress = []
+    prepare(Settings(**asked, output=output), progress.append)
+    assert 3 <= progress[0].shards < progress[0].total_shards
     assert content_of(output) == content_of(whole)
 
 
@@ -185,7 +185,7 @@ def test_the_line_is_right_in_the_midst_of_a_file_that_is_cut(tmp_path: Path) ->
         prepare(Settings((tmp_path / "a.jsonl",), "bytes", tmp_path / "corpus", part_bytes=10_000, workers=2))
 
 
-def test_what_cannot_be_begun_is_said(tmp_path: Path, tokenizer: Path) -> None:
+def test_what_cannot_be_begun_is_reported(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_text("text\n" * 100)
     (tmp_path / "bad.json").write_text("{}")
     (tmp_path / "empty").mkdir()
@@ -225,7 +225,7 @@ def test_verify_names_the_file_that_is_not_as_it_was_written(tmp_path: Path, cap
     assert "shard-000000.tokens has other bytes than were written" in capfd.readouterr().err
 
 
-def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_same_command_goes_on(tmp_path: Path) -> None:
     sources = write_sources(tmp_path / "sources", lines=4000)
     whole = tmp_path / "whole"
     prepare(Settings((sources,), "bytes", whole, part_bytes=100_000))
@@ -236,9 +236,9 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path: Path) -> Non
         with pytest.raises(CorpusError, match=r"no room in .* run the same command again"):
             prepare(settings)
         ballast.unlink()
-        told = []
-        prepare(settings, told.append)
-        assert told[0].shards > 0
+        progress = []
+        prepare(settings, progress.append)
+        assert progress[0].shards > 0
         assert content_of(settings.output) == content_of(whole)
 
 

@@ -45,7 +45,7 @@ def test_a_cluster_that_has_everything_is_well(api: FakeApi, capfd: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("path", "answer", "says", "code"),
+    ("path", "answer", "pattern", "code"),
     [
         ("/version", (200, {"major": "1", "minor": "31+", "gitVersion": "v1.31"}), "BAD   cluster: .*1.32 or newer", 1),
         ("/version", (401, {}), "BAD   cluster: .*credentials", 1),
@@ -60,11 +60,11 @@ def test_a_cluster_that_has_everything_is_well(api: FakeApi, capfd: pytest.Captu
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], path: str, answer: tuple[int, Any], says: str, code: int
+    api: FakeApi, capfd: pytest.CaptureFixture[str], path: str, answer: tuple[int, Any], pattern: str, code: int
 ) -> None:
     api.answers[path] = answer
     assert main(["doctor"]) == code
-    assert re.search(says, capfd.readouterr().out)
+    assert re.search(pattern, capfd.readouterr().out)
 
 
 def test_an_image_that_pods_wait_for_is_named(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:

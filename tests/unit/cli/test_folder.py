@@ -103,15 +103,15 @@ def test_a_status_that_stands_for_more_than_it_says_is_refused_by_its_sentence(t
 
 
 def test_words_that_yaml_reads_in_two_ways_come_back_as_they_were(tmp_path: Path) -> None:
-    words = ["3e-4", "0o14", "012", "09", "on", "1_000", "2026-01-01", "1:30", "null", "=", "~", "é\u202e"]
-    text = yaml.safe_dump(words)
+    scalars = ["3e-4", "0o14", "012", "09", "on", "1_000", "2026-01-01", "1:30", "null", "=", "~", "é\u202e"]
+    text = yaml.safe_dump(scalars)
     folder = RunFolder(tmp_path)
     job = {
         "apiVersion": "disttrain.io/v1alpha1",
         "kind": "DistTrainingJob",
         "metadata": {"name": "digits"},
-        "spec": {"workers": {"image": "i", "command": words}},
+        "spec": {"workers": {"image": "i", "command": scalars}},
     }
     folder.write_job(job)
     assert folder.read_job() == job
-    assert yaml.safe_load(text) == words
+    assert yaml.safe_load(text) == scalars

@@ -40,7 +40,7 @@ from tests.unit.cli.hostile_world import (
 )
 
 # On a terminal: colours, and how a live table is drawn again.
-OURS = re.compile(r"\x1b\[(\d+(;\d+)*m|2K|\d*A|\?25[hl])|\r")
+OWN_ESCAPES = re.compile(r"\x1b\[(\d+(;\d+)*m|2K|\d*A|\?25[hl])|\r")
 
 
 TABLES = [
@@ -49,9 +49,11 @@ TABLES = [
 ]
 PLAIN = [["why", "digits"], ["doctor"]]
 OBJECTS = [
-    [*words, "-o", form] for words in (["list"], ["get", "digits"], ["events", "digits"]) for form in ("json", "yaml")
+    [*arguments, "-o", form]
+    for arguments in (["list"], ["get", "digits"], ["events", "digits"])
+    for form in ("json", "yaml")
 ]
-LOOKS = TABLES + PLAIN + OBJECTS
+READS = TABLES + PLAIN + OBJECTS
 CHANGES = [["suspend", "digits"], ["resume", "digits"], ["delete", "digits"], ["delete", "digits", "--yes"]]
 STATES = ("Failed", "Running", "Suspended", "Pending", "Succeeded")
 ALL_STRINGS = {
@@ -60,64 +62,64 @@ ALL_STRINGS = {
 }
 
 
-def said_by(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+def output_of(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     capfd.readouterr()
-    main(words)
+    main(arguments)
     return "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("words", LOOKS + CHANGES, ids=" ".join)
+@pytest.mark.parametrize("arguments", READS + CHANGES, ids=" ".join)
 def test_hostile_texts_in_every_string_are_shown_as_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], words: list[str], state: str
+    api: FakeApi, capfd: pytest.CaptureFixture[str], arguments: list[str], state: str
 ) -> None:
     put(api, poisoned(a_world(state), EVIL, ALL_STRINGS[state]), EVIL)
-    assert not bad_in(said_by(words, capfd))
+    assert not bad_in(output_of(arguments, capfd))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(any_text, st.sampled_from(LOOKS + CHANGES), st.sampled_from(STATES), st.data())
+@given(any_text, st.sampled_from(READS + CHANGES), st.sampled_from(STATES), st.data())
 def test_any_text_in_any_string_is_shown_as_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], text: str, words: list[str], state: str, data: st.DataObject
+    api: FakeApi, capfd: pytest.CaptureFixture[str], text: str, arguments: list[str], state: str, data: st.DataObject
 ) -> None:
     paths = data.draw(st.lists(st.sampled_from(ALL_STRINGS[state]), min_size=1, max_size=5))
     put(api, poisoned(a_world(state), text, paths), text)
-    assert not bad_in(said_by(words, capfd))
+    assert not bad_in(output_of(arguments, capfd))
 
 
-@pytest.mark.parametrize("words", TABLES + PLAIN, ids=" ".join)
+@pytest.mark.parametrize("arguments", TABLES + PLAIN, ids=" ".join)
 def test_what_others_have_written_is_there_to_be_read(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], words: list[str]
+    api: FakeApi, capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     put(api, poisoned(a_world("Failed"), EVIL, ALL_STRINGS["Failed"]), EVIL)
-    said = said_by(words, capfd)
-    assert "\\u202e[bold]x[/bold]\\u2066" in said
+    printed = output_of(arguments, capfd)
+    assert "\\u202e[bold]x[/bold]\\u2066" in printed
 
 
-@pytest.mark.parametrize("words", [["get", "digits"], ["logs", "digits"], ["submit"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["get", "digits"], ["logs", "digits"], ["submit"]], ids=" ".join)
 @pytest.mark.parametrize("answer", [{"message": EVIL}, EVIL.encode()], ids=["JSON", "text"])
 def test_what_the_api_server_refuses_is_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], answer: Any
+    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], answer: Any
 ) -> None:
     api.answers[f"{JOBS.format('default')}/digits"] = (500, answer)
     api.answers[JOBS.format("default")] = (500, answer)
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(a_manifest()))
-    said = said_by([*words, str(file)] if words == ["submit"] else words, capfd)
-    assert "\\x1b]52;c;eA==" in said or "500" in said
-    assert not bad_in(said)
+    printed = output_of([*arguments, str(file)] if arguments == ["submit"] else arguments, capfd)
+    assert "\\x1b]52;c;eA==" in printed or "500" in printed
+    assert not bad_in(printed)
 
 
-@pytest.mark.parametrize("words", [*LOOKS, ["submit", "--wait"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [*READS, ["submit", "--wait"]], ids=" ".join)
 def test_half_a_character_is_a_sentence(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]
+    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]
 ) -> None:
     put(api, poisoned(a_world("Failed"), "\ud800", ALL_STRINGS["Failed"]), "a line")
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(a_manifest()))
-    said = said_by([*words, str(file)] if words[0] == "submit" else words, capfd)
-    assert said
-    assert not bad_in(said)
+    printed = output_of([*arguments, str(file)] if arguments[0] == "submit" else arguments, capfd)
+    assert printed
+    assert not bad_in(printed)
 
 
 OWN = a_manifest(training=None, workers={"replicas": 1, "image": "an/image", "command": ["python", "train.py"]})
@@ -130,7 +132,7 @@ OWN = a_manifest(training=None, workers={"replicas": 1, "image": "an/image", "co
     st.sampled_from(["yaml", "json"]),
     st.data(),
 )
-def test_a_hostile_manifest_is_judged_in_text(
+def test_a_hostile_manifest_is_checked_in_text(
     api: FakeApi,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -143,9 +145,9 @@ def test_a_hostile_manifest_is_judged_in_text(
     raw = poisoned(OWN, text, paths) | ({text: text} if not paths else {})
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(raw) if form == "json" else yaml.safe_dump(raw))
-    said = said_by([*verb, str(file)], capfd)
-    assert not bad_in(said)
-    assert said
+    printed = output_of([*verb, str(file)], capfd)
+    assert not bad_in(printed)
+    assert printed
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,18 +203,18 @@ class Terminal:
 
 
 @pytest.mark.parametrize("state", ["Failed", "Succeeded"])
-@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+@pytest.mark.parametrize("arguments", READS, ids=" ".join)
 def test_on_a_terminal_only_colours_and_cursors_of_ours_are_no_text(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch, words: list[str], state: str
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, arguments: list[str], state: str
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "400")
     put(api, poisoned(a_world(state), EVIL, ALL_STRINGS[state]), EVIL)
     with Terminal() as terminal:
-        main(words)
-    assert ("\x1b[" in terminal.text) == (words in TABLES)
+        main(arguments)
+    assert ("\x1b[" in terminal.text) == (arguments in TABLES)
     assert "\x1b[8m" not in terminal.text
-    assert not bad_in(OURS.sub("", terminal.text))
+    assert not bad_in(OWN_ESCAPES.sub("", terminal.text))
 
 
 def test_a_run_says_what_others_have_written_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +229,7 @@ def test_a_run_says_what_others_have_written_as_text(tmp_path: Path, monkeypatch
     assert len(lines.getvalue().splitlines()) == 3
     assert not bad_in(lines.getvalue())
     assert "\x1b[8m" not in drawn.getvalue()
-    assert not bad_in(OURS.sub("", drawn.getvalue()))
+    assert not bad_in(OWN_ESCAPES.sub("", drawn.getvalue()))
     assert "\\x1b]52;c;eA==" in drawn.getvalue()
 
 
@@ -244,9 +246,9 @@ def test_the_end_of_a_run_is_text(tmp_path: Path, capfd: pytest.CaptureFixture[s
     )
     print_stderr(summary(done, folder, storage=EVIL))
     drain()
-    said = capfd.readouterr().err
-    assert not bad_in(said)
-    assert "    green\n    over\n    written\n" in said
+    printed = capfd.readouterr().err
+    assert not bad_in(printed)
+    assert "    green\n    over\n    written\n" in printed
 
 
 def test_the_status_of_a_run_is_text_and_the_same_value() -> None:
@@ -273,7 +275,7 @@ def test_what_a_live_table_says_below_it_is_text() -> None:
     made.caption = EVIL
     out = console(io.StringIO(), terminal=True)
     out.print(made)
-    assert not bad_in(OURS.sub("", out.file.getvalue()))
+    assert not bad_in(OWN_ESCAPES.sub("", out.file.getvalue()))
 
 
 def test_an_error_is_text(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +283,7 @@ def test_an_error_is_text(capfd: pytest.CaptureFixture[str], monkeypatch: pytest
         raise CommandError(EVIL)
 
     monkeypatch.setattr("disttrain.main._run", fail)
-    assert not bad_in(said_by([], capfd))
+    assert not bad_in(output_of([], capfd))
 
 
 def test_only_what_was_painted_here_has_colours(capfd: pytest.CaptureFixture[str]) -> None:

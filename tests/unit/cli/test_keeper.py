@@ -21,9 +21,9 @@ def program() -> Iterator[Start]:
     """Starts a program."""
     started: list[Process] = []
 
-    def begin(*words: str) -> Process:
+    def begin(*command: str) -> Process:
         pipe = subprocess.PIPE
-        started.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT))
+        started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT))
         return started[-1]
 
     yield begin

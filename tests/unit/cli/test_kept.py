@@ -39,11 +39,11 @@ class Runner:
         return (self.folder / "log").read_text()
 
     async def start(self, *command: str, **environment: str) -> Kept:
-        ours = {Env.CONFIG: str(self.folder / "job.json"), Env.TERMINATION_LOG: str(self.folder / "last-words")}
-        words = command or (sys.executable, "-P", "-m", "disttrain_agent")
+        variables = {Env.CONFIG: str(self.folder / "job.json"), Env.TERMINATION_LOG: str(self.folder / "last-words")}
+        arguments = command or (sys.executable, "-P", "-m", "disttrain_agent")
         # Where the fork server finds modules of a test: not in its working folder.
-        ours["PYTHONPATH"] = str(self.folder)
-        launch = Launch(words, {**os.environ, **POD, **ours, **environment}, self.folder)
+        variables["PYTHONPATH"] = str(self.folder)
+        launch = Launch(arguments, {**os.environ, **POD, **variables, **environment}, self.folder)
         return await self.fork_server.start(launch, self.folder / "log")
 
     async def start_waiting(self) -> Kept:
@@ -228,13 +228,13 @@ async def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(
 def test_the_fork_server_imports_what_the_ranks_will() -> None:
     digits = a_job(training={"model": {"name": "resnet"}, "data": {"name": "digits"}}).spec
     assert digits is not None
-    ours = "disttrain_trainer"
-    assert modules_of(digits) == (f"{ours}.program", f"{ours}.data.digits", f"{ours}.models.resnet.model")
+    trainer = "disttrain_trainer"
+    assert modules_of(digits) == (f"{trainer}.program", f"{trainer}.data.digits", f"{trainer}.models.resnet.model")
     users = a_job(
         training={"model": {"name": None, "entrypoint": "my:m"}, "data": {"name": None, "entrypoint": "my:d"}}
     ).spec
     assert users is not None
-    assert modules_of(users) == (f"{ours}.program",)
+    assert modules_of(users) == (f"{trainer}.program",)
     own = a_job(training=None).spec
     assert own is not None
     assert modules_of(own) == ()

@@ -10,7 +10,7 @@ from disttrain_api.pod_template import pod_template_schema
 from tests.builders import a_job
 
 
-def said(pod: dict[str, Any] | None = None, *, servers: dict[str, Any] | None = None, **workers: Any) -> str:
+def left_out_of(pod: dict[str, Any] | None = None, *, servers: dict[str, Any] | None = None, **workers: Any) -> str:
     if pod is not None:
         workers["template"] = {"spec": pod}
     spec: dict[str, Any] = {"workers": workers}
@@ -24,15 +24,15 @@ def a_pod(**trainer: Any) -> dict[str, Any]:
 
 
 def test_a_plain_job_leaves_nothing_out() -> None:
-    assert said() == ""
-    assert said(command=["python3", "train.py"], args=["-v"], env=[{"name": "A", "value": "1"}]) == ""
+    assert left_out_of() == ""
+    assert left_out_of(command=["python3", "train.py"], args=["-v"], env=[{"name": "A", "value": "1"}]) == ""
     # What has its counterpart here, and what is of no weight without an image or a cluster.
     pod = a_pod(workingDir="src", ports=[{"containerPort": 80}], imagePullPolicy="Always")
-    assert said(pod | {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "hostNetwork": True}) == ""
+    assert left_out_of(pod | {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "hostNetwork": True}) == ""
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "text"),
     [
         ({"secretRef": {"name": "s3-keys"}}, "the variables of Secret s3-keys (set them in your shell)"),
         ({"configMapRef": {"name": "paths"}}, "the variables of ConfigMap paths (set them in your shell)"),
@@ -42,14 +42,14 @@ def test_a_plain_job_leaves_nothing_out() -> None:
         ),
     ],
 )
-def test_variables_of_objects_are_named(source: dict[str, Any], words: str) -> None:
-    assert said(envFrom=[source]) == words
-    assert said(a_pod(envFrom=[source])) == words
+def test_variables_of_objects_are_named(source: dict[str, Any], text: str) -> None:
+    assert left_out_of(envFrom=[source]) == text
+    assert left_out_of(a_pod(envFrom=[source])) == text
 
 
 def test_values_from_elsewhere_are_named() -> None:
     entry = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-    assert said(env=[{"name": "A", **entry}, {"name": "B", "value": "b"}, {"name": "C", **entry}]) == (
+    assert left_out_of(env=[{"name": "A", **entry}, {"name": "B", "value": "b"}, {"name": "C", **entry}]) == (
         "the values of A, C (set them in your shell)"
     )
 
@@ -58,14 +58,14 @@ def test_volumes_are_named_by_where_they_are_not() -> None:
     volumes = [{"name": name, "emptyDir": {}} for name in ("models", "disk", "of-no-container")]
     mounts = [{"name": "models", "mountPath": "/models"}, {"name": "models", "mountPath": "/m", "subPath": "m"}]
     pod = a_pod(volumeMounts=mounts, volumeDevices=[{"name": "disk", "devicePath": "/dev/xvda"}])
-    assert said(pod | {"volumes": volumes}) == (
+    assert left_out_of(pod | {"volumes": volumes}) == (
         "volume models at /models; volume models at /m; volume disk at /dev/xvda"
     )
 
 
 def test_an_image_and_further_containers_are_named() -> None:
     pod = {"containers": [{"name": "shipper"}], "initContainers": [{"name": "fetch"}]}
-    assert said(pod, image="me/train:1", command=["train"]) == (
+    assert left_out_of(pod, image="me/train:1", command=["train"]) == (
         "image me/train:1 (programs and packages are those of this machine); init container fetch; container shipper"
     )
 
@@ -76,8 +76,8 @@ def test_each_further_field_of_a_pod_and_of_its_trainer_is_named() -> None:
     trainer = pod["containers"]["items"]["properties"]
     filled = {name: _filled(schema) for name, schema in trainer.items()}
     filled |= {"name": "trainer", "volumeMounts": [], "volumeDevices": []}
-    words = said({name: _filled(schema) for name, schema in pod.items()} | {"containers": [filled]})
-    assert (trainer.keys() | pod.keys()) - set(words.split("; ")[-1].split(", ")) == {
+    text = left_out_of({name: _filled(schema) for name, schema in pod.items()} | {"containers": [filled]})
+    assert (trainer.keys() | pod.keys()) - set(text.split("; ")[-1].split(", ")) == {
         # Said in words of their own.
         *("image", "env", "envFrom", "volumeMounts", "volumeDevices", "containers", "initContainers", "volumes"),
         # Done here, too.
@@ -95,13 +95,13 @@ def _filled(schema: dict[str, Any]) -> Any:
 
 
 def test_a_field_that_asks_for_nothing_is_not_named() -> None:
-    assert said(a_pod(resources={}) | {"automountServiceAccountToken": False, "tolerations": []}) == ""
+    assert left_out_of(a_pod(resources={}) | {"automountServiceAccountToken": False, "tolerations": []}) == ""
 
 
 def test_what_the_servers_ask_for_is_named_too_and_what_both_ask_for_once() -> None:
     source = {"secretRef": {"name": "hub"}}
     servers = {"envFrom": [source], "template": {"spec": {"priorityClassName": "high"}}}
-    assert said(envFrom=[source], servers=servers) == (
+    assert left_out_of(envFrom=[source], servers=servers) == (
         "the variables of Secret hub (set them in your shell); priorityClassName"
     )
 
@@ -118,6 +118,6 @@ def test_what_a_cluster_does_with_the_job_comes_first() -> None:
 
 def test_the_sentence_is_bounded() -> None:
     many = [{"secretRef": {"name": f"s{number}"}} for number in range(MAX_LISTED + 3)]
-    assert said(envFrom=many).endswith("; and 3 more")
+    assert left_out_of(envFrom=many).endswith("; and 3 more")
     long = [{"name": "V" * 200 + str(number), "valueFrom": {"fieldRef": {}}} for number in range(200)]
-    assert len(said(env=long).encode()) <= MAX_MESSAGE_BYTES
+    assert len(left_out_of(env=long).encode()) <= MAX_MESSAGE_BYTES

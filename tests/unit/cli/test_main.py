@@ -91,9 +91,9 @@ def test_without_a_cluster_submit_says_so_in_one_line(
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     assert main(["submit", "job.yaml"]) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("disttrain: no cluster to talk to: ")
-    assert len(said.splitlines()) == 1
+    output = capfd.readouterr().err
+    assert output.startswith("disttrain: no cluster to talk to: ")
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("claim", ["../other", "a/b", ".."])

@@ -14,7 +14,7 @@ from disttrain_api import manifest
 
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 TEXTS = st.one_of(st.none(), st.text(min_size=1, max_size=60))
-WISHES = st.builds(
+OPTIONS = st.builds(
     ManifestOptions,
     name=NAMES,
     model=st.sampled_from(BuiltIn),
@@ -28,8 +28,8 @@ WISHES = st.builds(
 
 
 @settings(max_examples=15, deadline=None)
-@given(WISHES)
-def test_whatever_is_wished_is_a_valid_manifest_or_a_sentence(options: ManifestOptions) -> None:
+@given(OPTIONS)
+def test_any_options_give_a_valid_manifest_or_a_sentence(options: ManifestOptions) -> None:
     try:
         text = manifest_text(options)
     except CommandError:
@@ -45,7 +45,7 @@ def test_whatever_is_wished_is_a_valid_manifest_or_a_sentence(options: ManifestO
 
 
 @pytest.mark.parametrize("model", BuiltIn)
-def test_every_model_has_data_and_plain_wishes_are_never_refused(model: BuiltIn) -> None:
+def test_every_model_has_data_and_plain_options_are_never_refused(model: BuiltIn) -> None:
     for options in (ManifestOptions(model=model), ManifestOptions(model=model, storage="10Gi", gpus=8)):
         assert manifest.parse(manifest_text(options)).spec.training is not None
     assert "torchrun, train.py" in manifest_text(ManifestOptions(script="train.py", image="me/image:1"))
@@ -65,7 +65,7 @@ def test_a_file_is_not_replaced_unasked(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--name", "A"],
         ["--workers", "0"],
@@ -76,14 +76,14 @@ def test_a_file_is_not_replaced_unasked(
         ["--model", "gpt", "--script", "a"],
     ],
 )
-def test_what_cannot_be_is_usage(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", *words]) == 2
+    assert main(["init", *arguments]) == 2
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("field", "says"),
+    ("field", "expected"),
     [
         ("spec.training.steps", ["spec.training.steps <integer>  (required", "steps"]),
         ("training.steps", ["spec.training.steps <integer>"]),
@@ -94,14 +94,14 @@ def test_what_cannot_be_is_usage(words: list[str], tmp_path: Path, monkeypatch: 
         (None, ["spec <object>", "status <object>"]),
     ],
 )
-def test_a_field_is_explained_as_the_reference_does(field: str | None, says: list[str]) -> None:
+def test_a_field_is_explained_as_the_reference_does(field: str | None, expected: list[str]) -> None:
     text = explain(field)
-    for words in says:
-        assert words in text
+    for message in expected:
+        assert message in text
 
 
 @pytest.mark.parametrize(
-    ("field", "says"),
+    ("field", "expected"),
     [
         ("spec.training.stepz", "spec.training has no field 'stepz'; did you mean `steps`?"),
         ("spec.workers.template.spec", "`kubectl explain pod` has these"),
@@ -109,6 +109,6 @@ def test_a_field_is_explained_as_the_reference_does(field: str | None, says: lis
         ("\x1b[31m", "has no field '\\x1b[31m'"),
     ],
 )
-def test_a_field_that_is_not_there_is_usage(field: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_field_that_is_not_there_is_usage(field: str, expected: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", field]) == 2
-    assert says in capfd.readouterr().err
+    assert expected in capfd.readouterr().err

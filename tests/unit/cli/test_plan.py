@@ -16,8 +16,8 @@ from disttrain_api import manifest
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def planned(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
-    assert main(["plan", *words, "-o", "json"]) == code
+def planned(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main(["plan", *arguments, "-o", "json"]) == code
     found: dict[str, Any] = json.loads(capfd.readouterr().out)
     return found
 
@@ -75,7 +75,7 @@ MEMORY = RankMemory(0, parameters=4, buffers=0, gradients=4, optimizer_state=8, 
 
 
 @pytest.mark.parametrize(
-    ("memory", "said"),
+    ("memory", "message"),
     [
         (MEMORY, None),
         (replace(MEMORY, peak=25), "rank 0 needs 25 B, and a GPU has 24 B: cut the model over more ranks"),
@@ -86,10 +86,10 @@ MEMORY = RankMemory(0, parameters=4, buffers=0, gradients=4, optimizer_state=8, 
         (RankMemory(0, unknown="why"), None),
     ],
 )
-def test_what_does_not_fit_is_said(memory: RankMemory, said: str | None) -> None:
+def test_what_does_not_fit_is_reported(memory: RankMemory, message: str | None) -> None:
     found = misfit(memory, 24, manifest.load(EXAMPLES / "ddp.yaml").spec)
-    assert (found is None) == (said is None)
-    assert (said or "") in (found or "")
+    assert (found is None) == (message is None)
+    assert (message or "") in (found or "")
     # With `offload.parameters` it is the host's memory.
     assert misfit(memory, 0, manifest.load(EXAMPLES / "offload.yaml").spec) is None
 

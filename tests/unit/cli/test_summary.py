@@ -71,15 +71,15 @@ def test_success_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-@pytest.mark.parametrize(("each", "words"), [([1], "1 restart in place"), ([2, 1], "3 restarts in place")])
-def test_restarts_in_place_are_counted_apart(tmp_path: Path, each: list[int], words: str) -> None:
+@pytest.mark.parametrize(("each", "text"), [([1], "1 restart in place"), ([2, 1], "3 restarts in place")])
+def test_restarts_in_place_are_counted_apart(tmp_path: Path, each: list[int], text: str) -> None:
     attempts = [
         {"number": number, "startTime": NOW.isoformat(), "restartsInPlace": count} for number, count in enumerate(each)
     ]
     status = a_status("Complete").model_copy(
         update={"attempts": JobStatus.model_validate({"attempts": attempts}).attempts}
     )
-    assert f"Succeeded · {words} · " in summary(status, RunFolder(tmp_path), storage=None)
+    assert f"Succeeded · {text} · " in summary(status, RunFolder(tmp_path), storage=None)
 
 
 GOODPUT = {
@@ -91,10 +91,10 @@ GOODPUT = {
 
 
 def test_either_end_says_where_the_time_went(tmp_path: Path) -> None:
-    folder, words = RunFolder(tmp_path), "goodput 62% of 16m (training 10m, starting 6m)"
+    folder, text = RunFolder(tmp_path), "goodput 62% of 16m (training 10m, starting 6m)"
     times = {"goodput": GOODPUT, "completionTime": "2026-01-01T12:16:40Z"}
-    assert summary(a_status("Complete", **times), folder, storage=None).endswith(f" · {words}")
-    assert f"  {words}" in summary(a_status("Failed", **times), folder, storage=None).splitlines()
+    assert summary(a_status("Complete", **times), folder, storage=None).endswith(f" · {text}")
+    assert f"  {text}" in summary(a_status("Failed", **times), folder, storage=None).splitlines()
 
 
 def test_success_without_the_last_evaluation_says_so(tmp_path: Path) -> None:

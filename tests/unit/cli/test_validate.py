@@ -21,7 +21,7 @@ def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({}, "digits, 2 worker pods x 1 process, mesh dp2"),
         ({"workers": {"replicas": 1, "gpusPerPod": 8}}, "digits, 1 worker pod x 8 processes, 8 GPUs per pod, mesh dp8"),
@@ -29,11 +29,11 @@ def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
     ],
 )
 def test_a_valid_manifest_is_summed_up(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], spec: dict[str, object], said: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], spec: dict[str, object], message: str
 ) -> None:
     path = written(tmp_path, **spec)
     assert main(["validate", path]) == 0
-    assert capfd.readouterr() == (f"{path}: valid: {said}\n", "")
+    assert capfd.readouterr() == (f"{path}: valid: {message}\n", "")
 
 
 def test_every_problem_is_a_line_that_editors_can_jump_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -98,13 +98,13 @@ def test_all_verbs_take_the_job_alone_from_wherever(
 
 
 @pytest.mark.parametrize("verb", ["validate", "submit"])
-def test_an_image_that_would_not_train_is_said(
+def test_an_image_that_would_not_train_is_reported(
     verb: str, api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, workers=own_program({"name": "pytorch", "image": "an/image:1"}))
     assert main([verb, path]) == 0
-    said = f"{path}: spec.workers.template: the container `pytorch` runs beside the container `trainer`, "
-    assert capfd.readouterr().err.startswith(said)
+    message = f"{path}: spec.workers.template: the container `pytorch` runs beside the container `trainer`, "
+    assert capfd.readouterr().err.startswith(message)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def a_view() -> tuple[PlainView, Clock, io.StringIO]:
     return PlainView("digits", clock, stream), clock, stream
 
 
-def test_progress_is_said_every_few_seconds_and_at_the_last_step() -> None:
+def test_progress_is_reported_every_few_seconds_and_at_the_last_step() -> None:
     view, clock, stream = a_view()
     for step in range(0, 101, 10):
         clock.now += 1
@@ -36,7 +36,7 @@ def test_progress_is_said_every_few_seconds_and_at_the_last_step() -> None:
     )
 
 
-def test_the_time_that_is_left_is_said_where_it_is_known() -> None:
+def test_the_time_that_is_left_is_reported_where_it_is_known() -> None:
     view, _, stream = a_view()
     view.progress(LiveProgress(100, 100, 0.5, 10, remaining_seconds=0.0))
     view.progress(LiveProgress(100, 99, 0.5, 10, remaining_seconds=250.0))
@@ -65,7 +65,7 @@ def test_a_checkpoint_with_more_steps_than_the_job_is_no_fraction_of_them() -> N
     assert stream.getvalue() == "00:00 digits: step 9 (past 3)  loss 0.5\n"
 
 
-def test_a_phase_is_said_once_and_warnings_are_said() -> None:
+def test_a_phase_is_reported_once_and_warnings_are_reported() -> None:
     view, clock, stream = a_view()
     running = JobStatus(phase=Phase.RUNNING, attempt=1)
     view.status(running)

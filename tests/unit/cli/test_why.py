@@ -36,11 +36,11 @@ def held(reason: str, message: str = "the sentence of the operator", **more: Any
 
 
 def failed(reason: str, **verdict: Any) -> dict[str, Any]:
-    said = {"reason": reason, "message": "rank 0 did it", **verdict}
+    ended = {"reason": reason, "message": "rank 0 did it", **verdict}
     return {
         "attempt": 1,
         "completionTime": TIME,
-        "attempts": [{"number": 1, "startTime": TIME, "endTime": TIME, "verdict": said}],
+        "attempts": [{"number": 1, "startTime": TIME, "endTime": TIME, "verdict": ended}],
         "conditions": [
             a_condition("Failed", "True", reason, "rank 0 did it"),
             a_condition("Finished", "True", reason, ""),
@@ -49,8 +49,14 @@ def failed(reason: str, **verdict: Any) -> dict[str, Any]:
 
 
 def restarting(reason: str, message: str, /, **verdict: Any) -> dict[str, Any]:
-    said = {"reason": "OOMKilled", "message": "rank 3 ran out of memory", "class": "OutOfMemory", "rank": 3, **verdict}
-    first = {"number": 1, "startTime": TIME, "endTime": TIME, "verdict": said}
+    ended = {
+        "reason": "OOMKilled",
+        "message": "rank 3 ran out of memory",
+        "class": "OutOfMemory",
+        "rank": 3,
+        **verdict,
+    }
+    first = {"number": 1, "startTime": TIME, "endTime": TIME, "verdict": ended}
     return {
         "attempt": 2,
         "restarts": 1,
@@ -155,20 +161,20 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
 
 
 @pytest.mark.parametrize(
-    ("status", "spec", "says", "does"), [one[1:] for one in SITUATIONS], ids=[one[0] for one in SITUATIONS]
+    ("status", "spec", "sentences", "does"), [one[1:] for one in SITUATIONS], ids=[one[0] for one in SITUATIONS]
 )
 def test_each_situation_has_its_cause_and_what_to_do(
-    status: dict[str, Any] | None, spec: dict[str, Any], says: list[str], does: list[str]
+    status: dict[str, Any] | None, spec: dict[str, Any], sentences: list[str], does: list[str]
 ) -> None:
     raw = a_raw_job(status=status, **spec)
     raw["metadata"]["creationTimestamp"] = TIME
     found = why(RemoteJob(raw), [], [], LATER)
     assert found.paragraph.startswith("digits ")
     assert "\n" not in found.paragraph
-    for words in says:
-        assert words in found.paragraph
-    for words in does:
-        assert words in " ".join(found.todo)
+    for text in sentences:
+        assert text in found.paragraph
+    for text in does:
+        assert text in " ".join(found.todo)
 
 
 def decided(pods: list[dict[str, Any]]) -> tuple[Job, dict[str, Any]]:
@@ -182,7 +188,7 @@ def decided(pods: list[dict[str, Any]]) -> tuple[Job, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "sentences"),
     [
         (lambda pod: waiting(pod, "ErrImagePull", 'failed to pull "an/image:1": not found'), "cannot be pulled"),
         (lambda pod: waiting(pod, "CreateContainerConfigError", 'secret "s" not found'), 'secret "s" not found'),
@@ -192,10 +198,10 @@ def decided(pods: list[dict[str, Any]]) -> tuple[Job, dict[str, Any]]:
     ],
     ids=["image", "secret", "pending", "running", "killed"],
 )
-def test_what_the_operator_itself_writes_is_understood(change: Any, says: str) -> None:
+def test_what_the_operator_itself_writes_is_understood(change: Any, sentences: str) -> None:
     pods = [change(a_raw_pod(a_job(), index=index)) for index in range(2)]
     _, raw = decided(pods)
-    assert says in why(RemoteJob(raw), pods, [], LATER).paragraph
+    assert sentences in why(RemoteJob(raw), pods, [], LATER).paragraph
 
 
 def test_an_init_container_is_named_with_the_way_to_its_log() -> None:
@@ -241,12 +247,12 @@ def test_a_pod_that_looks_for_worker_0_is_not_one_that_runs() -> None:
     )
 
 
-def test_by_when_it_must_run_is_said_where_the_stored_job_says_it() -> None:
+def test_by_when_it_must_run_is_shown_where_the_stored_job_has_it() -> None:
     raw = a_raw_job(status=held("Unschedulable"), runPolicy={"startingDeadlineSeconds": 1800})
     assert "If it does not run within 25m it fails" in why(RemoteJob(raw), [], [], LATER).paragraph
 
 
-def test_that_nothing_but_its_reason_ends_the_wait_is_said_where_there_is_no_deadline() -> None:
+def test_that_nothing_but_its_reason_ends_the_wait_is_shown_where_there_is_no_deadline() -> None:
     found = why(RemoteJob(a_raw_job(status=held("Unschedulable"))), [], [], LATER)
     assert found.paragraph.startswith("digits is pending since 5m (Unschedulable): ")
     assert "It waits for as long as that takes (it has no startingDeadlineSeconds)." in found.paragraph
@@ -254,8 +260,8 @@ def test_that_nothing_but_its_reason_ends_the_wait_is_said_where_there_is_no_dea
 
 def test_a_start_that_takes_several_attempts_has_one_end() -> None:
     later = timestamp(LATER)
-    said = {"reason": "Unschedulable", "message": "no room; meanwhile worker 0 gave up", "class": "NotStarted"}
-    attempts: list[dict[str, Any]] = [{"number": 1, "startTime": TIME, "endTime": later, "verdict": said}]
+    ended = {"reason": "Unschedulable", "message": "no room; meanwhile worker 0 gave up", "class": "NotStarted"}
+    attempts: list[dict[str, Any]] = [{"number": 1, "startTime": TIME, "endTime": later, "verdict": ended}]
     attempts += [{"number": 2, "startTime": later}]
     conditions = [
         a_condition("Restarting", "True", "GangRestarted", "no room"),

@@ -40,8 +40,8 @@ def test_validate_says_the_sentence_of_each(tmp_path: Path, capfd: pytest.Captur
     file = tmp_path / "b.yaml"
     file.write_text(text)
     assert main(["validate", str(file)]) == 1
-    (said,) = capfd.readouterr().err.splitlines()
-    assert said.partition(": ")[2].startswith(sentence)
+    (message,) = capfd.readouterr().err.splitlines()
+    assert message.partition(": ")[2].startswith(sentence)
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one file", "two files"])

@@ -63,7 +63,7 @@ def test_a_killed_daemon_leaves_no_zombie(daemon: Daemon):
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_a_daemon_that_ended_has_its_last_words_told(tmp_path: Path):
+def test_a_daemon_that_ended_has_its_last_output_reported(tmp_path: Path):
     go = tmp_path / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
     short = Daemon("short", [sys.executable, "-c", f"{wait}print('no room')"], tmp_path)
@@ -89,7 +89,7 @@ def test_marks_name_the_folder_and_the_owner():
     assert parse_marks(b"HOME=/root\0") == (None, None)
 
 
-def test_an_owner_is_told_from_a_later_process_of_the_same_pid():
+def test_an_owner_is_distinguished_from_a_later_process_of_the_same_pid():
     now = ProcessId.of(os.getpid())
     assert now
     assert now.alive()

@@ -129,7 +129,7 @@ class Operator:
         self.server.stream.clear()
         self.pods.replace(deepcopy(list(self.server.pods.values())), self.server.version)
 
-    def hear(self, count: int, *, twice: bool = False) -> None:
+    def deliver(self, count: int, *, twice: bool = False) -> None:
         """The next events of the watch arrive."""
         for _ in range(min(count, len(self.server.stream))):
             kind, raw = self.server.stream.popleft()

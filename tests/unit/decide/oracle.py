@@ -34,7 +34,7 @@ class Budget:
 
     def see(self, observed: Observed, before: JobStatus, after: JobStatus) -> None:
         """A status was written, from what was observed."""
-        self.hear(observed)
+        self.observe(observed)
         for attempt in after.attempts:
             if attempt.end_time is not None:
                 verdict = attempt.verdict
@@ -45,7 +45,7 @@ class Budget:
                     if entry.reason not in _CLUSTER:
                         self.singles.add((attempt.number, entry.uid))
 
-    def hear(self, observed: Observed) -> None:
+    def observe(self, observed: Observed) -> None:
         """Pods have reported, or answered while they ran."""
         reports = [(pod.attempt, pod.report.progress) for pod in observed.pods if pod.report is not None]
         live = observed.live

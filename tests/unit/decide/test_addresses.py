@@ -165,9 +165,9 @@ def test_behind_the_gate_the_deadline_counts_from_the_release() -> None:
     gated.pods = {index: awaiting_address(pod, timestamp(gated.now)) for index, pod in gated.pods.items()}
     gated.decide(Admission())
     gated.wait(99).decide(Admission())
-    assert gated.said()[0] == "WaitingForAddress"
+    assert gated.running_reason()[0] == "WaitingForAddress"
     gated.run().decide(Admission())
-    assert gated.said()[0] == "AllPodsRunning"
+    assert gated.running_reason()[0] == "AllPodsRunning"
     assert gated.raw["status"]["attempts"][-1]["admittedTime"] == "2026-01-01T13:23:20Z"
 
 
@@ -175,7 +175,7 @@ def test_behind_the_gate_the_start_ends_with_its_deadline() -> None:
     gated = a_gated(startingDeadlineSeconds=100).wait(5000).let_go(0, 1)
     gated.pods = {index: awaiting_address(pod, timestamp(gated.now)) for index, pod in gated.pods.items()}
     gated.wait(100).decide(Admission())
-    assert gated.said()[0] == "WaitingForAddress"
+    assert gated.running_reason()[0] == "WaitingForAddress"
     assert gated.raw["status"]["phase"] == "Failed"
 
 

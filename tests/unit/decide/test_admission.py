@@ -63,7 +63,7 @@ class Gated:
         self.now += timedelta(seconds=seconds)
         return self
 
-    def said(self) -> tuple[str, str]:
+    def running_reason(self) -> tuple[str, str]:
         entry = next(entry for entry in self.raw["status"]["conditions"] if entry["type"] == "Running")
         return entry["reason"], entry["message"]
 
@@ -94,7 +94,7 @@ def test_pods_of_other_gangs_are_made_without_a_gate() -> None:
     assert [pod.gated for pod in of_kind(decision, CreatePod)] == [False, False]
 
 
-def test_until_the_gate_has_looked_nothing_is_said_of_it() -> None:
+def test_until_the_gate_has_decided_nothing_is_reported_of_it() -> None:
     gated = a_gated()
     before = gated.raw["status"]
     decision = gated.decide(NO_WORD)
@@ -104,17 +104,17 @@ def test_until_the_gate_has_looked_nothing_is_said_of_it() -> None:
 
 def test_an_admitted_gang_goes_as_a_whole_and_the_status_is_not_written() -> None:
     gated = a_gated()
-    before = gated.said()
+    before = gated.running_reason()
     releases = of_kind(gated.decide(gated.admitted()), ReleasePod)
     assert [(pod.uid, pod.node) for pod in releases] == list(gated.admitted().nodes)
-    assert gated.said() == before
+    assert gated.running_reason() == before
     held = gated.pods[0]["status"]["conditions"]
     gated.let_go(0, 1).wait(1)
     gated.pods[0]["status"]["conditions"] = held  # the scheduler comes later
     assert gated.decide(NO_WORD).actions == ()
-    assert gated.said() == before
+    assert gated.running_reason() == before
     gated.run().decide(NO_WORD)
-    assert gated.said()[0] == "AllPodsRunning"
+    assert gated.running_reason()[0] == "AllPodsRunning"
     assert gated.raw["status"]["attempts"][0]["admittedTime"] == "2026-01-01T12:00:00Z"
 
 
@@ -128,16 +128,16 @@ def test_only_what_is_still_held_is_let_go() -> None:
 def test_a_gang_without_room_says_why_and_is_pending() -> None:
     gated = a_gated()
     decision = gated.decide(NO_ROOM)
-    assert gated.said() == ("WaitingForRoom", WHY)
+    assert gated.running_reason() == ("WaitingForRoom", WHY)
     assert gated.raw["status"]["phase"] == "Pending"
     assert [event.reason for event in decision.events] == ["WaitingForRoom"]
     assert gated.decide(NO_ROOM).events == ()
 
 
-def test_it_waits_for_ever_unless_told_otherwise() -> None:
+def test_it_waits_for_ever_without_a_timeout() -> None:
     gated = a_gated(startingDeadlineSeconds=60).wait(10**6)
     assert gated.decide(NO_ROOM).actions == ()
-    assert gated.said()[0] == "WaitingForRoom"
+    assert gated.running_reason()[0] == "WaitingForRoom"
 
 
 def test_a_gang_that_is_not_admitted_in_time_fails_with_the_reason() -> None:
@@ -145,7 +145,7 @@ def test_a_gang_that_is_not_admitted_in_time_fails_with_the_reason() -> None:
     decision = gated.decide(NO_ROOM)
     assert decision.requeue_at == NOW + timedelta(seconds=60)
     gated.wait(1).decide(NO_ROOM)
-    assert gated.said() == ("NoRoom", f"no room within timeoutSeconds (60) of schedulingPolicy: {WHY}")
+    assert gated.running_reason() == ("NoRoom", f"no room within timeoutSeconds (60) of schedulingPolicy: {WHY}")
 
 
 def test_room_at_the_last_moment_is_taken() -> None:
@@ -156,15 +156,15 @@ def test_room_at_the_last_moment_is_taken() -> None:
 def test_the_starting_deadline_counts_from_the_release() -> None:
     gated = a_gated(startingDeadlineSeconds=60).wait(1000).let_go(0, 1).wait(59)
     gated.decide(NO_WORD)
-    assert gated.said()[0] == "WaitingForPods"
+    assert gated.running_reason()[0] == "WaitingForPods"
     gated.wait(1).decide(NO_WORD)
-    assert gated.said()[0] == "StartingDeadlineExceeded"
+    assert gated.running_reason()[0] == "StartingDeadlineExceeded"
 
 
 def test_without_a_deadline_what_was_let_go_is_waited_for() -> None:
     gated = a_gated().let_go(0, 1).wait(10**6)
     gated.decide(NO_WORD)
-    assert gated.said()[0] == "WaitingForPods"
+    assert gated.running_reason()[0] == "WaitingForPods"
     assert gated.raw["status"]["phase"] == "Starting"
 
 
@@ -173,7 +173,7 @@ def test_pods_that_cannot_be_created_fail_the_job_at_the_starting_deadline() -> 
     del gated.pods[1]
     gated.problems = (CreateProblem("Pod", "digits-3f9a1-worker-1-a1", 403, "QuotaExceeded", "exceeded quota"),)
     gated.decide(NO_WORD)
-    assert gated.said()[0] == "QuotaExceeded"
+    assert gated.running_reason()[0] == "QuotaExceeded"
     assert gated.raw["status"]["phase"] == "Failed"
 
 
@@ -184,8 +184,8 @@ def test_a_pod_whose_room_is_lost_is_made_again() -> None:
     decision = gated.wait(1).decide(lost)
     assert [pod.uid for pod in of_kind(decision, DeletePod)] == [gated.pods[1]["metadata"]["uid"]]
     assert [(event.reason, event.warning) for event in decision.events] == [("RoomLost", True)]
-    assert gated.said()[0] == "RoomLost"
-    assert gated.said()[1].endswith("was released and not scheduled within 30 s: taken")
+    assert gated.running_reason()[0] == "RoomLost"
+    assert gated.running_reason()[1].endswith("was released and not scheduled within 30 s: taken")
     del gated.pods[1]
     (made,) = of_kind(gated.decide(NO_WORD), CreatePod)
     assert (made.index, made.attempt, made.gated) == (1, 1, True)
@@ -212,24 +212,24 @@ def test_a_running_gang_is_not_the_gates_business() -> None:
     gated.decide(NO_WORD)
     for answer in (None, NO_WORD, NO_ROOM):
         assert gated.decide(answer).actions == ()
-        assert gated.said()[0] == "AllPodsRunning"
+        assert gated.running_reason()[0] == "AllPodsRunning"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_without_a_gate_the_job_fails_and_says_what_to_do(begun: bool) -> None:
     gated = a_gated(begun)
     decision = gated.decide(None)
-    assert gated.said()[0] == "GateOff"
-    assert "gangGate.enabled" in gated.said()[1]
+    assert gated.running_reason()[0] == "GateOff"
+    assert "gangGate.enabled" in gated.running_reason()[1]
     assert not of_kind(decision, CreatePod)
 
 
 def test_a_gang_that_was_let_go_by_an_operator_with_a_gate_comes_up_without_it() -> None:
     gated = a_gated().let_go(0, 1)
     gated.decide(None)
-    assert gated.said()[0] == "WaitingForPods"
+    assert gated.running_reason()[0] == "WaitingForPods"
     gated.run().decide(None)
-    assert gated.said()[0] == "AllPodsRunning"
+    assert gated.running_reason()[0] == "AllPodsRunning"
 
 
 def test_the_same_world_gives_the_same_decision() -> None:

@@ -44,7 +44,7 @@ def test_a_checkpoint_that_is_learned_after_the_verdict_is_older_than_that_resta
     assert [attempt.checkpoint_step for attempt in status(world).attempts] == [None, 10, None]
 
 
-def test_no_job_fails_for_its_restarts_before_all_last_reports_are_heard() -> None:
+def test_no_job_fails_for_its_restarts_before_all_last_reports_are_known() -> None:
     world = a_job_with(1)
     world.end(1, 137)
     restart(world).end(1, 137).settle()

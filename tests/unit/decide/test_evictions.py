@@ -151,8 +151,8 @@ def test_what_every_node_would_refuse_is_counted() -> None:
     world = refused(a_world().settle(), "SysctlForbidden", 'forbidden sysctl: "kernel.msgmax" not allowlisted')
     verdict = verdict_after(world)
     assert (verdict.reason, verdict.action) == ("SysctlForbidden", "RestartGang")
-    said = 'forbidden sysctl: "kernel.msgmax" not allowlisted'
-    assert verdict.message.endswith(f"was ended by the cluster (SysctlForbidden): {said}")
+    sentence = 'forbidden sysctl: "kernel.msgmax" not allowlisted'
+    assert verdict.message.endswith(f"was ended by the cluster (SysctlForbidden): {sentence}")
 
 
 @pytest.mark.parametrize("which", ["init container", "further container"])
@@ -175,7 +175,7 @@ OWN, OTHER, POD_LIMIT = ({"resources": {"limits": {"memory": limit}}} for limit 
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "suffix"),
     [
         ({"containers": [{"name": "proxy", **OTHER}, {"name": "trainer", **OWN}], **POD_LIMIT}, " (memory limit 77Mi)"),
         ({"containers": [{"name": "proxy", **OTHER}, {"name": "trainer"}], **POD_LIMIT}, " (memory limit 9Gi)"),
@@ -183,11 +183,11 @@ OWN, OTHER, POD_LIMIT = ({"resources": {"limits": {"memory": limit}}} for limit 
     ],
     ids=["container", "pod", "none"],
 )
-def test_memory_that_ran_out_is_named_with_the_limit_that_held(spec: Raw, says: str) -> None:
+def test_memory_that_ran_out_is_named_with_the_limit_that_held(spec: Raw, suffix: str) -> None:
     world = a_running_world()
     pod = ended(world.pod(0), 137, reason="OOMKilled")
     world.put({**pod, "spec": {**pod["spec"], **spec}})
-    assert verdict_after(world).message == f"{POD} ran out of memory and was killed{says}"
+    assert verdict_after(world).message == f"{POD} ran out of memory and was killed{suffix}"
 
 
 def test_the_memory_limit_of_an_init_container_is_its_own() -> None:
@@ -196,5 +196,5 @@ def test_the_memory_limit_of_an_init_container_is_its_own() -> None:
     pod = initializing(world.pod(0), an_init_status("fetch", killed), phase="Failed")
     pod["spec"] |= {"initContainers": [{"name": "fetch", **OWN}], "containers": [{"name": "trainer", **OTHER}]}
     world.put(pod)
-    said = "ran out of memory and was killed (memory limit 77Mi)"
-    assert verdict_after(world).message == f"init container fetch of {POD} {said}"
+    sentence = "ran out of memory and was killed (memory limit 77Mi)"
+    assert verdict_after(world).message == f"init container fetch of {POD} {sentence}"

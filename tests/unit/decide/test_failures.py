@@ -59,7 +59,7 @@ def test_a_peer_that_all_have_lost_is_waited_for_and_its_dead_node_named() -> No
     assert found.pod == "digits-3f9a1-worker-1-a1"
 
 
-def test_a_peer_that_is_never_heard_of_does_not_hold_the_job_for_ever() -> None:
+def test_a_peer_without_any_report_does_not_hold_the_job_for_ever() -> None:
     world = a_running_world().end(0, ExitCode.PEER_LOST, report=a_report(5)).settle().pass_time(91).settle()
     assert (world.job.status.attempt, verdict(world).class_) == (2, "PeerLost")
 
@@ -207,8 +207,8 @@ def test_restarts_that_do_not_count_pause_all_the_same() -> None:
         world.end(1, 137)
         restart(world)
     assert world.condition("Running")[1] == "BackingOff"
-    told = [event.reason for event in world.events if event.warning]
-    assert told == ["GangRestarted", "GangRestarted"], "with a pause before the next attempt and without"
+    reasons = [event.reason for event in world.events if event.warning]
+    assert reasons == ["GangRestarted", "GangRestarted"], "with a pause before the next attempt and without"
 
 
 def test_an_ignored_failure_leaves_the_others_alone() -> None:

@@ -29,7 +29,7 @@ def spent(world: World) -> dict[str, int]:
     return by_state(counted_until(goodput(world), world.now))
 
 
-def says(world: World, phase: str, step: int, attempt: int = 1) -> World:
+def reports_phase(world: World, phase: str, step: int, attempt: int = 1) -> World:
     """The agent of the first worker answers, and the operator writes what it has learned."""
     report = RankReport(rank=0, step=step, total_steps=100, phase=phase)
     live = Live(world.pod()["metadata"]["uid"], attempt, report)
@@ -40,20 +40,20 @@ def says(world: World, phase: str, step: int, attempt: int = 1) -> World:
     return world
 
 
-def test_a_life_is_told_second_by_second() -> None:
+def test_every_second_of_a_job_is_counted_once() -> None:
     world = a_world()
     world.raw_job["metadata"]["creationTimestamp"] = "2026-01-01T11:59:57Z"
     world.settle().pass_time(10).run_all()
-    says(world.pass_time(1), "Starting", 0)
-    says(world.pass_time(20), "Training", 1)
-    says(world.pass_time(100), "Evaluating", 50)
-    says(world.pass_time(7), "Saving", 50)
-    says(world.pass_time(5), "Training", 50)
-    says(world.pass_time(30), "Training", 60)
+    reports_phase(world.pass_time(1), "Starting", 0)
+    reports_phase(world.pass_time(20), "Training", 1)
+    reports_phase(world.pass_time(100), "Evaluating", 50)
+    reports_phase(world.pass_time(7), "Saving", 50)
+    reports_phase(world.pass_time(5), "Training", 50)
+    reports_phase(world.pass_time(30), "Training", 60)
     world.pass_time(2).end(0, 1, report=a_report(60)).end(1, 1).pass_time(4).settle()
     world.confirm_deletions().settle().pass_time(9).run_all()
-    says(world.pass_time(3), "Training", 50, attempt=2)
-    says(world.pass_time(40), "Training", 61, attempt=2)
+    reports_phase(world.pass_time(3), "Training", 50, attempt=2)
+    reports_phase(world.pass_time(40), "Training", 61, attempt=2)
     world.pass_time(8).end(0, 0, report=a_report(100)).end(1, 0).settle()
     assert spent(world) == {
         "Starting": 13 + 1 + 20 + 3,
@@ -108,11 +108,11 @@ def test_a_count_alone_has_no_meaning() -> None:
 
 
 def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
-    world = says(a_running_world(), "Training", 2).pass_time(50)
-    says(world, "Training", 3)
-    says(world.pass_time(-40), "Training", 4)
+    world = reports_phase(a_running_world(), "Training", 2).pass_time(50)
+    reports_phase(world, "Training", 3)
+    reports_phase(world.pass_time(-40), "Training", 4)
     assert by_state(goodput(world)) == {"Training": 50}
-    says(world.pass_time(45), "Training", 5)
+    reports_phase(world.pass_time(45), "Training", 5)
     assert by_state(goodput(world)) == {"Training": 55}
 
 
@@ -120,7 +120,7 @@ def test_a_job_that_was_made_in_the_future_is_counted_from_then_on() -> None:
     world = a_world()
     world.raw_job["metadata"]["creationTimestamp"] = "2026-01-01T12:00:30Z"
     world.settle().run_all()
-    says(world.pass_time(50), "Training", 1)
+    reports_phase(world.pass_time(50), "Training", 1)
     assert (goodput(world).since, spent(world)) == ("2026-01-01T12:00:30Z", {"Starting": 20})
 
 
@@ -134,8 +134,8 @@ def test_a_finished_job_counts_no_more() -> None:
 def test_a_job_that_an_older_operator_began_is_counted_from_the_first_change_that_is_seen() -> None:
     world = a_running_world()
     del world.raw_job["status"]["goodput"]
-    says(world.pass_time(100), "Training", 5)
-    says(world.pass_time(10), "Training", 6)
+    reports_phase(world.pass_time(100), "Training", 5)
+    reports_phase(world.pass_time(10), "Training", 6)
     assert (goodput(world).since, spent(world)) == ("2026-01-01T12:01:40Z", {"Training": 10})
 
 
@@ -145,8 +145,8 @@ def test_a_job_that_an_older_operator_began_is_counted_from_the_first_change_tha
 def test_whatever_stands_there_no_number_leaves_its_bounds(written: dict[str, Any]) -> None:
     world = a_running_world()
     world.raw_job["status"]["goodput"] |= written
-    says(world.pass_time(100), "Training", 5)
-    says(world.pass_time(100), "Training", 6)
+    reports_phase(world.pass_time(100), "Training", 5)
+    reports_phase(world.pass_time(100), "Training", 6)
     known = goodput(world)
     assert all(0 <= seconds <= 10**10 for seconds in by_state(known).values())
     assert parse_time(known.update_time) == world.now

@@ -21,8 +21,8 @@ LIMIT = {"progressDeadlineSeconds": 600, "restartBackoffSeconds": 0}
 
 def a_rank(rank: int = 0, seconds: float | None = 700.0, exit_code: int | None = None, **report: Any) -> RankStatus:
     given = {"step": 40, "total_steps": 100, "phase": "Training", "remaining_seconds": 60.0, **report}
-    told = RankReport(rank=rank, **given)
-    return RankStatus(rank=rank, seconds_since_step=seconds, exit_code=exit_code, report=told)
+    decide_hung = RankReport(rank=rank, **given)
+    return RankStatus(rank=rank, seconds_since_step=seconds, exit_code=exit_code, report=decide_hung)
 
 
 def stall(*ranks: RankStatus) -> Stall | None:
@@ -76,7 +76,7 @@ def test_the_deadline_is_never_shorter_than_the_log_is_slow(
     assert exceeds(replace(STALL, seconds=seconds, seconds_per_step=pace), job.spec) is is_over
 
 
-def told(world: World, **changes: Any) -> Decision:
+def decide_hung(world: World, **changes: Any) -> Decision:
     """What is decided when the first worker's agent has said so."""
     live = Live(world.pod()["metadata"]["uid"], world.job.status.attempt, None, STALL)
     observed = replace(observe(world.pods.values(), world.gone, (), world.services), live=replace(live, **changes))
@@ -85,31 +85,31 @@ def told(world: World, **changes: Any) -> Decision:
 
 def test_a_gang_that_hangs_is_restarted_and_counted_and_the_verdict_says_where_it_was() -> None:
     world = a_running_world(runPolicy=LIMIT)
-    decision = told(world)
+    decision = decide_hung(world)
     assert decision.status is not None
     verdict = decision.status.attempts[0].verdict
     assert verdict is not None
     assert (verdict.class_, verdict.action, verdict.reason) == ("Hang", "RestartGang", "ProgressDeadlineExceeded")
     assert (verdict.rank, verdict.node, verdict.pod) == (0, "node1", world.pod()["metadata"]["name"])
-    for words in ("700 s without a step after step 40", "progressDeadlineSeconds: 600", STALL.stack):
-        assert words in verdict.message
-        assert words in decision.events[0].message
+    for sentence in ("700 s without a step after step 40", "progressDeadlineSeconds: 600", STALL.stack):
+        assert sentence in verdict.message
+        assert sentence in decision.events[0].message
     assert (decision.status.attempt, decision.status.restarts_since_checkpoint) == (2, 1)
 
 
 def test_the_answer_of_the_attempt_that_hung_says_nothing_of_the_next() -> None:
     world = a_running_world(runPolicy=LIMIT)
     uid = world.pod()["metadata"]["uid"]
-    status = told(world).status
+    status = decide_hung(world).status
     assert status is not None
     world.raw_job["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     world.settle().confirm_deletions().settle().run_all()
-    decision = told(world, pod_uid=uid, attempt=1)
+    decision = decide_hung(world, pod_uid=uid, attempt=1)
     assert (decision.reason, decision.actions) == ("AllPodsRunning", ())
 
 
 def test_a_job_without_a_restart_left_fails_with_the_hang_as_its_cause() -> None:
-    decision = told(a_running_world(runPolicy=LIMIT | {"maxRestarts": 0}))
+    decision = decide_hung(a_running_world(runPolicy=LIMIT | {"maxRestarts": 0}))
     assert decision.reason == "ProgressDeadlineExceeded"
     assert decision.status is not None
     assert decision.status.phase == "Failed"
@@ -124,7 +124,7 @@ def test_a_job_without_a_restart_left_fails_with_the_hang_as_its_cause() -> None
     ],
 )
 def test_a_rule_of_the_failure_policy_may_match_it(rule: dict[str, Any], action: str) -> None:
-    decision = told(a_running_world(runPolicy=LIMIT | {"failurePolicy": {"rules": [rule]}}))
+    decision = decide_hung(a_running_world(runPolicy=LIMIT | {"failurePolicy": {"rules": [rule]}}))
     assert decision.status is not None
     verdict = decision.status.attempts[0].verdict
     assert verdict is not None
@@ -168,7 +168,7 @@ def test_nothing_else_is_a_hang(policy: dict[str, Any], changes: dict[str, Any],
     world = a_running_world(runPolicy=policy)
     if what is not None:
         what(world)
-    status = told(world, **changes).status
+    status = decide_hung(world, **changes).status
     assert status is not None
     verdict = status.attempts[0].verdict
     assert verdict is None or verdict.class_ != "Hang"
@@ -178,7 +178,7 @@ def test_nothing_else_is_a_hang(policy: dict[str, Any], changes: dict[str, Any],
 def test_a_gang_that_has_not_run_yet_does_not_hang() -> None:
     world = a_running_world(runPolicy=LIMIT)
     del world.raw_job["status"]["attempts"][0]["runningTime"]
-    assert told(world).reason == "AllPodsRunning"
+    assert decide_hung(world).reason == "AllPodsRunning"
 
 
 OF_FAULTHANDLER = """Thread 0x7f (most recent call first):

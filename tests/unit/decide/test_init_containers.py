@@ -18,9 +18,9 @@ DONE = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": SINCE
 NOT_YET = {"waiting": {"reason": "PodInitializing"}}
 
 
-def died(code: int, words: str = "", reason: str = "Error") -> Raw:
+def died(code: int, text: str = "", reason: str = "Error") -> Raw:
     """The state of a container that has ended."""
-    return {"terminated": {"exitCode": code, "reason": reason, "message": words, "finishedAt": SINCE}}
+    return {"terminated": {"exitCode": code, "reason": reason, "message": text, "finishedAt": SINCE}}
 
 
 def with_inits(world: World, *entries: Raw, index: int = 0, phase: str = "Pending", sidecars: Any = ()) -> World:
@@ -153,7 +153,7 @@ def test_an_init_container_that_runs_is_named_with_its_begin() -> None:
     )
 
 
-def test_what_is_unusual_is_said_first() -> None:
+def test_what_is_unusual_is_reported_first() -> None:
     world = with_inits(a_world().settle(), an_init_status("download", RUNS))
     world.put(waiting(world.pod(1), "CreateContainerConfigError", 'secret "s" not found'))
     reason, message = world.settle().condition("Running")[1:]
@@ -202,7 +202,7 @@ FAILING: dict[str, Raw] = {
 
 
 @pytest.mark.parametrize("entry", FAILING.values(), ids=FAILING.keys())
-def test_a_sidecar_that_keeps_failing_is_said_alike_however_the_kubelet_reports_it(entry: Raw) -> None:
+def test_a_sidecar_that_keeps_failing_is_reported_alike_however_the_kubelet_reports_it(entry: Raw) -> None:
     world = with_inits(a_world().settle(), entry, an_init_status("download", NOT_YET), sidecars=["proxy"])
     failed = "sidecar container proxy failed 4 times (exit code 3)"
     sentence = f"pod digits-3f9a1-worker-0-a1: {failed}; read the container's log"

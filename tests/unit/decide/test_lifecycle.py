@@ -60,7 +60,7 @@ def test_a_pod_deleted_before_the_gang_ran_is_made_again() -> None:
     assert world.job.status.attempt == 1
 
 
-def test_an_image_that_cannot_be_pulled_is_said_at_once_and_only_once() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_at_once_and_only_once() -> None:
     template = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1"}]}}
     world = a_world(workers={"replicas": 2, "template": template}).settle()
     for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull"):

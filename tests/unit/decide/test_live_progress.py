@@ -18,7 +18,7 @@ def a_report(step: int, **fields: Any) -> RankReport:
     return RankReport(rank=0, step=step, total_steps=100, phase="Training", remaining_seconds=5400.4, **fields)
 
 
-def told(world: World, live: Live | None) -> World:
+def with_live(world: World, live: Live | None) -> World:
     """The operator decides with this answer and writes the status."""
     observed = replace(observe(world.pods.values(), world.gone), live=live)
     status = decide(world.job, observed, world.now).status
@@ -39,20 +39,20 @@ def progress(world: World) -> Progress:
 
 def test_a_job_that_runs_says_its_step_its_loss_and_the_time_that_is_left() -> None:
     world = a_running_world()
-    told(world, live_of(world, a_report(5, loss=2.0687743425369263, samples_per_second=10.0, skipped_steps=2)))
+    with_live(world, live_of(world, a_report(5, loss=2.0687743425369263, samples_per_second=10.0, skipped_steps=2)))
     seen = progress(world)
     assert (seen.step, seen.total_steps, seen.loss, seen.samples_per_second) == (5, 100, 2.06877, 10.0)
     assert (seen.phase, seen.remaining_seconds, seen.remaining) == ("Training", 5400, "1h30m")
     assert seen.skipped_steps == 2
-    told(world, None)
+    with_live(world, None)
     assert progress(world) == seen, "an agent that does not answer takes nothing away"
 
 
-def test_a_checkpoint_that_is_heard_of_renews_the_restarts_at_once() -> None:
+def test_a_checkpoint_that_becomes_known_renews_the_restarts_at_once() -> None:
     world = a_running_world().end(1, 137).settle().confirm_deletions().settle().run_all()
     assert world.job.status.restarts_since_checkpoint == 1
     checkpoint = CheckpointReport(step=4, path="/checkpoints/a", time="2026-01-01T12:00:00Z")
-    told(world, live_of(world, a_report(5, checkpoint=checkpoint), attempt=2))
+    with_live(world, live_of(world, a_report(5, checkpoint=checkpoint), attempt=2))
     assert world.job.status.checkpoint is not None
     assert (world.job.status.checkpoint.step, world.job.status.restarts_since_checkpoint) == (4, 0)
 
@@ -60,9 +60,9 @@ def test_a_checkpoint_that_is_heard_of_renews_the_restarts_at_once() -> None:
 def test_last_words_are_newer_than_any_answer_and_then_nothing_is_left_to_wait_for() -> None:
     world = a_running_world()
     live = live_of(world, a_report(5))
-    told(world, live)
+    with_live(world, live)
     world.end(0, 0, report=PodReport(progress=a_report(7)))
-    told(world, live)
+    with_live(world, live)
     seen = progress(world)
     assert (seen.step, seen.phase, seen.remaining_seconds, seen.remaining) == (7, None, None, None)
 
@@ -70,16 +70,16 @@ def test_last_words_are_newer_than_any_answer_and_then_nothing_is_left_to_wait_f
 @pytest.mark.parametrize("changes", [{"pod_uid": "of another life"}, {"report": None}])
 def test_what_no_pod_of_the_job_says_changes_nothing(changes: dict[str, Any]) -> None:
     world = a_running_world()
-    told(world, live_of(world, a_report(5), **changes))
+    with_live(world, live_of(world, a_report(5), **changes))
     assert world.job.status.progress is None
 
 
 def test_a_job_whose_pods_are_gone_shows_no_time_that_is_left() -> None:
     world = a_running_world()
-    told(world, live_of(world, a_report(5)))
+    with_live(world, live_of(world, a_report(5)))
     for name in list(world.pods):
         world.remove(name, remembered=False)
-    told(world, None)
+    with_live(world, None)
     seen = progress(world)
     assert (seen.step, seen.phase, seen.remaining) == (5, None, None)
 

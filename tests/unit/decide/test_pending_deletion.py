@@ -43,7 +43,7 @@ def test_a_person_who_deletes_a_pod_is_the_cause_and_counts() -> None:
 
 
 @pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", None])
-def test_the_last_words_of_a_removed_pod_still_say_that_it_was_told_to_end(reason: str | None) -> None:
+def test_the_termination_message_of_a_removed_pod_still_shows_that_it_was_asked_to_end(reason: str | None) -> None:
     """The kubelet removes an ended pod with a grace of 0, which moves its deletion behind its end."""
     world = a_running_world().drain(1, reason)
     stopped = RankFailure(rank=0, exit_code=143, reason="Stopped", message="stopped")

@@ -35,7 +35,7 @@ def normal(reason: str, second: int, message: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "expected"),
     [
         ([], None),
         ([normal("Scheduled", 1)], None),
@@ -85,11 +85,11 @@ def normal(reason: str, second: int, message: str = "") -> dict[str, Any]:
     ],
 )
 def test_what_holds_a_pod_up_is_its_newest_failure_that_no_later_step_has_overcome(
-    events: list[dict[str, Any]], said: tuple[str, str] | None
+    events: list[dict[str, Any]], expected: tuple[str, str] | None
 ) -> None:
     for order in (events, events[::-1]):
         found = what_holds_up("a-uid", order)
-        assert (found and (found.reason, found.message)) == said
+        assert (found and (found.reason, found.message)) == expected
         assert found is None or found.pod_uid == "a-uid"
 
 
@@ -177,7 +177,7 @@ def test_the_events_of_a_pod_that_runs_by_now_count_no_more() -> None:
     assert other.settle().condition("Running")[1] == "AllPodsRunning"
 
 
-def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
+def test_an_image_that_is_being_pulled_is_reported_and_no_trouble() -> None:
     world = held_up("Pulling", 'Pulling image "registry/large:1"', **DEADLINE)
     pulls = f'pod {POD} on node node1: Pulling image "registry/large:1"'
     assert world.condition("Running") == ("False", "Pulling", pulls)
@@ -194,13 +194,13 @@ def test_an_image_that_is_being_pulled_is_said_and_no_trouble() -> None:
 UNTAKEN = f"no scheduler has bound pod {POD} or reported why not; does the one that its template names run?"
 
 
-def test_where_nobody_says_anything_it_is_said_after_five_minutes_where_to_look() -> None:
+def test_without_any_event_the_message_after_five_minutes_is_where_to_look() -> None:
     world = a_world().settle()
     at = NOW + timedelta(seconds=300)
     assert world.decide().requeue_at == at
     for seconds, more in ((299, ""), (1, f": {UNTAKEN}"), (10**6, f": {UNTAKEN}")):
-        said = world.pass_time(seconds).settle().condition("Running")
-        assert said == ("False", "WaitingForPods", f"waiting for 2 pods to run{more}")
+        condition = world.pass_time(seconds).settle().condition("Running")
+        assert condition == ("False", "WaitingForPods", f"waiting for 2 pods to run{more}")
     assert world.decide().requeue_at is None
     assert world.status_writes == 2
 

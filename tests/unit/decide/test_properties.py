@@ -94,7 +94,7 @@ class Jobs(RuleBasedStateMachine):
         unstarted = [entry for entry in after.attempts if entry.verdict and entry.verdict.class_ == "NotStarted"]
         assert not [entry for entry in unstarted if entry.running_time], "who was there is no symptom of who was not"
         assert after.restarts - before.restarts <= 3, "at most one restart for each pod that failed"
-        self.budget.hear(self.operator.seen)
+        self.budget.observe(self.operator.seen)
         used = self.budget.used
         self.budget.see(self.operator.seen, before, after)
         if is_finished(job_facts(self.server.job)):
@@ -145,13 +145,13 @@ class Jobs(RuleBasedStateMachine):
 
     @rule()
     def reconcile_in_full_view(self) -> None:
-        self.operator.hear(100)
+        self.operator.deliver(100)
         self.operator.read_job()
         self._step()
 
     @rule(count=st.integers(1, 4), twice=st.booleans())
     def events_arrive(self, count: int, twice: bool) -> None:
-        self.operator.hear(count, twice=twice)
+        self.operator.deliver(count, twice=twice)
 
     @rule()
     def the_watch_breaks_and_lists_again(self) -> None:
@@ -357,7 +357,7 @@ class Jobs(RuleBasedStateMachine):
 
     def _come_to_rest(self) -> None:
         for _ in range(30):
-            self.operator.hear(1000)
+            self.operator.deliver(1000)
             self.operator.read_job()
             if not self._step():
                 break

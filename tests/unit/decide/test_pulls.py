@@ -22,7 +22,7 @@ def a_spec(**given: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("message", "cause"),
     [
         (RESOLVE + f"{IMAGE}: not found", "the registry has no such image; check the image's name and tag"),
         ("reading manifest 1 in registry.example/me/tune: manifest unknown", "the registry has no such image; check"),
@@ -35,9 +35,9 @@ def a_spec(**given: Any) -> JobSpec:
         (f'failed to pull "{IMAGE}": no match for platform in manifest: not found', "the node's architecture"),
     ],
 )
-def test_the_cause_is_named_with_what_to_do(said: str, cause: str) -> None:
-    backing_off = f'Back-off pulling image "{IMAGE}": {said}'
-    sentences = {why_not_pulled(Waiting("any", text, IMAGE), a_spec(**TUNE)) for text in (said, backing_off)}
+def test_the_cause_is_named_with_what_to_do(message: str, cause: str) -> None:
+    backing_off = f'Back-off pulling image "{IMAGE}": {message}'
+    sentences = {why_not_pulled(Waiting("any", text, IMAGE), a_spec(**TUNE)) for text in (message, backing_off)}
     assert len(sentences) == 1, "it changed from one try to the next"
     (sentence,) = sentences
     assert sentence.startswith(f'image "{IMAGE}" cannot be pulled: ')

@@ -103,7 +103,7 @@ def test_the_starting_deadline_runs_from_the_admission() -> None:
     assert world.condition("Failed")[:2] == ("True", "StartingDeadlineExceeded")
 
 
-def test_a_queue_that_nobody_serves_is_said_and_does_not_stop_the_deadline() -> None:
+def test_a_queue_that_nobody_serves_is_reported_and_does_not_stop_the_deadline() -> None:
     world = a_queued_world({"kueue.x-k8s.io/queue-name": "research"})
     _, reason, message = world.condition("Running")
     assert reason == "QueueNotServed"

@@ -113,8 +113,8 @@ def with_a_server(*rules: dict[str, Any], **policy: Any) -> World:
 
 def leave(world: World, index: int) -> World:
     """A worker ends because the server that was made again has lost what it held."""
-    words = "parameter server 0 at here:1 was started anew and has lost what it held"
-    failure = RankFailure(rank=index, exit_code=91, reason="PeerLost", message=words)
+    text = "parameter server 0 at here:1 was started anew and has lost what it held"
+    failure = RankFailure(rank=index, exit_code=91, reason="PeerLost", message=text)
     return world.end(index, ExitCode.PEER_LOST, report=a_report(5, failure=failure), at=timestamp(world.now))
 
 

@@ -52,7 +52,7 @@ def trains(step: int, phase: str = "Training") -> RankReport:
     return RankReport(rank=0, step=step, total_steps=100, loss=0.5, phase=phase, remaining_seconds=60.0)
 
 
-def says(
+def events_of(
     world: World, report: RankReport | None, restarts: RestartsInPlace | None = None, attempt: int = 1
 ) -> tuple[Event, ...]:
     """The agent answers and the operator writes what it has learned; returns the Events."""
@@ -81,16 +81,16 @@ def spent(world: World) -> dict[str, int]:
     return by_state(counted_until(known, world.now))
 
 
-def test_a_restart_is_written_into_the_attempt_and_told_once() -> None:
+def test_a_restart_is_written_into_the_attempt_and_is_one_event() -> None:
     world = in_place()
-    assert says(world, trains(5)) == ()
+    assert events_of(world, trains(5)) == ()
     assert attempt(world).restarts_in_place is None
-    (event,) = says(world, None, restarted(world))
+    (event,) = events_of(world, None, restarted(world))
     sentence = f"rank 1 (pod {POD} on node node1) was killed by signal 9"
     assert event == Event("RestartedInPlace", f"{sentence}; restart 1 in place of its ranks", warning=True)
-    assert says(world, trains(4), restarted(world)) == (), "it is known"
+    assert events_of(world, trains(4), restarted(world)) == (), "it is known"
     assert (attempt(world).restarts_in_place, attempt(world).last_restart_in_place) == (1, sentence)
-    (event,) = says(world, trains(4), restarted(world, 3))
+    (event,) = events_of(world, trains(4), restarted(world, 3))
     assert "restart 3 in place" in event.message, "one Event for all that happened since the last look"
     status = world.job.status
     assert (status.attempt, status.restarts, status.restarts_since_checkpoint) == (1, 0, 0)
@@ -100,13 +100,13 @@ def test_a_restart_is_written_into_the_attempt_and_told_once() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_count_never_goes_back(count: int) -> None:
     world = in_place()
-    says(world, None, restarted(world, 2))
-    assert says(world, trains(3), restarted(world, count) if count else None) == ()
+    events_of(world, None, restarted(world, 2))
+    assert events_of(world, trains(3), restarted(world, count) if count else None) == ()
     assert attempt(world).restarts_in_place == 2
 
 
 @pytest.mark.parametrize(
-    ("failure", "quoted", "words"),
+    ("failure", "quoted", "text"),
     [
         (RAISED, False, "exited with code 1: ValueError at /app/data.py:33 (its log says more)"),
         (RAISED, True, "exited with code 1: ValueError: the secret is 42"),
@@ -116,22 +116,22 @@ def test_a_count_never_goes_back(count: int) -> None:
     ],
 )
 def test_what_a_program_printed_stays_in_its_log_unless_the_job_asks_for_it(
-    failure: RankFailure, quoted: bool, words: str
+    failure: RankFailure, quoted: bool, text: str
 ) -> None:
     world = in_place(failureLogInStatus=quoted)
-    (event,) = says(world, trains(4), restarted(world, failure=failure))
-    assert attempt(world).last_restart_in_place == f"rank 1 (pod {POD} on node node1) {words}"
-    assert words in event.message
+    (event,) = events_of(world, trains(4), restarted(world, failure=failure))
+    assert attempt(world).last_restart_in_place == f"rank 1 (pod {POD} on node node1) {text}"
+    assert text in event.message
     assert ("secret" in event.message) is (quoted and failure is RAISED)
 
 
 def test_words_of_a_pod_are_bounded() -> None:
     world = in_place(failureLogInStatus=True)
-    says(world, None, restarted(world, failure=RankFailure(rank=1, exit_code=1, message="x" * 2000)))
+    events_of(world, None, restarted(world, failure=RankFailure(rank=1, exit_code=1, message="x" * 2000)))
     assert len(attempt(world).last_restart_in_place or "") < MAX_MESSAGE_BYTES / 2
 
 
-def test_last_words_tell_of_restarts_that_no_answer_told_of() -> None:
+def test_termination_messages_report_restarts_that_no_answer_reported() -> None:
     world = in_place()
     report = PodReport(progress=RankReport(rank=0, step=100, total_steps=100), restarts_in_place=restarted(world, 2))
     world.end(0, 0, report=report).step()
@@ -141,12 +141,12 @@ def test_last_words_tell_of_restarts_that_no_answer_told_of() -> None:
 
 def test_another_attempt_begins_without_any() -> None:
     world = in_place()
-    says(world, trains(3), restarted(world, 2))
+    events_of(world, trains(3), restarted(world, 2))
     world.end(0, 137, report=PodReport(restarts_in_place=restarted(world, 3))).settle().confirm_deletions().settle()
     world.run_all()
-    says(world, trains(3), attempt=2)
+    events_of(world, trains(3), attempt=2)
     assert [found.restarts_in_place for found in world.job.status.attempts] == [3, None]
-    says(world, trains(3), restarted(world), attempt=2)
+    events_of(world, trains(3), restarted(world), attempt=2)
     assert [found.restarts_in_place for found in world.job.status.attempts] == [3, 1]
 
 
@@ -159,32 +159,32 @@ def test_an_answer_of_another_pod_tells_nothing() -> None:
 
 def test_the_last_step_stays_until_the_ranks_say_where_they_go_on() -> None:
     world = in_place()
-    says(world, trains(9))
-    says(world, None, restarted(world))
+    events_of(world, trains(9))
+    events_of(world, None, restarted(world))
     seen = progress(world)
     assert (seen.step, seen.loss, seen.phase, seen.remaining) == (9, 0.5, "Restarting", None)
-    says(world, trains(0, "Starting"), restarted(world))
+    events_of(world, trains(0, "Starting"), restarted(world))
     assert (progress(world).step, progress(world).phase) == (9, "Restarting"), "they have not read the checkpoint"
-    says(world, trains(5), restarted(world))
+    events_of(world, trains(5), restarted(world))
     assert (progress(world).step, progress(world).phase) == (5, "Training")
 
 
 def test_time_from_the_failure_until_steps_are_new_is_lost_time() -> None:
     world = in_place()
-    says(world.pass_time(1), trains(1))
-    says(world.pass_time(50), trains(9))
-    says(world.pass_time(10), None, restarted(world, ago=7))
-    says(world.pass_time(20), trains(5), restarted(world, ago=27))
-    says(world.pass_time(30), trains(10), restarted(world, ago=57))
+    events_of(world.pass_time(1), trains(1))
+    events_of(world.pass_time(50), trains(9))
+    events_of(world.pass_time(10), None, restarted(world, ago=7))
+    events_of(world.pass_time(20), trains(5), restarted(world, ago=27))
+    events_of(world.pass_time(30), trains(10), restarted(world, ago=57))
     world.pass_time(40)
     assert spent(world) == {"Starting": 1, "Training": 50 + 3 + 40, "Restarting": 7 + 20, "Redoing": 30}
 
 
 def test_a_restart_between_two_answers_counts_from_the_failure() -> None:
     world = in_place()
-    says(world.pass_time(1), trains(1))
-    says(world.pass_time(50), trains(9))
-    says(world.pass_time(10), trains(6), restarted(world, ago=8))
+    events_of(world.pass_time(1), trains(1))
+    events_of(world.pass_time(50), trains(9))
+    events_of(world.pass_time(10), trains(6), restarted(world, ago=8))
     world.pass_time(5)
     assert spent(world) == {"Starting": 1, "Training": 52, "Restarting": 8, "Redoing": 5}
 
@@ -192,9 +192,9 @@ def test_a_restart_between_two_answers_counts_from_the_failure() -> None:
 @pytest.mark.parametrize(("ago", "training"), [(-500, 60), (5000, 50)], ids=["a clock ahead", "before the last count"])
 def test_a_nodes_clock_that_is_wrong_moves_no_other_second(ago: float, training: int) -> None:
     world = in_place()
-    says(world.pass_time(1), trains(1))
-    says(world.pass_time(50), trains(9))
-    says(world.pass_time(10), trains(6), restarted(world, ago=ago))
+    events_of(world.pass_time(1), trains(1))
+    events_of(world.pass_time(50), trains(9))
+    events_of(world.pass_time(10), trains(6), restarted(world, ago=ago))
     assert spent(world)["Training"] == training
     assert sum(spent(world).values()) == 61
 

@@ -22,7 +22,7 @@ def held(world: World) -> set[str]:
     return {name for name, pod in world.pods.items() if pod["status"]["phase"] not in ("Succeeded", "Failed")}
 
 
-def told_to_end(world: World) -> set[str]:
+def terminating(world: World) -> set[str]:
     return {name for name, pod in world.pods.items() if "deletionTimestamp" in pod["metadata"]}
 
 
@@ -42,7 +42,7 @@ def test_a_finished_job_holds_nothing_whichever_containers_would_go_on(
     world = a_running_world(runPolicy={**policy, "cleanPodPolicy": clean})
     end_beside_sidecars(world, *codes).pass_time(5).settle()
     assert world.condition(end)[0] == "True"
-    assert told_to_end(world) == set(world.pods) != set()
+    assert terminating(world) == set(world.pods) != set()
     assert not world.confirm_deletions().settle().pods
 
 
@@ -62,8 +62,8 @@ def test_a_further_container_that_fails_is_named_and_fails_nothing() -> None:
         "all 2 pods run; beside the program of pod digits-3f9a1-worker-1-a1 container shipper failed (exit code 3)"
     )
     assert world.condition("Running") == ("True", "ContainerFailed", sentence)
-    told = [event for event in world.events if event.reason == "ContainerFailed"]
-    assert [(event.warning, event.message) for event in told] == [(True, world.condition("Running")[2])]
+    reported = [event for event in world.events if event.reason == "ContainerFailed"]
+    assert [(event.warning, event.message) for event in reported] == [(True, world.condition("Running")[2])]
     assert (world.job.status.attempt, world.job.status.phase, world.job.status.ready) == (1, "Running", "2/2")
     fail_beside(world, 0)
     assert " (and others) container shipper failed" in world.condition("Running")[2]
@@ -90,14 +90,14 @@ def test_a_finished_job_keeps_its_pods_where_it_was_asked_to() -> None:
     world = a_running_world(runPolicy={"cleanPodPolicy": "None"})
     end_beside_sidecars(world, 0, 0).settle()
     assert world.condition("Complete")[0] == "True"
-    assert (len(world.pods), told_to_end(world)) == (2, set())
+    assert (len(world.pods), terminating(world)) == (2, set())
 
 
 def test_a_pod_that_ended_with_its_sidecar_is_no_pod_that_still_runs() -> None:
     world = a_running_world().end(0, 0).end(1, 0)
     world.put(with_sidecar(world.pod(1)))
     world.settle()
-    assert told_to_end(world) == {world.pod(1)["metadata"]["name"]}
+    assert terminating(world) == {world.pod(1)["metadata"]["name"]}
 
 
 def test_a_sidecar_that_does_not_end_after_the_job_is_removed_by_force() -> None:
@@ -110,7 +110,7 @@ def test_a_sidecar_that_does_not_end_after_the_job_is_removed_by_force() -> None
 def test_no_attempt_begins_beside_the_sidecars_of_an_older_one() -> None:
     world = end_beside_sidecars(a_running_world(), 7, 7).pass_time(5).settle()
     assert world.job.status.attempt == 2
-    assert held(world) == told_to_end(world) == {world.pod(0)["metadata"]["name"], world.pod(1)["metadata"]["name"]}
+    assert held(world) == terminating(world) == {world.pod(0)["metadata"]["name"], world.pod(1)["metadata"]["name"]}
     assert world.condition("Running")[1:] == ("WaitingForOldPods", "waiting for pods older than attempt 2 to end")
     world.confirm_deletions().settle().run_all()
     assert {pod["metadata"]["labels"]["disttrain.io/attempt"] for pod in world.pods.values()} == {"2"}
@@ -121,7 +121,7 @@ def test_in_the_pause_before_an_attempt_no_sidecar_holds_anything() -> None:
     world = a_running_world(runPolicy={"restartBackoffSeconds": 600})
     for _ in range(2):
         end_beside_sidecars(world, 7, 7).pass_time(5).settle()
-        last = told_to_end(world)
+        last = terminating(world)
         world.confirm_deletions().settle().run_all()
     assert world.condition("Running")[1] == "BackingOff"
     assert len(last) == 2

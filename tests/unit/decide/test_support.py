@@ -63,8 +63,8 @@ def test_a_running_gang_whose_service_cannot_be_made_again_says_so_and_goes_on()
     message = "an object that is not the job's holds the name; it has no controller"
     world.problems = [CreateProblem("Service", "digits-3f9a1", 409, "NameConflict", message)]
     world.settle()
-    words = f"Service digits-3f9a1: {message}; delete the foreign object or give the job another name"
-    assert world.condition("Running") == ("True", "NameConflict", words)
+    text = f"Service digits-3f9a1: {message}; delete the foreign object or give the job another name"
+    assert world.condition("Running") == ("True", "NameConflict", text)
     world.problems = []
     assert world.settle().condition("Running")[1] == "AllPodsRunning"
 

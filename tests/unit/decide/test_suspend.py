@@ -34,8 +34,8 @@ def test_a_job_created_suspended_makes_no_pods() -> None:
 
 def begun(world: World) -> list[tuple[str, str]]:
     """The Events of attempts that were begun, other than by a restart at once."""
-    words = ("CreatingPods", "Resumed")
-    return [(event.reason, event.message) for event in world.events if event.reason in words]
+    reasons = ("CreatingPods", "Resumed")
+    return [(event.reason, event.message) for event in world.events if event.reason in reasons]
 
 
 def test_an_attempt_after_a_pause_begins_and_only_one_after_a_suspension_resumes() -> None:

@@ -17,8 +17,8 @@ WAIT = (
 def refused_by_the_scheduler(message: str, **spec: Any) -> World:
     world = a_world(**(spec or {"storage": a_claim_template()})).settle()
     pod = deepcopy(world.pod(0))
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pod["status"]["conditions"] = [said]
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod["status"]["conditions"] = [condition]
     world.put(pod)
     return world.settle()
 

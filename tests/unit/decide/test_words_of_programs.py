@@ -27,7 +27,7 @@ def own(message: str, code: int = 1) -> Callable[[], World]:
     return lambda: own_world().end(1, code, message=message)
 
 
-def ours(failure: RankFailure, code: int = 1) -> Callable[[], World]:
+def failed_with(failure: RankFailure, code: int = 1) -> Callable[[], World]:
     """A rank of our trainer of which its agent says so."""
     return lambda: a_running_world().end(1, code, report=a_report(5, failure=failure))
 
@@ -41,8 +41,8 @@ def before_the_program(phase: str, **how: Any) -> World:
 
 def hook() -> World:
     world = a_world(**OWN).settle()
-    said = f"Exec lifecycle hook failed: {SECRET}"
-    waits = an_init_status("fetch", {"waiting": {"reason": "PostStartHookError", "message": said}})
+    sentence = f"Exec lifecycle hook failed: {SECRET}"
+    waits = an_init_status("fetch", {"waiting": {"reason": "PostStartHookError", "message": sentence}})
     return world.put(initializing(world.pod(0), waits))
 
 
@@ -62,15 +62,17 @@ ENDS: dict[str, tuple[Callable[[], World], str]] = {
     "child of torchrun": (own(TORCHRUN), ": Oddity (its log says more)"),
     "killed": (own(SECRET, 137), "was killed by signal 9 (exit code 137)"),
     "rank": (
-        ours(RankFailure(rank=1, exit_code=1, message=f"ValueError: {SECRET}", unquoted="ValueError", signature=AT)),
+        failed_with(
+            RankFailure(rank=1, exit_code=1, message=f"ValueError: {SECRET}", unquoted="ValueError", signature=AT)
+        ),
         "exited with code 1: ValueError at /app/data.py:33 (its log says more)",
     ),
     "rank of an older image": (
-        ours(RankFailure(rank=1, exit_code=1, message=f"ValueError: {SECRET}", signature=AT)),
+        failed_with(RankFailure(rank=1, exit_code=1, message=f"ValueError: {SECRET}", signature=AT)),
         "exited with code 1: ValueError at /app/data.py:33 (its log says more)",
     ),
     "what our trainer quotes": (
-        ours(
+        failed_with(
             RankFailure(rank=1, exit_code=82, message=f"importing m raised E: {SECRET}", unquoted="m raised E: …"),
             ExitCode.ENTRYPOINT_NOT_IMPORTABLE,
         ),
@@ -83,13 +85,13 @@ ENDS: dict[str, tuple[Callable[[], World], str]] = {
 }
 
 
-@pytest.mark.parametrize(("world", "said"), ENDS.values(), ids=ENDS)
-def test_what_a_program_prints_is_left_to_its_log(world: Callable[[], World], said: str) -> None:
+@pytest.mark.parametrize(("world", "sentence"), ENDS.values(), ids=ENDS)
+def test_what_a_program_prints_is_left_to_its_log(world: Callable[[], World], sentence: str) -> None:
     """Red where a verdict has a rank's message with what its program said."""
     ended = world().settle().pass_time(5).settle()
-    told = str([ended.job.status.model_dump(mode="json"), *(event.message for event in ended.events)])
-    assert said in told
-    assert SECRET not in told
+    published = str([ended.job.status.model_dump(mode="json"), *(event.message for event in ended.events)])
+    assert sentence in published
+    assert SECRET not in published
 
 
 @pytest.mark.parametrize("message", [f"one\npassword {SECRET}\n", TRACEBACK, TORCHRUN])

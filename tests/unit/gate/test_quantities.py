@@ -128,7 +128,7 @@ def test_a_node_of_huge_quantities_is_read() -> None:
     "odd",
     ["", ".", "+", "e3", "1e", "1e1.5", "1_000", "1/2", "1 Gi", "0x10", "nan", "inf", "५", "1²", None, True, [1], {}],
 )
-def test_what_is_no_quantity_is_said_with_its_field(odd: object) -> None:
+def test_what_is_no_quantity_is_reported_with_its_field(odd: object) -> None:
     with pytest.raises(ValueError, match=r"^`cpu` is .*, expected a quantity such as '500m', '2' or '16Gi'$"):
         amounts({"cpu": odd})
 
@@ -157,7 +157,7 @@ def test_what_a_job_may_ask_for_in_its_template_can_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e10000000", "1e1.5", "1e-100", "1" * 100])
-def test_a_job_whose_template_asks_for_the_impossible_is_told_at_its_field(text: str) -> None:
+def test_a_template_that_asks_for_the_impossible_is_refused_at_its_field(text: str) -> None:
     schema = trainer_schema()["resources"]
     (violation,) = check({"requests": {"cpu": text}}, schema, ("resources",))
     assert violation.location == ("resources", "requests", "cpu")

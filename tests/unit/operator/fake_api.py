@@ -103,7 +103,7 @@ class FakeApi:
         raw = copy.deepcopy(self.objects.pop(path))
         self.version += 1
         raw["metadata"]["resourceVersion"] = str(self.version)
-        await self._tell("DELETED", path, raw)
+        await self._notify("DELETED", path, raw)
 
     def compact(self) -> None:
         """Forget all history: watches of older versions are told 410."""
@@ -212,10 +212,10 @@ class FakeApi:
         raw["metadata"]["resourceVersion"] = str(self.version)
         kind = "MODIFIED" if path in self.objects else "ADDED"
         self.objects[path] = raw
-        await self._tell(kind, path, raw)
+        await self._notify(kind, path, raw)
         return raw
 
-    async def _tell(self, kind: str, path: str, raw: Raw) -> None:
+    async def _notify(self, kind: str, path: str, raw: Raw) -> None:
         self.history.append((self.version, kind, path, copy.deepcopy(raw)))
         async with self._changed:
             self._changed.notify_all()

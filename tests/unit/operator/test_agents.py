@@ -210,7 +210,7 @@ def refuses(agent: Agent) -> bytes:
 
 
 @pytest.mark.parametrize("stacks", [refuses, lambda agent: b"{}", lambda agent: b'{"stacks": {"1": "x"}}'])
-async def test_without_stacks_it_is_asked_again_and_nothing_is_said(stacks: Callable[[Agent], bytes]) -> None:
+async def test_without_stacks_it_is_asked_again_and_nothing_is_reported(stacks: Callable[[Agent], bytes]) -> None:
     fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
     fleet.answers, fleet.stacks = lambda agent: a_silent_answer(500), stacks
     live = await fleet.round()

@@ -109,7 +109,7 @@ def test_a_plugin_prints_the_token_and_is_asked_once(tmp_path: Path) -> None:
     assert called["spec"] == {"interactive": False}
 
 
-def test_a_plugin_prints_a_certificate_and_is_told_the_cluster(tmp_path: Path) -> None:
+def test_a_plugin_prints_a_certificate_and_gets_the_cluster(tmp_path: Path) -> None:
     user, log = a_plugin(tmp_path, clientCertificateData="the certificate", clientKeyData="the key")
     user["exec"]["provideClusterInfo"] = True
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "here"}}
@@ -187,11 +187,11 @@ def test_the_files_of_kubeconfig_come_before_the_service_account(
 
 
 @pytest.mark.parametrize(
-    ("context", "words"), [("nowhere", "no context named 'nowhere'"), (None, "no readable kubeconfig")]
+    ("context", "message"), [("nowhere", "no context named 'nowhere'"), (None, "no readable kubeconfig")]
 )
-def test_what_is_missing_is_said(tmp_path: Path, context: str | None, words: str) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path, context: str | None, message: str) -> None:
     path = a_kubeconfig(tmp_path, {}) if context else tmp_path / "absent"
-    with pytest.raises(AccessError, match=words):
+    with pytest.raises(AccessError, match=message):
         find_access(str(path), context)
 
 

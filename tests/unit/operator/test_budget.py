@@ -162,13 +162,13 @@ def filled(budget: Budget, namespace: str, count: int, size: int = 5_000) -> Cac
     return cache
 
 
-def test_what_there_is_no_room_for_is_kept_as_a_name_and_said_with_what_to_do() -> None:
+def test_what_there_is_no_room_for_is_kept_as_a_name_and_reported_with_what_to_do() -> None:
     budget = Budget(40_000, 20_000)
     cache = filled(budget, "a", 3)
-    told: list[Unreadable] = []
-    cache.on_unreadable = told.append
+    reported: list[Unreadable] = []
+    cache.on_unreadable = reported.append
     cache.apply("ADDED", an_object("more", 101, 5_000))
-    (found,) = told
+    (found,) = reported
     assert cache.get("more") is None
     assert "the operator keeps no more of the objects of its namespace" in found.why
     assert "Delete jobs, pods or Services of this namespace" in found.what_to_do

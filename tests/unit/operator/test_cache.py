@@ -195,42 +195,42 @@ def test_a_restored_etcd_that_is_older_replaces_everything() -> None:
     assert version_of(cache.group("job")[0]) == 30
 
 
-def test_changes_are_told_once_each() -> None:
-    told: list[tuple[str, str]] = []
-    cache = a_cache(on_change=lambda group, raw: told.append((group, raw["metadata"]["resourceVersion"])))
+def test_each_change_is_notified_once() -> None:
+    changes: list[tuple[str, str]] = []
+    cache = a_cache(on_change=lambda group, raw: changes.append((group, raw["metadata"]["resourceVersion"])))
     cache.replace([an_object("p", 1)], 10)
     cache.apply("MODIFIED", an_object("p", 11))
     cache.observe(an_object("p", 11))
     cache.observe(an_object("p", 5))
     cache.apply("DELETED", an_object("p", 12))
     cache.observe_deleted(an_object("p", 12))
-    assert told == [("job", "1"), ("job", "11"), ("job", "12")]
+    assert changes == [("job", "1"), ("job", "11"), ("job", "12")]
 
 
-def test_a_change_of_group_is_told_to_both_and_leaves_no_last_words() -> None:
-    told: list[tuple[str, str]] = []
-    cache = a_cache(on_change=lambda group, raw: told.append((group, raw["metadata"]["resourceVersion"])))
+def test_a_change_of_group_is_notified_to_both_and_keeps_no_termination_message() -> None:
+    changes: list[tuple[str, str]] = []
+    cache = a_cache(on_change=lambda group, raw: changes.append((group, raw["metadata"]["resourceVersion"])))
     cache.replace([an_object("p", 1)], 10)
     cache.apply("MODIFIED", an_object("p", 11, "another"))
     cache.apply("MODIFIED", an_object("p", 12, None))
     cache.apply("MODIFIED", an_object("p", 13, None))
-    assert told == [("job", "1"), ("job", "11"), ("another", "11"), ("another", "12")]
+    assert changes == [("job", "1"), ("job", "11"), ("another", "11"), ("another", "12")]
     assert cache.groups() == []
     cache.apply("DELETED", an_object("p", 14, None))
     assert (cache.gone("job"), cache.gone("another"), len(cache)) == ([], [], 0)
 
 
 def test_what_never_belonged_to_anybody_is_not_kept() -> None:
-    told: list[str] = []
-    cache = a_cache(on_change=lambda group, raw: told.append(group), gone_limit=1)
+    changes: list[str] = []
+    cache = a_cache(on_change=lambda group, raw: changes.append(group), gone_limit=1)
     cache.replace([an_object("p", 1), an_object("foreign", 2, None)], 10)
     cache.apply("DELETED", an_object("p", 11))
     cache.apply("DELETED", an_object("foreign", 12, None))
     assert names(cache.gone("job")) == ["p"], "it takes nobody's place among the gone"
-    assert (told, len(cache)) == (["job", "job"], 0)
+    assert (changes, len(cache)) == (["job", "job"], 0)
 
 
-def test_the_last_words_of_a_pod_are_those_that_it_said_as_its_groups_own() -> None:
+def test_the_termination_message_of_a_pod_is_that_of_its_own_group() -> None:
     cache = a_cache()
     cache.replace([an_object("p", 1, status="Running")], 10)
     cache.apply("DELETED", an_object("p", 12, "another", status="Succeeded"))

@@ -13,8 +13,8 @@ from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Figures, Metrics
 
 
-def replica(*, ready: bool = True, leads: bool = False, says: str = "stands by") -> Replica:
-    return Replica("10.0.0.1", ready, leads, says)
+def replica(*, ready: bool = True, leads: bool = False, state: str = "stands by") -> Replica:
+    return Replica("10.0.0.1", ready, leads, state)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def replica(*, ready: bool = True, leads: bool = False, says: str = "stands by")
         ([replica(), replica(leads=True)], None),
         ([], "no replica is ready"),
         ([replica(), replica(leads=True, ready=False)], "not every replica is ready"),
-        ([replica(says="stands by for release ops/one")], "0 of 1 replicas lead, not one: 10.0.0.1 stands by for"),
+        ([replica(state="stands by for release ops/one")], "0 of 1 replicas lead, not one: 10.0.0.1 stands by for"),
         ([replica(leads=True), replica(leads=True)], "2 of 2 replicas lead"),
     ],
 )
@@ -43,7 +43,7 @@ async def test_a_replica_is_asked_whether_it_leads(leads: bool) -> None:
     try:
         _, port = health.address
         asked = await asyncio.to_thread(ask, "127.0.0.1", port)
-        assert (asked.ready, asked.leads, asked.says) == (True, leads, "leads as a" if leads else "stands by as a")
+        assert (asked.ready, asked.leads, asked.state) == (True, leads, "leads as a" if leads else "stands by as a")
         found = await asyncio.to_thread(check, "127.0.0.1", port, 0)
         assert found is None if leads else "0 of 1 replicas lead" in (found or "")
     finally:
@@ -70,7 +70,7 @@ class Odd(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "state"),
     [
         ({"body": b"a\nleads \x1b[2J\x1b]0;x\x07\xff \xe2\x80\xae"}, r"leads \x1b[2J\x1b]0;x\x07� \u202e"),
         ({"body": b"x" * 100_000}, "x" * 900),
@@ -79,7 +79,7 @@ class Odd(BaseHTTPRequestHandler):
     ids=["control characters", "a long line", "no HTTP"],
 )
 def test_what_a_stranger_says_is_a_line_of_text(
-    answer: dict[str, bytes], says: str, capsys: pytest.CaptureFixture[str]
+    answer: dict[str, bytes], state: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Red where the answer is shown as it came."""
     handler = type("Handler", (Odd,), answer)
@@ -90,7 +90,7 @@ def test_what_a_stranger_says_is_a_line_of_text(
         finally:
             server.shutdown()
     assert found is not None
-    assert f"127.0.0.1 {says}" in found
+    assert f"127.0.0.1 {state}" in found
     assert found.isprintable()
     assert len(found) < 2000
 

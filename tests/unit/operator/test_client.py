@@ -60,9 +60,9 @@ async def test_of_a_refusal_without_end_the_code_is_kept(api: FakeApi, client: C
     assert (caught.value.code, caught.value.message) == (422, "HTTP 422")
 
 
-async def test_quota_and_terminating_namespaces_are_told_from_other_refusals(api: FakeApi, client: Client) -> None:
-    words = 'pods "a" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
-    api.refusals.append(lambda *_: refusal(403, "Forbidden", words))
+async def test_quota_and_terminating_namespaces_differ_from_other_refusals(api: FakeApi, client: Client) -> None:
+    message = 'pods "a" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+    api.refusals.append(lambda *_: refusal(403, "Forbidden", message))
     with pytest.raises(errors.Forbidden) as caught:
         await client.create(PODS, POD)
     assert caught.value.is_quota
@@ -286,8 +286,8 @@ async def test_what_is_made_or_patched_is_validated_strictly(api: FakeApi, clien
 async def test_what_is_left_out_of_a_status_is_logged_once(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"Warning": '299 - "unknown field \\"status.newer\\""'}
-    api.refusals.append(lambda *_: web.json_response({}, headers=said))
+    headers = {"Warning": '299 - "unknown field \\"status.newer\\""'}
+    api.refusals.append(lambda *_: web.json_response({}, headers=headers))
     for _ in range(2):
         await client.replace(f"{PODS}/a/status", POD)
     (line,) = caplog.messages

@@ -32,21 +32,21 @@ TRANSIENT = [
 ]
 
 
-@pytest.mark.parametrize(("code", "words"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+@pytest.mark.parametrize(("code", "text"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
 @pytest.mark.parametrize("as_status", [True, False])
-def test_what_is_too_large_is_the_contents_fault_whatever_the_code(code: int, words: str, *, as_status: bool) -> None:
+def test_what_is_too_large_is_the_contents_fault_whatever_the_code(code: int, text: str, *, as_status: bool) -> None:
     """Red where code 413, or the words under another code, are an error of another kind."""
-    body = json.dumps(status_object(code, "", words)).encode() if as_status else words.encode()
+    body = json.dumps(status_object(code, "", text)).encode() if as_status else text.encode()
     error = error_of(code, body)
     assert isinstance(error, ContentTooLarge)
     assert isinstance(error, Invalid)
     assert error.code == code
-    assert words in error.message
+    assert text in error.message
 
 
-@pytest.mark.parametrize(("code", "words"), TRANSIENT)
-def test_what_the_server_lacks_says_nothing_of_the_content(code: int, words: str) -> None:
-    assert isinstance(error_of(code, json.dumps(status_object(code, "InternalError", words)).encode()), ServerTrouble)
+@pytest.mark.parametrize(("code", "text"), TRANSIENT)
+def test_what_the_server_lacks_says_nothing_of_the_content(code: int, text: str) -> None:
+    assert isinstance(error_of(code, json.dumps(status_object(code, "InternalError", text)).encode()), ServerTrouble)
 
 
 def test_only_what_is_of_the_content_is_refused_for_good() -> None:

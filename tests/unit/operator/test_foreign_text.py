@@ -44,7 +44,7 @@ def test_a_traceback_ends_in_one_line_of_text(error: str) -> None:
     assert last.replace("\t", "").isprintable()
 
 
-def test_an_exception_that_follows_from_another_is_said_as_python_says_it() -> None:
+def test_a_chained_exception_is_logged_as_python_prints_it() -> None:
     try:
         try:
             raise ValueError("first")
@@ -53,10 +53,10 @@ def test_an_exception_that_follows_from_another_is_said_as_python_says_it() -> N
     except RuntimeError as raised:
         record = a_record("unexpected")
         record.exc_info = (type(raised), raised, raised.__traceback__)
-    said = TextFormatter().format(record)
+    line = TextFormatter().format(record)
     between = "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most"
-    assert f"\nValueError: first{between}" in said
-    assert said.split("\n")[-1].endswith("\\ud800\\r 2026-11-27 ERROR forged: line")
+    assert f"\nValueError: first{between}" in line
+    assert line.split("\n")[-1].endswith("\\ud800\\r 2026-11-27 ERROR forged: line")
 
 
 @given(any_text)

@@ -93,8 +93,8 @@ async def test_a_job_that_comes_to_a_crowded_namespace_costs_a_question_a_status
     assert shell.writes() == ["ASK /pods", "PUT /digits/status", "POST /events"]
     assert shell.running()["reason"] == "QuotaExceeded"
     assert shell.job()["status"]["phase"] == "Pending"
-    (said,) = (raw for path, raw in api.objects.items() if "/events/" in path)
-    assert said["reason"] == "QuotaExceeded"
+    (event,) = (raw for path, raw in api.objects.items() if "/events/" in path)
+    assert event["reason"] == "QuotaExceeded"
     assert list(shell.queue) == [], "it comes again by itself"
 
 

@@ -226,7 +226,7 @@ some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=
 def test_no_room_is_promised_twice_and_no_gang_stays_half(
     sizes: list[tuple[int, int]], taken: list[str], happenings: list[tuple[Any, ...]]
 ) -> None:
-    async def story() -> None:
+    async def run_fleet() -> None:
         fleet = Fleet(sizes)
         await fleet.start_operator()
         for number in range(len(sizes)):
@@ -260,4 +260,4 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
         assert all(_reason(raw) == "WaitingForRoom" for raw in fleet.jobs.values()), "what is left can never run"
         await fleet.stop_operator()
 
-    asyncio.run(story())
+    asyncio.run(run_fleet())

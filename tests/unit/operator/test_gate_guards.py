@@ -145,7 +145,7 @@ async def test_an_error_about_one_gang_delays_no_other_and_is_its_reason(cluster
     assert (await cluster.answer("odd")).why.startswith("the gate has failed to look at it (TypeError: ")
 
 
-async def test_a_pod_with_more_constraints_than_are_read_is_told(cluster: Cluster) -> None:
+async def test_a_pod_with_more_constraints_than_are_read_is_refused_with_the_reason(cluster: Cluster) -> None:
     values = [f"v{number}" for number in range(read.MAX_CONSTRAINTS)]
     line = {"key": "zone", "operator": "NotIn", "values": values}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [line]}]}
@@ -228,7 +228,7 @@ async def test_thousands_of_gangs_in_a_namespace_are_not_all_looked_at(
     assert (await cluster.answer("other")).nodes
 
 
-async def test_a_gang_behind_others_is_told_until_when(cluster: Cluster) -> None:
+async def test_a_gang_behind_others_has_the_end_of_the_period_in_its_reason(cluster: Cluster) -> None:
     """The first of the turns, which are 4 hours at most."""
     cluster.job("runs", 1, attempts=[{"number": 1, "startTime": "2026-01-01T12:00:00Z"}], age=9)
     cluster.pod("runs", 0, node="a")

@@ -77,7 +77,7 @@ async def test_gates_of_others_come_first(cluster: Cluster) -> None:
     assert await cluster.answer("one") == Admission(why=gate_cycle.OTHERS_HOLD)
 
 
-async def test_a_sentence_whose_numbers_change_all_the_time_is_said_now_and_then(
+async def test_a_reason_whose_numbers_change_all_the_time_is_written_now_and_then(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -123,7 +123,7 @@ async def test_a_standby_grants_nothing_and_a_new_leader_looks_afresh(cluster: C
     assert (await cluster.answer("one")).nodes
 
 
-async def test_a_job_that_does_not_ask_for_the_gate_is_told_nothing(cluster: Cluster) -> None:
+async def test_a_job_that_does_not_ask_for_the_gate_has_no_admission(cluster: Cluster) -> None:
     raw = a_raw_job("free")
     raw["metadata"]["uid"] = "free"
     cluster.world.jobs.apply("ADDED", cluster.next(raw))

@@ -261,7 +261,7 @@ async def test_a_request_that_takes_too_long_is_closed(sent: bytes) -> None:
         b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
     ],
 )
-async def test_who_sends_garbage_or_a_body_is_told_and_closed(
+async def test_garbage_or_a_body_is_answered_and_the_connection_closed(
     health: Health, strangers: Strangers, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     await strangers.come(3, sent)
@@ -270,7 +270,7 @@ async def test_who_sends_garbage_or_a_body_is_told_and_closed(
     assert caplog.records == []
 
 
-async def test_a_page_that_fails_is_said_in_the_log(
+async def test_a_page_that_fails_is_reported_in_the_log(
     health: Health, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks() -> str:

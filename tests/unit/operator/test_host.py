@@ -174,11 +174,11 @@ async def test_who_catches_up_has_kopf_list_anew(api: FakeApi, client: Client) -
     await api.put(f"{TEAM}/b")
     async with following(KOPF, client, a_cache()) as (watch,):
         await eventually(lambda: api.watches == 1)
-        told = list[str]()
-        watch.cache.on_change = lambda group, raw: told.append(raw["metadata"]["name"])
+        changed = list[str]()
+        watch.cache.on_change = lambda group, raw: changed.append(raw["metadata"]["name"])
         await api.fault("silent")
         await api.put(f"{TEAM}/b", spec=1)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(watch.catch_up(), loop_of(watch)))
         assert contents(watch.cache) == truth(api)
-        assert told == ["b"], "what is known as it is goes through no handler"
+        assert changed == ["b"], "what is known as it is goes through no handler"
         assert watch.lists == 2

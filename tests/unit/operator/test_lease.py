@@ -230,14 +230,14 @@ async def test_what_is_not_allowed_to_write_reads_on(client: Client, api: FakeAp
 
 
 async def test_every_answer_is_counted(client: Client, api: FakeApi) -> None:
-    told: list[tuple[str, int]] = []
-    client.on_answer = lambda method, code, seconds: told.append((method, code))
+    answers: list[tuple[str, int]] = []
+    client.on_answer = lambda method, code, seconds: answers.append((method, code))
     await client.get("/api/v1/namespaces/a/pods")
     api.refusals.append(lambda method, path, body: refusal(500, "InternalError"))
     with pytest.raises(Unavailable, match=r"^500: "):
         await client.get("/api/v1/namespaces/a/pods")
-    assert told[0] == ("GET", 200)
-    assert set(told[1:]) == {("GET", 500)}
+    assert answers[0] == ("GET", 200)
+    assert set(answers[1:]) == {("GET", 500)}
 
 
 def test_so_many_leases_are_not_renewed_more_often_than_twenty_times_a_second_together() -> None:

@@ -17,14 +17,14 @@ def failed(number: int, begin: int, running: int, end: int) -> Attempt:
     return Attempt(number=number, verdict=verdict, checkpoint_step=None, **times)
 
 
-def test_a_restart_is_told_once_with_its_class() -> None:
+def test_a_restart_is_counted_once_with_its_class() -> None:
     old = JobStatus(attempt=1, attempts=[Attempt(number=1, start_time=at(0), running_time=at(2))])
     new = JobStatus(attempt=2, restarts=1, attempts=[failed(1, 0, 2, 9), Attempt(number=2, start_time=at(9))])
     assert list(happenings(old, new)) == [Restarted("OutOfMemory")]
     assert list(happenings(new, new)) == []
 
 
-def test_running_again_tells_how_long_the_recovery_took() -> None:
+def test_running_again_measures_how_long_the_recovery_took() -> None:
     begun = [failed(1, 0, 2, 9), Attempt(number=2, start_time=at(10))]
     runs = [begun[0], Attempt(number=2, start_time=at(10), running_time=at(14))]
     old, new = (JobStatus(attempt=2, restarts=1, attempts=attempts) for attempts in (begun, runs))
@@ -38,7 +38,7 @@ def test_a_suspension_is_no_restart_and_no_recovery() -> None:
     assert list(happenings(old, JobStatus(attempts=[suspended, runs]))) == [Ran(1.0, None)]
 
 
-def test_a_pod_made_again_alone_is_told() -> None:
+def test_a_pod_made_again_alone_is_counted() -> None:
     begun = Attempt(number=1, start_time=at(0), running_time=at(1))
     entry = Replacement(pod="a", uid="u", time=at(5), reason="RankFailed")
     old = JobStatus(attempts=[begun])
@@ -76,7 +76,7 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
         JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)]),
     )
-    told = text()
+    exposition = text()
     for line in (
         'disttrain_jobs{phase="Running"} 1.0',
         'disttrain_job_seconds_total{phase="Pending"} 0.5',
@@ -89,8 +89,8 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         "disttrain_informer_lists_total 2.0",
         "process_resident_memory_bytes",
     ):
-        assert line in told, told
-    assert "uid-of-a-job" not in told
+        assert line in exposition, exposition
+    assert "uid-of-a-job" not in exposition
 
 
 def test_a_job_that_is_finished_or_gone_spends_no_more_time() -> None:

@@ -276,8 +276,8 @@ async def test_an_own_pod_that_the_cache_does_not_know_is_adopted(shell: Shell) 
 
 
 async def test_a_namespace_whose_service_account_is_not_there_yet_costs_no_reason(shell: Shell) -> None:
-    words = 'error looking up service account default/default: serviceaccount "default" not found'
-    answers = [refusal(403, "Forbidden", words) for _ in range(6)]
+    message = 'error looking up service account default/default: serviceaccount "default" not found'
+    answers = [refusal(403, "Forbidden", message) for _ in range(6)]
     shell.api.refusals.append(lambda method, path, _: answers.pop() if path.endswith("/pods") and answers else None)
     await shell.reconcile()
     assert shell.world.problems == {}

@@ -132,7 +132,7 @@ async def workers(shell: Shell) -> AsyncIterator[None]:
     assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log has of warnings about the job."""
     return [entry.getMessage() for entry in caplog.records if "digits" in entry.getMessage()]
 
@@ -165,7 +165,7 @@ async def test_a_job_that_can_have_no_status_costs_two_writes_whoever_wakes_it(
     assert "status" not in shell.job()
 
 
-async def test_a_job_that_can_have_no_status_is_left_alone_longer_and_longer_and_is_told_once(
+async def test_a_job_that_can_have_no_status_is_left_alone_longer_and_longer_and_is_one_event(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = ImpatientQueue()
@@ -176,8 +176,8 @@ async def test_a_job_that_can_have_no_status_is_left_alone_longer_and_longer_and
             queue.add(shell.key)
             await eventually(lambda: len(queue.left) >= 20 and events(api))
     assert queue.left[:7] == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0]
-    words = "the API server refuses every status of it, so nothing is done for it: etcdserver: request is too large"
-    assert said(caplog) == [f"default/digits: {words}"]
+    text = "the API server refuses every status of it, so nothing is done for it: etcdserver: request is too large"
+    assert warnings(caplog) == [f"default/digits: {text}"]
     (event,) = events(api)
     assert (event["type"], event["reason"]) == ("Warning", "InvalidSpec")
     assert event["message"] == (
@@ -186,7 +186,7 @@ async def test_a_job_that_can_have_no_status_is_left_alone_longer_and_longer_and
     )
 
 
-async def test_another_spec_is_told_anew_and_one_that_is_taken_goes_on(
+async def test_another_spec_is_another_event_and_one_that_is_taken_goes_on(
     api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = ImpatientQueue()
@@ -204,7 +204,7 @@ async def test_another_spec_is_told_anew_and_one_that_is_taken_goes_on(
             assert {event["reason"] for event in events(api)} == {"OperatorError"}
             api.refusals.remove(refusing)
             await eventually(lambda: len(shell.pods()) == 3 and not queue.failures(shell.key))
-    assert sum("refuses every status" in words for words in said(caplog)) == 2
+    assert sum("refuses every status" in text for text in warnings(caplog)) == 2
     assert shell.job()["status"]["attempt"] == 1
 
 

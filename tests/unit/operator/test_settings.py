@@ -60,9 +60,9 @@ def test_a_wrong_flag_or_variable_ends_with_a_sentence(
         if value or given[0]:
             with pytest.raises(SystemExit):
                 read_settings(*given)
-            said = capsys.readouterr().err
-            assert name in said
-            assert sentence in said
+            output = capsys.readouterr().err
+            assert name in output
+            assert sentence in output
 
 
 def test_a_user_that_is_left_to_the_cluster_is_none() -> None:
@@ -178,6 +178,6 @@ def test_what_is_laid_under_templates_is_read_and_checked_at_once(
     for wrong in (file, tmp_path / "absent.yaml"):
         with pytest.raises(SystemExit):
             read_settings([f"--pod-defaults-file={wrong}"], {})
-    said = capsys.readouterr().err
-    assert "defaults.yaml: nodeSelector: " in said
-    assert "absent.yaml" in said
+    output = capsys.readouterr().err
+    assert "defaults.yaml: nodeSelector: " in output
+    assert "absent.yaml" in output

@@ -62,16 +62,16 @@ class Listens(Listener):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool) -> None:
-        self.told.append(f"{key} {'is gone' if gone else 'changed'}")
+        self.calls.append(f"{key} {'is gone' if gone else 'changed'}")
 
     def enqueue(self, key: Key) -> None:
-        self.told.append(f"look at {key}")
+        self.calls.append(f"look at {key}")
 
     def pod_gone(self, namespace: str) -> None:
-        self.told.append(f"pod gone of {namespace}")
+        self.calls.append(f"pod gone of {namespace}")
 
 
 def a_world(listener: Listener | None = None) -> World:
@@ -92,13 +92,13 @@ def observed(world: World) -> Observed:
 def test_a_pod_with_the_jobs_labels_is_not_the_jobs(metadata: dict[str, Any]) -> None:
     listens = Listens()
     world = a_world(listens)
-    listens.told.clear()
+    listens.calls.clear()
     pod = merge(ended(a_raw_pod(a_job()), 0), {"metadata": metadata | {"resourceVersion": "3"}})
     world.pods.apply("ADDED", pod)
     assert observed(world).pods == ()
     world.pods.apply("DELETED", merge(pod, {"metadata": {"resourceVersion": "4"}}))
     assert observed(world).pods == (), "not even among those that are gone"
-    assert not any("look at" in said for said in listens.told), "and wakes nobody"
+    assert not any("look at" in call for call in listens.calls), "and wakes nobody"
 
 
 def test_a_pod_that_the_job_controls_is_the_jobs_whatever_version_of_the_api_says_so() -> None:
@@ -110,7 +110,7 @@ def test_a_pod_that_the_job_controls_is_the_jobs_whatever_version_of_the_api_say
     assert world.owner(children_of("default", UID)) == Key("default", "digits", UID)
 
 
-def test_who_listens_is_told_of_a_job_and_of_what_it_controls() -> None:
+def test_a_listener_is_called_for_a_job_and_for_what_it_controls() -> None:
     listens = Listens()
     world = a_world(listens)
     pod = merge(a_raw_pod(a_job()), {"metadata": {"resourceVersion": "3"}})
@@ -120,7 +120,7 @@ def test_who_listens_is_told_of_a_job_and_of_what_it_controls() -> None:
     world.wake("unknown")
     world.jobs.apply("DELETED", merge(a_raw_job(), {"metadata": {"resourceVersion": "5"}}))
     look, job = "look at default/digits", "default/digits"
-    assert listens.told == [f"{job} changed", look, look, "pod gone of default", look, f"{job} is gone"]
+    assert listens.calls == [f"{job} changed", look, look, "pod gone of default", look, f"{job} is gone"]
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)

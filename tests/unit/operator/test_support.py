@@ -38,15 +38,15 @@ CLAIMS: dict[str, tuple[bool, dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("case", CLAIMS)
 async def test_a_claim_under_the_jobs_name_is_the_jobs_or_a_conflict(api: FakeApi, client: Client, case: str) -> None:
-    retain, says, is_own = CLAIMS[case]
+    retain, marks, is_own = CLAIMS[case]
     shell = await a_shell_of(api, client, storage=a_claim_template(retain=retain))
     uid = shell.key.uid
-    labels = {Label.JOB_UID: uid if says["label"] is JOB else says["label"]} if "label" in says else None
+    labels = {Label.JOB_UID: uid if marks["label"] is JOB else marks["label"]} if "label" in marks else None
     name = f"digits-{uid[:5]}-checkpoints"
     claim = await api.put(f"{CHILDREN}/persistentvolumeclaims/{name}", labels=labels)
-    if "owner" in says:
+    if "owner" in marks:
         claim["metadata"]["ownerReferences"] = [
-            owner_reference("digits", uid) if says["owner"] is JOB else says["owner"]
+            owner_reference("digits", uid) if marks["owner"] is JOB else marks["owner"]
         ]
     await shell.reconcile()
     await shell.reconcile()
@@ -83,8 +83,8 @@ async def test_a_pod_group_is_there_before_the_first_pod(api: FakeApi, client: C
 
 async def test_no_pod_is_there_before_the_network_policy_of_its_job(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client, site=replace(SITE, network_policies=True))
-    words = 'networkpolicies is forbidden: User "x" cannot create resource "networkpolicies" in API group'
-    api.refusals.append(refuse("/networkpolicies", lambda: refusal(403, "Forbidden", words)))
+    message = 'networkpolicies is forbidden: User "x" cannot create resource "networkpolicies" in API group'
+    api.refusals.append(refuse("/networkpolicies", lambda: refusal(403, "Forbidden", message)))
     await shell.reconcile()
     await shell.reconcile()
     assert shell.pods() == []
@@ -151,9 +151,9 @@ async def test_a_scheduler_that_is_not_installed_is_a_reason_and_no_pod_is_made(
 async def test_a_right_that_the_operator_lacks_is_a_reason_with_the_value_that_gives_it(
     api: FakeApi, client: Client
 ) -> None:
-    words = 'podgroups.scheduling.volcano.sh is forbidden: User "x" cannot create resource "podgroups" in API group'
+    message = 'podgroups.scheduling.volcano.sh is forbidden: User "x" cannot create resource "podgroups" in API group'
     shell = await a_shell_of(api, client, policy=VOLCANO)
-    api.refusals.append(refuse("/podgroups", lambda: refusal(403, "Forbidden", words)))
+    api.refusals.append(refuse("/podgroups", lambda: refusal(403, "Forbidden", message)))
     await shell.reconcile()
     await shell.reconcile()
     running = shell.running()

@@ -73,15 +73,15 @@ async def test_an_object_is_named_once_and_again_after_a_while(
     assert "it nests too deep to be read. The operator leaves the job" in events[0]["message"]
 
 
-async def test_what_there_is_no_room_for_is_told_its_job_with_what_to_do(api: FakeApi, reporting: Reporting) -> None:
+async def test_what_there_is_no_room_for_is_an_event_with_what_to_do(api: FakeApi, reporting: Reporting) -> None:
     left_out = replace(found("p"), why="there is no room", what_to_do="Delete something", group="team/uid-a")
     reporting.pods.skip(left_out)
     reporting.pods.skip(replace(left_out, uid="of nobody", group="team/unknown"))
     reporting.jobs.skip(replace(left_out, uid="uid-b", name="b"))
     await eventually(lambda: len(events_of(api)) == 2)
-    said = {raw["involvedObject"]["name"]: raw["message"] for raw in events_of(api)}
+    messages = {raw["involvedObject"]["name"]: raw["message"] for raw in events_of(api)}
     rest = "cannot be read: there is no room. The operator leaves the job and its pods as they are. Delete something."
-    assert said == {"a": f"Its `p` (of pods) {rest}", "b": f"This job {rest}"}
+    assert messages == {"a": f"Its `p` (of pods) {rest}", "b": f"This job {rest}"}
 
 
 async def test_what_has_gone_meanwhile_is_not_spoken_of(reporting: Reporting, caplog: pytest.LogCaptureFixture) -> None:

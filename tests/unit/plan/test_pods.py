@@ -76,11 +76,11 @@ def test_a_rank_without_peers_has_none_in_its_environment() -> None:
     assert not {"RANK", "LOCAL_RANK"} & found.keys()
 
 
-def test_the_master_has_the_name_that_its_peers_are_told() -> None:
+def test_the_master_has_the_name_that_its_peers_get() -> None:
     job = a_job()
     master = pod(job, Role.WORKER, 0, 1, SITE)
-    told = environment(pod(job, Role.WORKER, 1, 1, SITE))["MASTER_ADDR"]
-    assert told == f"{master['spec']['hostname']}.{master['spec']['subdomain']}"
+    value = environment(pod(job, Role.WORKER, 1, 1, SITE))["MASTER_ADDR"]
+    assert value == f"{master['spec']['hostname']}.{master['spec']['subdomain']}"
     assert master["spec"]["subdomain"] == service(job, SITE)["metadata"]["name"]
     selector = service(job, SITE)["spec"]["selector"]
     assert selector.items() <= master["metadata"]["labels"].items()
@@ -164,10 +164,10 @@ def test_the_kubelet_is_asked_to_find_out_when_an_agent_has_started_its_ranks() 
 
 
 @pytest.mark.parametrize("preflight", [True, False])
-def test_a_pod_is_told_its_node_where_the_preflight_check_would_name_it(preflight: bool) -> None:
+def test_a_pod_gets_its_nodes_name_where_the_preflight_check_would_print_it(preflight: bool) -> None:
     manifest = pod(a_job(training={"preflight": preflight}), Role.WORKER, 0, 1, SITE)
-    told = {"name": "DISTTRAIN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    assert (told in manifest["spec"]["containers"][0]["env"]) is preflight
+    value = {"name": "DISTTRAIN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert (value in manifest["spec"]["containers"][0]["env"]) is preflight
 
 
 def test_a_startup_probe_of_the_template_stays_as_it_is() -> None:
@@ -233,7 +233,7 @@ CLAIM = merge(
 )
 
 
-def test_a_created_claim_outlives_the_job_unless_told_otherwise() -> None:
+def test_a_created_claim_outlives_the_job_unless_it_asks_otherwise() -> None:
     manifest = claim(a_job(storage=CLAIM))
     assert manifest is not None
     assert "ownerReferences" not in manifest["metadata"]

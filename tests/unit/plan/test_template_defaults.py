@@ -127,7 +127,7 @@ def test_what_is_empty_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "must be one mapping of annotations, env, "),
         ("[a]", "must be one mapping"),
@@ -145,6 +145,6 @@ def test_what_is_empty_is_left_out() -> None:
         ("volumeMounts: [{name: ca, mountPath: /ca}]", "volumeMounts[0].name: no volume of `volumes` is called 'ca'"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_is_wrong_is_reported_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_template_defaults(text)

@@ -97,7 +97,7 @@ def test_what_podman_has_built_goes_through_archives_under_the_name_that_nodes_l
         ({"cluster": "kind", "tag": "a/b"}, "TAG=a/b is no tag"),
     ],
 )
-def test_what_cannot_be_done_is_said(given: dict[str, str], sentence: str) -> None:
+def test_what_cannot_be_done_is_reported(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(RequestError) as refused:
         request(**({"push": "", "cluster": "", "tag": "1", "options": "", "context": ""} | given))
     assert sentence in str(refused.value)

@@ -95,10 +95,10 @@ def test_an_image_installs_by_hash_but_for_our_own_code_and_what_a_build_argumen
     """Red where requirements are installed without their hashes."""
     text = dockerfile.read_text()
     without = [line for line in re.findall(r"pip install (.*)", text) if "--require-hashes" not in line]
-    ours = [line for line in without if line.startswith("--no-deps --no-build-isolation . ")]
-    assert len(ours) == 1
+    own = [line for line in without if line.startswith("--no-deps --no-build-isolation . ")]
+    assert len(own) == 1
     asked = ("${TORCH_INDEX_ARGS} ", '-c constraints.txt --no-build-isolation ".[${EXTRAS}]"')
-    assert [line for line in without if line not in ours and not line.startswith(asked)] == []
+    assert [line for line in without if line not in own and not line.startswith(asked)] == []
     for file in re.findall(r"^COPY (.*requirements.*) \./$", text, re.MULTILINE):
         assert set(file.split()) <= set(FILES)
 

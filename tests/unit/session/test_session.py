@@ -61,7 +61,7 @@ def codes(ended: Sequence[Ended]) -> list[int]:
     return [rank.code for rank in ended]
 
 
-def said(ended: Sequence[Ended]) -> str:
+def stderr_of(ended: Sequence[Ended]) -> str:
     return "\n".join(rank.err for rank in ended)
 
 
@@ -69,13 +69,13 @@ def said(ended: Sequence[Ended]) -> str:
 def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(tmp_path: Path, layout: str) -> None:
     whole, broken = (Job(tmp_path / name, DISTTRAIN_PARALLELISM=layout) for name in ("whole", "broken"))
     ended = whole.attempt(2)
-    assert codes(ended) == [0, 0], said(ended)
+    assert codes(ended) == [0, 0], stderr_of(ended)
     assert whole.message().progress is not None
     assert whole.message().progress.done
 
     # Killed after step 4: rank 1, whose peer loses it. The checkpoint of step 3 is known to the operator.
     killed = broken.attempt(2, LOOP_END="1 SIGKILL 4")
-    assert codes(killed) == [ExitCode.PEER_LOST, KILLED], said(killed)
+    assert codes(killed) == [ExitCode.PEER_LOST, KILLED], stderr_of(killed)
     report = broken.message()
     assert report.failure is not None
     assert report.failure.exit_code == ExitCode.PEER_LOST
@@ -85,7 +85,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(
 
     # SIGTERM at one rank: both stop after the same step, with a checkpoint.
     stopped = broken.attempt(2, LOOP_END="1 SIGTERM 5")
-    assert codes(stopped) == [ExitCode.STOPPED] * 2, said(stopped)
+    assert codes(stopped) == [ExitCode.STOPPED] * 2, stderr_of(stopped)
     assert "resuming after step 3" in stopped[0].out
     progress = broken.message().progress
     assert progress is not None
@@ -93,7 +93,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(
     assert 5 <= progress.checkpoint.step == progress.step < STEPS
 
     last = broken.attempt(2)
-    assert codes(last) == [0, 0], said(last)
+    assert codes(last) == [0, 0], stderr_of(last)
     assert f"resuming after step {progress.step}" in last[0].out
     folders = sorted(path.name for path in (broken.storage / "loop-3f9a1").glob("step-*"))
     assert folders[-1] == f"step-{STEPS}"
@@ -115,21 +115,21 @@ def test_a_bare_script_resumes_and_what_does_not_fit_is_refused_in_a_sentence(tm
     bare |= dict.fromkeys(("WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "")
     script = Job(tmp_path / "bare", **bare, LOOP_STORAGE=str(tmp_path / "kept"))
     killed = script.attempt(1, LOOP_END="0 SIGKILL 4")
-    assert codes(killed) == [KILLED], said(killed)
+    assert codes(killed) == [KILLED], stderr_of(killed)
     ended = script.attempt(1)
-    assert codes(ended) == [0], said(ended)
+    assert codes(ended) == [0], stderr_of(ended)
     assert "resuming after step 3" in ended[0].out
     assert not (script.pod / "reports").exists(), "there is no job that a report is for"
     lines = (tmp_path / "kept" / "metrics.jsonl").read_text().splitlines()
     assert f'"step": {STEPS}' in lines[-1]
 
     two = Job(tmp_path / "two", LOOP_STORAGE=str(tmp_path / "kept")).attempt(2)
-    assert codes(two) == [ExitCode.CHECKPOINT_MISMATCH] * 2, said(two)
+    assert codes(two) == [ExitCode.CHECKPOINT_MISMATCH] * 2, stderr_of(two)
     assert "was written by 1 ranks, here are 2" in two[0].err
 
     other = Job(tmp_path / "other", LOOP_STORAGE=str(tmp_path / "kept"), LOOP_EXTRA="1")
     refused = other.attempt(1)
-    assert codes(refused) == [ExitCode.CHECKPOINT_MISMATCH], said(refused)
+    assert codes(refused) == [ExitCode.CHECKPOINT_MISMATCH], stderr_of(refused)
     assert "nothing is not registered here, object extra is not in it" in refused[0].err
     failure = other.message().failure
     assert failure is not None
@@ -139,5 +139,5 @@ def test_a_bare_script_resumes_and_what_does_not_fit_is_refused_in_a_sentence(tm
 def test_a_layout_that_a_session_cannot_have_is_refused_by_its_name(tmp_path: Path) -> None:
     job = Job(tmp_path, DISTTRAIN_PARALLELISM='{"dataParallel": {"mode": "LocalSGD"}}')
     ended = job.attempt(1)
-    assert codes(ended) == [ExitCode.INVALID_CONFIGURATION], said(ended)
+    assert codes(ended) == [ExitCode.INVALID_CONFIGURATION], stderr_of(ended)
     assert "`parallelism.dataParallel.mode` is of the trainer's own loop" in ended[0].err

@@ -55,15 +55,15 @@ def test_layers_in_containers_are_cut_and_weights_laid_out(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (torch.tensor(2.0), "the parameter `other` is a single number without a dimension, or none: shards cannot cut"),
         (torch.ones(0), "the parameter `other` is a single number without a dimension, or none: shards cannot cut it"),
         (torch.ones(4, dtype=torch.complex64), "the parameter `other` is complex64, and shards sum gradients of real"),
     ],
 )
-def test_what_cannot_be_cut_is_named(world: Any, other: torch.Tensor, said: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=said):
+def test_what_cannot_be_cut_is_named(world: Any, other: torch.Tensor, message: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=message):
         wrap(Held(other), [], world)
 
 

@@ -53,9 +53,9 @@ class Recorder:
         self.counts[name] = self.counts.get(name, 0) + 1
         self.folder.mkdir(parents=True, exist_ok=True)
         torch.rand(1)
-        told = [name, moment.step, moment.total_steps, moment.world_size, sorted(moment.metrics)]
+        record = [name, moment.step, moment.total_steps, moment.world_size, sorted(moment.metrics)]
         with (self.folder / f"calls-{moment.rank}.jsonl").open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(record) + "\n")
 
 
 class Mistaken:

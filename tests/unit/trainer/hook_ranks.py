@@ -49,8 +49,8 @@ def main() -> None:
     gradient = gradient_of(dist.get_rank())
     results = {}
     for name, hook in HOOKS.items():
-        ours = build_gradient_sum(DataParallel(compression=Compression(name=name)), dist.group.WORLD, 0)
-        results[name.value] = (summed(gradient, ours, reduce_bucket), summed(gradient, None, hook))
+        own = build_gradient_sum(DataParallel(compression=Compression(name=name)), dist.group.WORLD, 0)
+        results[name.value] = (summed(gradient, own, reduce_bucket), summed(gradient, None, hook))
     torch.save(results, Path(os.environ["RESULTS"], f"{dist.get_rank()}.pt"))
     dist.barrier()
     os._exit(0)

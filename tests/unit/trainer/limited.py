@@ -43,7 +43,7 @@ def _run(answer: Connection, memory: int, function: Callable[..., Any], argument
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         function(*arguments)
-        said = "returned"
+        message = "returned"
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
-    answer.send(said)
+        message = f"{type(error).__name__}: {error}"
+    answer.send(message)

@@ -106,7 +106,7 @@ class Simulation:
         self.now = 0.0
         self.all_counted = True
         """No worker has died, or was taken for dead: then the bound may be counted without the manager."""
-        self.managers = {1: Manager(self.config, self.said)}
+        self.managers = {1: Manager(self.config, self.log)}
         """By incarnation: the one at work, and former ones that still answer whoever does not know better."""
         self.incarnation = 1
         self.holders = [Holder(workers) for _ in range(servers)]
@@ -161,7 +161,7 @@ class Simulation:
             if len(holder.applied) - len(holder.kept) >= INTERVAL:
                 holder.save(manager.table() if index == 0 else None)
 
-    def said(self, sentence):
+    def log(self, sentence):
         if "silent" in sentence or ("reports of" in sentence and f"reports of {self.workers} " not in sentence):
             self.all_counted = False
 
@@ -173,7 +173,7 @@ class Simulation:
         self.lost += self.holders[0].die()
         table = self.holders[0].table
         self.incarnation += 1
-        self.managers[self.incarnation] = Manager(self.config, self.said)
+        self.managers[self.incarnation] = Manager(self.config, self.log)
         self.managers[self.incarnation].recover(table)
 
     def kill_worker(self):
@@ -206,10 +206,10 @@ class Simulation:
         sender = (f"beat-{member.rank}".encode(), b"")
         fields = {"worker": member.rank, "instance": member.progress._fields["instance"]}
         [(_, answer)] = manager.handlers["alive"](sender, Message("alive", fields), self.now)
-        if self.heard(member, incarnation) and answer.fields["report"] and member.progress.report() is not None:
+        if self.is_answered(member, incarnation) and answer.fields["report"] and member.progress.report() is not None:
             manager.handlers["report"](sender, member.progress.report(), self.now)
 
-    def heard(self, member, incarnation):
+    def is_answered(self, member, incarnation):
         """False where the answer is that of a manager that was replaced."""
         if incarnation < member.incarnation:
             return False
@@ -251,7 +251,7 @@ class Simulation:
             if member.asked_of is not None:
                 return
             incarnation = self.incarnation if self.chance.random() < 0.8 else max(1, member.incarnation)
-            if self.heard(member, incarnation):
+            if self.is_answered(member, incarnation):
                 self.send(member, incarnation)
         elif member.lease is not None and self.chance.random() < 0.6:
             task, floor = member.lease

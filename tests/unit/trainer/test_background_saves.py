@@ -48,10 +48,10 @@ def _flat(path, value):
         yield path, value
 
 
-def different(ours, theirs):
+def different(own, theirs):
     """Names of what is not bit for bit the same."""
-    assert ours.keys() == theirs.keys()
-    return [name for name, value in theirs.items() if not _same(ours[name], value)]
+    assert own.keys() == theirs.keys()
+    return [name for name, value in theirs.items() if not _same(own[name], value)]
 
 
 def _same(one, other):
@@ -122,8 +122,8 @@ class TestLayouts:
     @pytest.mark.parametrize("name", LAYOUTS)
     def test_both_ways_write_the_same(self, folder, name):
         for step in range(1, 4):
-            ours, theirs = (content(folder / f"{name} {how}" / "test" / f"step-{step}") for how in (True, False))
-            assert different(ours, theirs) == [], step
+            own, theirs = (content(folder / f"{name} {how}" / "test" / f"step-{step}") for how in (True, False))
+            assert different(own, theirs) == [], step
 
 
 class TestEnds:

@@ -118,7 +118,7 @@ def test_what_a_callback_draws_changes_nothing(results: dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("list", f"`training.callbacks[0]`: {CODE}:Mistaken.state_dict() returned a list, expected a dictionary"),
         ("object", f"`training.callbacks[0]`: {CODE}:Mistaken.state_dict()['file'] is a pathlib"),
@@ -127,13 +127,13 @@ def test_what_a_callback_draws_changes_nothing(results: dict[str, dict[str, Any]
     ],
 )
 def test_a_state_that_no_checkpoint_can_hold_or_no_callback_takes_is_named(
-    results: dict[str, dict[str, Any]], name: str, said: str
+    results: dict[str, dict[str, Any]], name: str, sentence: str
 ) -> None:
-    assert said in results[name]["errors"][-1]
+    assert sentence in results[name]["errors"][-1]
 
 
 @pytest.mark.parametrize(
-    ("function", "config", "said"),
+    ("function", "config", "sentence"),
     [
         (
             "Mistaken",
@@ -145,26 +145,26 @@ def test_a_state_that_no_checkpoint_can_hold_or_no_callback_takes_is_named(
         ("Mistaken", {"what": 1}, "`training.callbacks[1].config` does not fit"),
     ],
 )
-def test_what_is_no_callback_is_refused_by_name(function: str, config: dict[str, Any], said: str) -> None:
+def test_what_is_no_callback_is_refused_by_name(function: str, config: dict[str, Any], sentence: str) -> None:
     right = {"entrypoint": f"{CODE}:Mistaken", "config": {"how": ""}}
     training = Training(steps=1, callbacks=[right, {"entrypoint": f"{CODE}:{function}", "config": config}])
     with pytest.raises(InvalidConfiguration) as raised:
         build_callbacks(training, None)
-    assert said in str(raised.value)
+    assert sentence in str(raised.value)
     assert "training.callbacks[1]" in str(raised.value)
 
 
 def test_a_callback_that_raises_ends_the_job_with_its_name(tmp_path: Path) -> None:
     with launch(tmp_path, job(mistaken("raises"))) as world:
         (rank,) = world.ended()
-    said = f"`training.callbacks[0]`: {CODE}:Mistaken.on_step raised ValueError after step 2: no such figure"
+    sentence = f"`training.callbacks[0]`: {CODE}:Mistaken.on_step raised ValueError after step 2: no such figure"
     assert rank.code == 1
     assert rank.report is not None
     assert rank.report.error is not None
-    assert (rank.report.error.reason, rank.report.error.message) == ("RankFailed", said)
+    assert (rank.report.error.reason, rank.report.error.message) == ("RankFailed", sentence)
     assert rank.report.error.signature.error == "ValueError"
     assert "callback_code.py:" in rank.report.error.signature.place
-    assert said in rank.err
+    assert sentence in rank.err
 
 
 def test_an_outage_in_a_callback_may_pass() -> None:
@@ -185,5 +185,5 @@ def test_a_context_that_fails_when_it_is_left_is_named(how: str) -> None:
         evaluated.append(how)
     assert evaluated == [how]
     if raised is not None:
-        said = f"`training.callbacks[0]`: {CODE}:Broken.evaluating raised RuntimeError after step 3: no way back"
-        assert str(raised.value) == said
+        sentence = f"`training.callbacks[0]`: {CODE}:Broken.evaluating raised RuntimeError after step 3: no way back"
+        assert str(raised.value) == sentence

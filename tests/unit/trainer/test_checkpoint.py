@@ -171,7 +171,7 @@ class TestAnotherModel:
             ("fewer steps", "nothing to do: 2 steps are done, and `training.steps` is 1"),
         ],
     )
-    def test_what_is_not_as_it_was_is_said_once(self, errors, name, line):
+    def test_what_is_not_as_it_was_is_reported_once(self, errors, name, line):
         assert errors[name] is None
         assert errors["log"].count(line) == 1
 

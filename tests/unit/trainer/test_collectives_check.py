@@ -115,7 +115,7 @@ def test_a_table_names_what_is_wrong_and_where() -> None:
     assert from_json(to_json(rows)) == rows
 
 
-def test_ranks_are_told_as_ranges() -> None:
+def test_ranks_are_printed_as_ranges() -> None:
     assert ranges((0, 1, 2, 3, 6, 8, 9)) == "0-3,6,8-9"
 
 
@@ -216,8 +216,8 @@ def failures(folder: Path, logs: str) -> list[tuple[int, int | None, str | None]
     variables = {"RESULTS": str(folder / "results"), "FAILING": "1", "LOGS": str(folder / logs), Env.JOB_UID: "uid"}
     with launch(folder, None, 4, module="tests.unit.trainer.collectives_rank", **variables) as world:
         assert [rank.code for rank in world.ended()] == [1] * 4
-    told = [decode_pod_report(log.read_text()) for log in sorted(folder.glob("log*"))]
-    found = [one.failure for one in told if one is not None and one.failure is not None]
+    reports = [decode_pod_report(log.read_text()) for log in sorted(folder.glob("log*"))]
+    found = [one.failure for one in reports if one is not None and one.failure is not None]
     return [(failure.rank, failure.exit_code, failure.message) for failure in found]
 
 
@@ -239,9 +239,9 @@ def test_a_cause_takes_the_place_of_a_symptom(tmp_path: Path, monkeypatch: pytes
     leave(0, lost)
     assert not log.exists(), "it runs in no pod"
     monkeypatch.setenv(Env.JOB_UID, "uid")
-    for rank, why, told in ((0, lost, 0), (1, failed, 1), (2, lost, 1)):
+    for rank, why, reports in ((0, lost, 0), (1, failed, 1), (2, lost, 1)):
         leave(rank, why)
         report = decode_pod_report(log.read_text())
         assert report is not None
         assert report.failure is not None
-        assert report.failure.rank == told
+        assert report.failure.rank == reports

@@ -139,7 +139,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_folder_that_is_not_sound_is_said(case, folder, tmp_path):
+def test_a_folder_that_is_not_sound_is_reported(case, folder, tmp_path):
     own = tmp_path / "corpus"
     shutil.copytree(folder, own)
     spoil, sentence = HOSTILE[case]
@@ -148,7 +148,7 @@ def test_a_folder_that_is_not_sound_is_said(case, folder, tmp_path):
         loaded(own)
 
 
-def test_a_shard_that_is_spoiled_while_it_is_read_is_said(folder, tmp_path):
+def test_a_shard_that_is_spoiled_while_it_is_read_is_reported(folder, tmp_path):
     own = tmp_path / "corpus"
     shutil.copytree(folder, own)
     samples = loaded(own)

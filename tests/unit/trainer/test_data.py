@@ -91,8 +91,8 @@ class TestSynthetic:
         assert len(first.training) == 36
         assert len(first.held_out) == 4
         for index in (3, 0, 3):
-            for ours, theirs in zip(first.training[index], again.training[index], strict=True):
-                assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+            for own, theirs in zip(first.training[index], again.training[index], strict=True):
+                assert torch.equal(torch.as_tensor(own), torch.as_tensor(theirs))
         assert not torch.equal(first.training[0][0], first.held_out[0][0])
 
 

@@ -69,7 +69,7 @@ def test_gloo_sends_from_the_hosts_memory(device, backend, channel):
     assert channel_of(device, backend) == channel
 
 
-def test_only_ranks_on_one_gpu_are_told_so():
+def test_only_ranks_on_one_gpu_get_a_warning():
     assert Device(GPU, GLOO).shares_gpu
     assert not Device(GPU, NCCL).shares_gpu
     assert not Device(CPU, "gloo").shares_gpu

@@ -191,7 +191,7 @@ def test_without_storage_the_log_says_so_once(lone):
     assert lone["all done"].out.count("no storage") == 1
 
 
-def test_ranks_with_unlike_data_are_told_apart(tmp_path):
+def test_ranks_with_unlike_data_are_distinguished(tmp_path):
     with launch(tmp_path, job(small(data=user("unlike_samples"))), ranks=2) as world:
         ranks = world.ended()
     assert [rank.code for rank in ranks] == [ExitCode.DATA_NOT_FOUND] * 2

@@ -78,7 +78,7 @@ def test_a_folder_that_python_was_given_stays_where_it_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "time",
@@ -88,9 +88,9 @@ def test_a_folder_that_python_was_given_stays_where_it_is(folder: Path) -> None:
         ("own", r"'build' in .*/own.py is a int, expected a function"),
     ],
 )
-def test_where_nothing_is_found_the_place_is_named(folder: Path, name: str, said: str) -> None:
+def test_where_nothing_is_found_the_place_is_named(folder: Path, name: str, message: str) -> None:
     (folder / "time.py").write_text("def build(): pass")
     (folder / "own.py").write_text("build = 5")
     (folder / "bare").mkdir()
-    with pytest.raises(EntrypointNotImportable, match=said):
+    with pytest.raises(EntrypointNotImportable, match=message):
         call(f"{name}:build")

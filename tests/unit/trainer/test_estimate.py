@@ -147,7 +147,7 @@ def test_what_cannot_be_followed_is_named_and_the_rest_is_known(
     ],
     ids=["PipeDream", "parameter servers", "values"],
 )
-def test_where_nothing_can_be_built_that_is_said(
+def test_where_nothing_can_be_built_that_is_reported(
     parallelism: dict[str, Any], changes: dict[str, Any], reason: str
 ) -> None:
     untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}

@@ -91,7 +91,7 @@ def test_work_is_counted_in_what_the_model_says() -> None:
     assert Work().of(tokens=7, samples=3) is None
 
 
-class Told(nn.Module):
+class WithFlops(nn.Module):
     """A user's model that says what a sample costs."""
 
     def __init__(self, answer: object) -> None:
@@ -103,7 +103,7 @@ class Told(nn.Module):
 
 
 def test_any_model_may_say_what_it_costs() -> None:
-    assert work_of(Told(12)) == Work(per_sample=12.0)
+    assert work_of(WithFlops(12)) == Work(per_sample=12.0)
     assert work_of(nn.Linear(2, 2)) == Work()
 
 
@@ -112,7 +112,7 @@ def test_an_answer_that_is_no_number_is_refused(answer: object) -> None:
     with pytest.raises(
         InvalidConfiguration, match=r"Told\.flops_per_sample\(\) returned .*, expected a positive number"
     ):
-        work_of(Told(answer))
+        work_of(WithFlops(answer))
 
 
 TEXT = {

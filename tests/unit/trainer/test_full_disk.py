@@ -38,10 +38,10 @@ def test_a_first_report_that_finds_no_room_names_its_file(tmp_path: Path) -> Non
         fill(scratch)
         with pytest.raises(OSError, match=r"rank-3\.json") as full:
             Reporter(3, folder).update(step=1)
-    told = describe(full.value)
-    assert (told.exit_code, told.reason) == (ExitCode.DISK_FULL, "DiskFull")
-    assert told.message == f"cannot write {folder}/rank-3.json: No space left on device; make room on its disk"
-    assert told.signature is None, "it may come again or not: files of others are in the way"
+    described = describe(full.value)
+    assert (described.exit_code, described.reason) == (ExitCode.DISK_FULL, "DiskFull")
+    assert described.message == f"cannot write {folder}/rank-3.json: No space left on device; make room on its disk"
+    assert described.signature is None, "it may come again or not: files of others are in the way"
 
 
 def test_a_full_disk_is_found_behind_the_error_that_it_caused() -> None:
@@ -63,7 +63,7 @@ def test_event_files_that_find_no_room_end_nothing(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == "disttrain: no more event files for TensorBoard: No space left on device\n"
 
 
-TOLD_TO_STOP = """
+STOP_REQUESTED = """
 import os, signal, threading
 from disttrain_trainer.runtime.stop import StopRequest
 
@@ -79,5 +79,5 @@ threading.Event().wait()
 
 def test_sigterm_ends_a_rank_that_can_write_neither_report_nor_log() -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run([sys.executable, "-c", TOLD_TO_STOP], stderr=full, timeout=GENEROUS, check=False)
+        ended = subprocess.run([sys.executable, "-c", STOP_REQUESTED], stderr=full, timeout=GENEROUS, check=False)
     assert ended.returncode == 128 + signal.SIGTERM

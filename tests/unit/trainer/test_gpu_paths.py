@@ -179,7 +179,7 @@ class Replica:
 
 
 @pytest.mark.parametrize(("device", "ids"), [(Device(GPU, NCCL), [GPU]), (Device(CPU, "gloo"), [])])
-def test_a_replica_on_a_gpu_is_told_which(
+def test_a_replica_on_a_gpu_prints_which(
     one: Any, monkeypatch: pytest.MonkeyPatch, device: Device, ids: list[torch.device]
 ) -> None:
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", Replica)

@@ -50,13 +50,13 @@ def test_where_nothing_breaks_there_is_one_world(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("why", "said"), [(crash(), "in this case: RuntimeError: out"), (standstill(), "in this case: not all ranks")]
+    ("why", "message"), [(crash(), "in this case: RuntimeError: out"), (standstill(), "in this case: not all ranks")]
 )
-def test_a_world_that_breaks_has_failed_in_one_case_and_the_rest_goes_on_in_another(tmp_path, why, said):
+def test_a_world_that_breaks_has_failed_in_one_case_and_the_rest_goes_on_in_another(tmp_path, why, message):
     results, begun = results_of(tmp_path, {"second": why})
     assert begun.begun == [list(CASES), ["third", "fourth"]]
     assert [results[name]["name"] for name in ("first", "third", "fourth")] == ["first", "third", "fourth"]
-    with pytest.raises(pytest.fail.Exception, match=said):
+    with pytest.raises(pytest.fail.Exception, match=message):
         results["second"]
 
 

@@ -98,14 +98,14 @@ def both(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_two_replicas_get_what_torchs_hooks_give_them(both, name):
-    ours, theirs = both[name]
-    assert torch.equal(ours[:-1], theirs[:-1])
+    own, theirs = both[name]
+    assert torch.equal(own[:-1], theirs[:-1])
     mean = sum(gradient_of(rank) for rank in range(RANKS)) / RANKS
-    assert not torch.equal(ours, mean), "fewer digits were sent"
-    torch.testing.assert_close(ours, mean, rtol=1e-2, atol=1e-2)
+    assert not torch.equal(own, mean), "fewer digits were sent"
+    torch.testing.assert_close(own, mean, rtol=1e-2, atol=1e-2)
 
 
 def test_a_gradient_whose_part_of_the_mean_fits_into_fp16_is_sent(both):
-    ours, theirs = (float(values[-1]) for values in both["FP16"])
-    assert ours == pytest.approx(70000 / RANKS, rel=1e-3)
+    own, theirs = (float(values[-1]) for values in both["FP16"])
+    assert own == pytest.approx(70000 / RANKS, rel=1e-3)
     assert theirs == float("inf"), "torch divides after it has shortened"

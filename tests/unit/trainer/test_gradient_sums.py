@@ -153,8 +153,10 @@ def residuals_of(checkpoint, rank):
 def test_another_compression_begins_with_nothing_kept_and_says_so(world):
     ranks, folder, results = world
     assert results["another compression"]["errors"][-1] is None
-    said = [line for line in (folder / "rank-0.out").read_text().splitlines() if "begins anew" in line]
-    assert said == [f"step-3 holds nothing that TopK over {ranks} replicas has kept of these gradients: it begins anew"]
+    lines = [line for line in (folder / "rank-0.out").read_text().splitlines() if "begins anew" in line]
+    assert lines == [
+        f"step-3 holds nothing that TopK over {ranks} replicas has kept of these gradients: it begins anew"
+    ]
     assert "begins anew" not in (folder / "rank-1.out").read_text()
 
 
@@ -232,15 +234,15 @@ class TestBytes:
 
 
 def test_another_number_of_replicas_begins_with_nothing_kept_and_says_so(tmp_path):
-    said = []
+    lines = []
     for attempt, ranks in enumerate((2, 3), start=1):
         config = job(small(steps=2 * attempt), parallelism=compressed("OneBit"))
         folder = tmp_path / str(attempt)
         with launch(folder, config, ranks, storage=tmp_path / "storage", attempt=attempt) as world:
             ended = world.ended()
         assert [rank.code for rank in ended] == [0] * ranks, ended[0].err
-        said += [line for line in ended[0].out.splitlines() if "begins anew" in line]
-    assert said == ["step-2 holds nothing that OneBit over 3 replicas has kept of these gradients: it begins anew"]
+        lines += [line for line in ended[0].out.splitlines() if "begins anew" in line]
+    assert lines == ["step-2 holds nothing that OneBit over 3 replicas has kept of these gradients: it begins anew"]
 
 
 @pytest.mark.parametrize(

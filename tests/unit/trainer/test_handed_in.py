@@ -32,7 +32,7 @@ def test_pairs_of_tensors_arrays_and_numbers_are_samples(sample: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "said"),
+    ("sample", "message"),
     [
         ({"x": X, "y": Y}, f"sample 7 is a dict of 2, {ADVICE}"),
         ({0: X, 1: Y}, f"sample 7 is a dict of 2, {ADVICE}"),
@@ -49,7 +49,7 @@ def test_pairs_of_tensors_arrays_and_numbers_are_samples(sample: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("look", ["a batch", "tokens", "held-out figure"])
-def test_other_samples_are_refused_with_what_was_found(sample: Any, said: str, look: str) -> None:
+def test_other_samples_are_refused_with_what_was_found(sample: Any, message: str, look: str) -> None:
     task, data = supervised(), Datasets([sample], [sample])
     looks: dict[str, Callable[[], object]] = {
         "a batch": lambda: task.collate([sample], [7]),
@@ -59,7 +59,7 @@ def test_other_samples_are_refused_with_what_was_found(sample: Any, said: str, l
     with pytest.raises(InvalidConfiguration) as refused:
         looks[look]()
     place = {"a batch": "sample 7", "tokens": "sample 0", "held-out figure": "held-out sample 0"}[look]
-    assert said.replace("sample 7", place) in str(refused.value)
+    assert message.replace("sample 7", place) in str(refused.value)
 
 
 def microbatch(targets: torch.Tensor) -> Microbatch:
@@ -67,7 +67,7 @@ def microbatch(targets: torch.Tensor) -> Microbatch:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
+    ("outputs", "message"),
     [
         ({"logits": X}, "a dict"),
         ((X, X), "a tuple"),
@@ -77,10 +77,10 @@ def microbatch(targets: torch.Tensor) -> Microbatch:
 )
 @pytest.mark.parametrize("loss", ["CrossEntropy", "MeanSquaredError"])
 @pytest.mark.parametrize("method", ["loss", "evaluate"])
-def test_outputs_that_are_no_tensor_are_refused(outputs: Any, said: str, loss: str, method: str) -> None:
+def test_outputs_that_are_no_tensor_are_refused(outputs: Any, message: str, loss: str, method: str) -> None:
     task = supervised(loss={"name": loss})
     task.use_loss_of(nn.Linear(3, 5))
-    with pytest.raises(InvalidConfiguration, match=f"the model returned {said}, expected one tensor"):
+    with pytest.raises(InvalidConfiguration, match=f"the model returned {message}, expected one tensor"):
         getattr(task, method)(lambda _: outputs, microbatch(torch.tensor([0, 1])))
 
 
@@ -112,8 +112,10 @@ def test_a_loss_of_the_models_takes_what_its_model_returns() -> None:
     ids=["bare", "in a model", "a buffer"],
 )
 def test_uninitialised_parameters_are_named(model: nn.Module, name: str) -> None:
-    said = rf"`training.model`: `{name}` has no size yet \(Lazy.*\): give its layer its sizes, or call the model once"
-    with pytest.raises(InvalidConfiguration, match=said):
+    message = (
+        rf"`training.model`: `{name}` has no size yet \(Lazy.*\): give its layer its sizes, or call the model once"
+    )
+    with pytest.raises(InvalidConfiguration, match=message):
         as_model("training.model", "my.code:model", model)
 
 

@@ -130,9 +130,9 @@ class TestMetadataFile:
     def test_what_is_no_metadata_is_refused_with_a_sentence(self, name):
         """Red without the bound on what is made, and where what is named again costs nothing."""
         data, sentence = BOMBS[name]
-        said = outcome(metadata_of, data)
-        assert said.startswith(f"NotMetadata: {sentence}")
-        assert len(said) < 400
+        message = outcome(metadata_of, data)
+        assert message.startswith(f"NotMetadata: {sentence}")
+        assert len(message) < 400
 
     def test_what_is_named_again_costs_what_it_is(self):
         """Up to a bound that a file of a thousand bytes has, and one of ten has not."""

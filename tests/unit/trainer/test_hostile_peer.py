@@ -123,9 +123,9 @@ def test_ranks_of_another_attempt_do_not_meet(tmp_path: Path) -> None:
         rank_0.wait_until(lambda: ("127.0.0.1", port) in listeners(rank_0))
         environment = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         with launch(older, job(small()), 1, port=port, attempt=1, **environment) as rank_1:
-            said = older / "rank-1.err"
+            errors = older / "rank-1.err"
             sentence = f"rendezvous: 127.0.0.1:{port}: what listens there does not know the token of this attempt"
-            rank_1.wait_until(lambda: said.exists() and sentence in said.read_text())
+            rank_1.wait_until(lambda: errors.exists() and sentence in errors.read_text())
         refusal = "it left before it proved that it knows the token of this attempt"
         rank_0.wait_until(lambda: refusal in rank_0.text(0, "err"))
 

@@ -141,7 +141,7 @@ HARMS = {
 
 class TestHeader:
     @pytest.mark.parametrize("name", HARMS)
-    def test_what_is_wrong_is_said_in_one_sentence(self, tmp_path, name):
+    def test_what_is_wrong_is_reported_in_one_sentence(self, tmp_path, name):
         """Red without the check that each sentence belongs to."""
         content, sentence = HARMS[name]
         file = tmp_path / "one.safetensors"
@@ -248,7 +248,7 @@ class TestInitialFrom:
         assert "lies at bytes" in error
 
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_odd_names_are_said_in_a_short_line(self, results, ranks):
+    def test_odd_names_are_reported_in_a_short_line(self, results, ranks):
         (error,) = results[ranks]["strange.safetensors"]["errors"]
         assert "is unknown here" in error
         assert len(error) < 1000
@@ -279,9 +279,9 @@ class TestExport:
         out = step.parent / "out.safetensors"
         assert main(["export", str(step), str(out)]) == 1
         assert not out.exists()
-        said = capfd.readouterr().err
-        assert "Traceback" not in said
-        return said
+        output = capfd.readouterr().err
+        assert "Traceback" not in output
+        return output
 
     @pytest.fixture
     def step(self, written, tmp_path):

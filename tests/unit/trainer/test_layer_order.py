@@ -112,13 +112,13 @@ UNLIKE = {
 
 @pytest.mark.parametrize("case", UNLIKE)
 def test_what_differs_is_named_on_all_ranks(mesh: DeviceMesh, case: str) -> None:
-    first, other, said = UNLIKE[case]
+    first, other, message = UNLIKE[case]
     ranks = [Rank(mesh) for _ in range(3)]
     digests = [rank.step(*paths) for rank, paths in zip(ranks, (first, first, other), strict=True)]
     sums = [sum(numbers) for numbers in zip(*digests, strict=True)]
     world = FakeWorld([list(rank.order.notes.last) for rank in ranks])
     for rank in ranks:
-        with pytest.raises(InvalidConfiguration, match=f"^`training.model`: {said}") as raised:
+        with pytest.raises(InvalidConfiguration, match=f"^`training.model`: {message}") as raised:
             rank.order.require_alike(sums, world)  # type: ignore[arg-type]
         assert raised.value.on_every_rank
 
@@ -152,7 +152,7 @@ def test_a_rank_that_waits_for_another_layer_knows(mesh: DeviceMesh, steps: tupl
 
 
 @pytest.mark.parametrize(
-    ("path", "raised", "said"),
+    ("path", "raised", "message"),
     [
         (
             "b",
@@ -163,7 +163,7 @@ def test_a_rank_that_waits_for_another_layer_knows(mesh: DeviceMesh, steps: tupl
     ],
 )
 def test_an_error_that_comes_of_it_is_explained(
-    mesh: DeviceMesh, path: str, raised: type[Exception], said: str
+    mesh: DeviceMesh, path: str, raised: type[Exception], message: str
 ) -> None:
     """Of another rank that only was lost nothing is said."""
     first, second, store = Rank(mesh), Rank(mesh), dist.HashStore()
@@ -171,7 +171,7 @@ def test_an_error_that_comes_of_it_is_explained(
     with pytest.raises(RuntimeError, match=r"^Timed out$"), watched(first, 0, store):
         raise RuntimeError("Timed out")
     second.model(torch.ones(2, 4), path)
-    with pytest.raises(raised, match=said), watched(second, 1, store):
+    with pytest.raises(raised, match=message), watched(second, 1, store):
         raise RuntimeError("Timed out")
 
 
@@ -186,8 +186,8 @@ def test_ranks_that_wait_for_each_other_end_with_the_layers_name(tmp_path: Path)
     with launch(tmp_path, job(training, parallelism={SHARD: 2}), 2) as world:
         ended = world.ended()
     assert ended[1].code == ExitCode.INVALID_CONFIGURATION, ended[1].err
-    said = (
+    message = (
         "disttrain: InvalidConfiguration: `training.model`: rank 0 ends its forward pass where rank 1 calls `layers.1`"
     )
-    assert said in ended[1].err
+    assert message in ended[1].err
     assert ended[1].error.exit_code == ExitCode.INVALID_CONFIGURATION

@@ -33,7 +33,7 @@ def test_all_ranks_report_the_same(digits):
     assert first.report.model_dump(exclude=same) == second.report.model_dump(exclude=same)
 
 
-def test_nothing_is_said_on_stderr(digits):
+def test_nothing_is_printed_on_stderr(digits):
     _, ranks = digits
     assert [rank.err for rank in ranks] == ["", ""]
 
@@ -79,7 +79,7 @@ def test_each_held_out_sample_is_read_by_one_rank_per_evaluation(tmp_path):
     assert sorted(read) == sorted(2 * [0, *range(11)])
 
 
-def test_a_global_batch_that_is_larger_than_the_data_is_said(tmp_path):
+def test_a_global_batch_that_is_larger_than_the_data_is_reported(tmp_path):
     with launch(tmp_path, job(small(steps=1, globalBatchSize=96))) as world:
         (rank,) = world.ended()
     assert rank.code == 0, rank.err

@@ -74,14 +74,14 @@ def test_all_layouts_draw_the_same(results, name):
 )
 def test_an_error_is_the_same_whoever_meets_it(tmp_path, how, reason, sentence):
     training = small(data={"entrypoint": f"{CODE}:failing", "config": {"how": how}})
-    told = {}
+    errors = {}
     for workers in (0, 1):
         with launch(tmp_path / str(workers), job({**training, "dataWorkers": workers})) as world:
             (rank,) = world.ended()
-        told[workers] = rank.report.error
-    assert told[0] == told[1]
-    assert told[0].reason == reason
-    assert sentence in told[0].message
+        errors[workers] = rank.report.error
+    assert errors[0] == errors[1]
+    assert errors[0].reason == reason
+    assert sentence in errors[0].message
 
 
 @pytest.mark.parametrize(

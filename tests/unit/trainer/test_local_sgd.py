@@ -275,8 +275,8 @@ class TestCheckpoints:
             assert results[name]["errors"][-1] is None
             assert all(math.isfinite(loss) for loss in series(results[name]))
             assert len(series(results[name])) == STEPS
-        said = [line for line in (folder / "rank-0.out").read_text().splitlines() if "holds no replicas" in line]
-        assert said == ["step-6 holds no replicas of BMUF over 2 replicas: all begin with its model"]
+        lines = [line for line in (folder / "rank-0.out").read_text().splitlines() if "holds no replicas" in line]
+        assert lines == ["step-6 holds no replicas of BMUF over 2 replicas: all begin with its model"]
 
     def replica(self, case, step, rank):
         """Parameters of a rank's own replica."""

@@ -77,8 +77,8 @@ def test_a_model_that_comes_in_evaluation_mode_stays_in_it_and_the_log_says_so(r
     found = results["in evaluation mode"]
     assert found["errors"] == [None]
     assert not any(value for name, value in found["parameters"].items() if name.endswith("tracked"))
-    said = (results["folder"] / "rank-0.out").read_text()
-    assert said.count("the model comes in evaluation mode, in which it is trained: dropout is off, and running") == 1
+    output = (results["folder"] / "rank-0.out").read_text()
+    assert output.count("the model comes in evaluation mode, in which it is trained: dropout is off, and running") == 1
 
 
 @pytest.mark.parametrize("layout", ODD_LAYOUTS)

@@ -93,17 +93,17 @@ def test_of_what_experts_share_a_tensor_of_their_vectors_are_no_matrix():
 def test_decay_of_matrices_is_torchs_with_two_groups(name):
     settings = Optimizer(name=name, learning_rate=0.1, weight_decay=0.5, weight_decay_on="Matrices")
     torch.manual_seed(3)
-    ours, theirs = (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double() for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
+    own, theirs = (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double() for _ in range(2))
+    theirs.load_state_dict(own.state_dict())
     spared = [parameter for parameter in theirs.parameters() if parameter.dim() == 1]
     matrices = [parameter for parameter in theirs.parameters() if parameter.dim() == 2]
     groups = [{"params": matrices, "weight_decay": 0.5}, {"params": spared, "weight_decay": 0.0}]
     pairs = [
-        (ours, build_optimizer(settings, dict(ours.named_parameters()))),
+        (own, build_optimizer(settings, dict(own.named_parameters()))),
         (theirs, getattr(torch.optim, name.value)(groups, lr=0.1)),
     ]
     train(pairs)
-    require_same_bits(ours, theirs)
+    require_same_bits(own, theirs)
 
 
 def train(pairs, steps=5):
@@ -132,14 +132,14 @@ def with_muon(model, settings=MUON):
 
 
 def test_muon_is_torchs_beside_torchs_adamw():
-    ours, theirs = deep(), deep()
-    theirs.load_state_dict(ours.state_dict())
+    own, theirs = deep(), deep()
+    theirs.load_state_dict(own.state_dict())
     hidden = [theirs[0].weight, theirs[2].weight]
     others = [one for one in theirs.parameters() if all(one is not matrix for matrix in hidden)]
     muon = torch.optim.Muon(hidden, lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
-    pairs = [(ours, with_muon(ours)), (theirs, muon, torch.optim.AdamW(others, lr=0.1, weight_decay=0.5))]
+    pairs = [(own, with_muon(own)), (theirs, muon, torch.optim.AdamW(others, lr=0.1, weight_decay=0.5))]
     train(pairs)
-    require_same_bits(ours, theirs)
+    require_same_bits(own, theirs)
 
 
 def test_muon_takes_the_settings_that_are_given():

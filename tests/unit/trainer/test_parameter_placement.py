@@ -249,7 +249,7 @@ class TestTasks:
         tasks.ask(0, 0.0)
         assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]
 
-    def test_a_worker_that_is_told_to_stop_leaves_alone(self):
+    def test_a_worker_that_is_asked_to_stop_leaves_alone(self):
         tasks = nine_steps(Synchronization.ASYNC)
         tasks.stop(1)
         tasks.ask(1, 0.0)
@@ -259,7 +259,7 @@ class TestTasks:
         tasks.ask(1, 1.0)
         assert [(worker, type(answer)) for worker, answer in tasks.answers()] == [(1, Assignment)]
 
-    def test_a_leader_that_is_told_to_stop_is_waited_for(self):
+    def test_a_leader_that_is_asked_to_stop_is_waited_for(self):
         tasks = nine_steps(Synchronization.ASYNC)
         tasks.stop(0)
         tasks.ask(1, 0.0)

@@ -30,11 +30,11 @@ class Watched:
     """A server's socket behind its limit. Both give a connection an hour: here its number alone ends one."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.log: list[str] = []
         self.context = new_context(1)
         self.socket = server_socket(self.context, KEY)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, 3_600_000)
-        self.limit = ConnectionLimit(self.context, self.socket, self.said.append)
+        self.limit = ConnectionLimit(self.context, self.socket, self.log.append)
         self.limit._waiting = Waiting(seconds=3600.0)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.strangers: list[socket.socket] = []
@@ -42,7 +42,7 @@ class Watched:
     def worker(self) -> zmq.Socket[bytes]:
         return connect(self.context, f"127.0.0.1:{self.port}", KEY)
 
-    def hear(self, worker: zmq.Socket[bytes], message: bytes) -> bytes:
+    def receive(self, worker: zmq.Socket[bytes], message: bytes) -> bytes:
         """Have the worker say something; return as whom the server knows its connection."""
         worker.send(message)
         assert self.socket.poll(GENEROUS * 1000)
@@ -50,12 +50,12 @@ class Watched:
         assert found == message
         return sender
 
-    def hold(self, count: int, says: bytes) -> None:
+    def hold(self, count: int, sends: bytes) -> None:
         for _ in range(count):
             connection = socket.create_connection(("127.0.0.1", self.port), GENEROUS)
             self.strangers.append(connection)
             with suppress(ConnectionError):
-                connection.sendall(says)
+                connection.sendall(sends)
             connection.setblocking(False)
 
     def ended(self) -> int:
@@ -84,19 +84,19 @@ def watched() -> Iterator[Watched]:
     found.context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("says", [b"", GREETING[:20], GREETING, ANNOUNCED])
-def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched: Watched, says: bytes) -> None:
+@pytest.mark.parametrize("sends", [b"", GREETING[:20], GREETING, ANNOUNCED])
+def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched: Watched, sends: bytes) -> None:
     """Red where nobody is shut out, and where one that has proved the token is."""
     worker = watched.worker()
-    known = watched.hear(worker, b"first")
-    watched.hold(STRANGERS, says)
+    known = watched.receive(worker, b"first")
+    watched.hold(STRANGERS, sends)
     until(lambda: watched.ended() >= STRANGERS - MAX_WAITING, watched.ended)
     assert watched.limit.held <= MAX_WAITING
-    assert watched.hear(worker, b"second") == known, "its connection was ended with those of strangers"
+    assert watched.receive(worker, b"second") == known, "its connection was ended with those of strangers"
     other = watched.worker()
-    assert watched.hear(other, b"hello") not in (b"", known)
-    watched.hold(STRANGERS, says)
-    assert watched.hear(worker, b"third") == known
+    assert watched.receive(other, b"hello") not in (b"", known)
+    watched.hold(STRANGERS, sends)
+    assert watched.receive(worker, b"third") == known
     until(lambda: watched.ended() >= 2 * STRANGERS - MAX_WAITING, watched.ended)
     worker.close()
     other.close()
@@ -105,10 +105,10 @@ def test_strangers_hold_so_many_connections_and_no_worker_loses_its_own(watched:
 def test_a_flood_is_a_few_lines(watched: Watched) -> None:
     watched.hold(STRANGERS, b"")
     until(lambda: watched.limit.refused >= STRANGERS - MAX_WAITING, lambda: watched.limit.refused)
-    assert watched.said[0] == (
+    assert watched.log[0] == (
         "parameter server: refused a connection from 127.0.0.1: it held one of many connections that prove nothing"
     )
-    assert len(watched.said) <= 10
+    assert len(watched.log) <= 10
 
 
 def test_what_leaves_by_itself_takes_no_place(watched: Watched) -> None:

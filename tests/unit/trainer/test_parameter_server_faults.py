@@ -122,14 +122,14 @@ def test_a_server_that_hangs_is_given_up_although_it_accepts_connections(tmp_pat
             assert "has not answered" in report.error.message
 
 
-def test_who_is_killed_has_told_of_the_newest_checkpoint(tmp_path):
+def test_a_killed_server_has_reported_the_newest_checkpoint(tmp_path):
     training = {**TRAINING, "checkpoint": {"interval": INTERVAL}, "steps": 1000}
     settings = {"synchronization": "Async", "snapshotInterval": INTERVAL}
     with a_job(tmp_path, training, parameterServer=settings) as running:
         server, follower = running.servers[0], running.workers[1]
         last_words = server.folder / "termination-log"
 
-        def told():
+        def reported_checkpoint():
             found = decode_pod_report(last_words.read_text()) if last_words.exists() else None
             return found.progress.checkpoint if found else None
 
@@ -137,17 +137,17 @@ def test_who_is_killed_has_told_of_the_newest_checkpoint(tmp_path):
             report = follower.report(1)
             return report.checkpoint if report else None
 
-        server.wait_until(lambda: told() and told().step >= 2 * INTERVAL)
+        server.wait_until(lambda: reported_checkpoint() and reported_checkpoint().step >= 2 * INTERVAL)
         follower.wait_until(lambda: followed() and followed().step >= 2 * INTERVAL)
         for killed in (server, follower):
             signalled(killed, signal.SIGKILL)
             killed.processes[0].wait(GENEROUS)
-        for found in (told(), followed()):
+        for found in (reported_checkpoint(), followed()):
             assert (found.step % INTERVAL, Path(found.path).name) == (0, f"step-{found.step}")
         assert follower.report(1).step >= followed().step
 
 
-def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):
+def test_all_are_asked_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_path):
     with a_job(tmp_path, TRAINING, servers=2, parameterServer={"synchronization": "Async"}) as running:
         running.reached(5)
         for world in (*running.servers, *running.workers):
@@ -159,7 +159,7 @@ def test_all_are_told_to_stop_and_the_checkpoint_is_that_of_a_whole_step(tmp_pat
         assert 5 <= report.checkpoint.step == report.step < STEPS
 
 
-def test_servers_told_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
+def test_servers_asked_to_stop_do_not_wait_for_workers_that_are_gone(tmp_path):
     """As after a failure: nobody is left to write the last checkpoint, and the rest of the grace would be idle."""
     with a_job(tmp_path, TRAINING, servers=2) as running:
         running.reached(5)

@@ -79,13 +79,13 @@ def result(worker):
 
 
 knowledge = st.builds(
-    lambda floor, hold_at, told, done, clocks: TaskProgress(
+    lambda floor, hold_at, announced, done, clocks: TaskProgress(
         0,
         floor,
         Cursor(floor, 0),
         hold_at,
-        told,
-        {Task(*one): result(one[1]) for one in done if one[0] >= told},
+        announced,
+        {Task(*one): result(one[1]) for one in done if one[0] >= announced},
         clocks,
     ),
     st.integers(0, 5),
@@ -218,7 +218,7 @@ class Asked:
 
 
 class TestWhoIsSilent:
-    def test_a_question_of_a_worker_that_was_taken_for_dead_is_answered_when_it_is_heard_again(self):
+    def test_a_request_of_a_worker_that_was_taken_for_dead_is_answered_when_it_is_back(self):
         asked = Asked()
         for half_seconds in range(4):
             asked.say(0, "alive", half_seconds / 2)
@@ -258,21 +258,21 @@ class Serving:
             self.server.restore(snapshot)
         self.loop = Loop(self.server, KEY, address)
         self.error = None
-        self.told = threading.Event()
+        self.announced = threading.Event()
         # A test that fails leaves it alone, and pytest would wait for it for ever.
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self):
         try:
-            self.loop.run(self.told.is_set)
+            self.loop.run(self.announced.is_set)
         except PeerLost as error:
             self.error = error
         self.loop.close()
 
     def end(self):
         self.server.finished = True
-        self.told.set()
+        self.announced.set()
         self.thread.join(GENEROUS)
 
 

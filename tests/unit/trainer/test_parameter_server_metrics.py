@@ -55,7 +55,7 @@ def scene():
     return made
 
 
-def test_each_server_and_each_worker_is_told_of(scene):
+def test_each_server_and_each_worker_is_reported(scene):
     # Worker 1 pulls once, worker 0 pushes three times, then worker 1 does: three are in between.
     taken = [scene.pull(server, 1) for server in (0, 1)]
     for step in range(3):
@@ -129,7 +129,7 @@ def test_a_server_that_was_made_again_counts_from_nothing(scene, pushes):
     assert found["workers/0/pushed_bytes"] == (pushes + 1) * BYTES + load
 
 
-def test_of_too_many_workers_none_is_told_of(scene, monkeypatch):
+def test_of_too_many_workers_none_is_reported(scene, monkeypatch):
     scene.push(0, 1, 0)
     assert any(key.startswith("workers/") for key in scene.rates.figures())
     monkeypatch.setattr(metrics, "MAX_REPORTED_WORKERS", 1)

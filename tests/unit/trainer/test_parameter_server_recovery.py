@@ -17,7 +17,7 @@ def begun():
     return tasks
 
 
-def test_a_complete_step_that_the_leader_was_not_told_is_in_the_table_until_it_was():
+def test_a_complete_step_is_in_the_table_until_the_leader_knows_it():
     tasks = begun()
     for part in range(2):
         tasks.mark_complete(Task(0, part), RESULT)
@@ -26,7 +26,7 @@ def test_a_complete_step_that_the_leader_was_not_told_is_in_the_table_until_it_w
     assert not tasks.known().done
 
 
-def test_what_a_worker_knows_the_leader_was_told_is_told_no_more():
+def test_what_a_worker_knows_the_leader_knows_is_sent_no_more():
     tasks = begun()
     tasks.merge(TaskProgress(0, 1, Cursor(0, 4), 3, 1))
     for part in range(2):

@@ -39,7 +39,7 @@ def a_server(synchronization=Synchronization.ASYNC):
     return Server(ServerConfig(1, 2, training, Batch(16, 1, 32), settings, snapshots=True))
 
 
-def tell(server, kind, tensors=(), **fields):
+def send(server, kind, tensors=(), **fields):
     asker = (b"worker", b"%d" % next(NUMBERS))
     [(receiver, answer)] = server.receive(asker, Message(kind, {"worker": 0, **fields}, tensors), 0.0)
     assert receiver == asker
@@ -50,23 +50,23 @@ def push(server, step, part, seed=0, lengths=(3, 1, 4)):
     generator = torch.Generator().manual_seed(seed + 10 * step + part)
     gradients = [torch.randn(length, generator=generator, dtype=torch.float64) for length in lengths]
     fields = {"task": [step, part], "weight": 2.0, "taken": 0, "floor": 0, "ranges": [0, 1, 2]}
-    return tell(server, "push", gradients, **fields).fields["fresh"]
+    return send(server, "push", gradients, **fields).fields["fresh"]
 
 
 def loaded(server):
     values = [torch.ones(length, dtype=torch.float64) for length in (3, 1, 4)]
-    assert tell(server, "load", values, states=[[], [], []]).kind == "loaded"
+    assert send(server, "load", values, states=[[], [], []]).kind == "loaded"
     return server
 
 
 def same(one, other):
-    found, expected = (tell(server, "pull", ranges=[0, 1, 2]) for server in (one, other))
+    found, expected = (send(server, "pull", ranges=[0, 1, 2]) for server in (one, other))
     assert all(torch.equal(a, b) for a, b in zip(found.tensors, expected.tensors, strict=True))
     assert found.fields == expected.fields
 
 
 class TestDesertion:
-    def test_a_server_is_deserted_once_it_has_heard_nobody_for_a_while(self):
+    def test_a_server_is_deserted_once_it_has_had_no_message_for_a_while(self):
         server = a_server()
         assert not server.has_no_workers(100.0), "nobody can have been heard yet"
         server.tick(100.0)

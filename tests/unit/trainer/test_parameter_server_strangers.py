@@ -43,10 +43,10 @@ class Serving:
 
     def most(self) -> int:
         """The most memory that it has had, where the system says so; else what it has."""
-        told = Path(f"/proc/{self.process.pid}/status")
-        if not told.exists():
+        status = Path(f"/proc/{self.process.pid}/status")
+        if not status.exists():
             return psutil.Process(self.process.pid).memory_info().rss
-        return next(int(line.split()[1]) * 1024 for line in told.read_text().splitlines() if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
     def close(self) -> None:
         self.process.kill()
@@ -218,14 +218,14 @@ def between(serving: Serving) -> Iterator[Between]:
     found.close()
 
 
-def test_what_was_heard_cannot_be_sent_again(serving: Serving, between: Between) -> None:
+def test_recorded_messages_cannot_be_replayed(serving: Serving, between: Between) -> None:
     worker = Worker(between.port)
     worker.begin()
     worker.step()
     # All that was said so far: said again after a further step, it would lead back to this one.
-    heard = [bytes(kept) for kept in between.sent]
+    recorded = [bytes(kept) for kept in between.sent]
     moved, version = worker.step(), worker.version()
-    for one in heard:
+    for one in recorded:
         replay(serving.port, one)
         # Also within a connection that the server knows: all but how it began.
         replay(serving.port, one[:1024], *[one[1024:]] * 3)

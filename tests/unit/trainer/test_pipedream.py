@@ -51,11 +51,11 @@ HELD = {
     f"{weights}, {stages} stages, {name}": (
         (stages, stages, weights, optimizer),
         changes,
-        {**told, "per_update": stages if weights == "2BW" else 1},
+        {**options, "per_update": stages if weights == "2BW" else 1},
     )
     for weights in WEIGHTS
     for stages in (2, 3, 4)
-    for name, optimizer, changes, told in (
+    for name, optimizer, changes, options in (
         ("SGD", SGD, {}, {}),
         ("momentum, rate by the step", MOMENTUM, {"lrSchedule": COSINE}, {"schedule": COSINE}),
         ("AdamW, recomputed", ADAMW, FULL, {}),
@@ -137,10 +137,10 @@ def test_a_run_equals_its_simulation_in_one_process(world, name):
 
 def require_simulated(found, name):
     """Fails where the result of a case of HELD is not what its simulation computes."""
-    (_, stages, weights, optimizer), changes, told = HELD[name]
+    (_, stages, weights, optimizer), changes, options = HELD[name]
     assert found["errors"] == [None]
     steps = changes.get("steps", STEPS)
-    expected = simulate(WEIGHTS[weights][0], stages, optimizer_of(optimizer), steps, micro=MICRO, **told)
+    expected = simulate(WEIGHTS[weights][0], stages, optimizer_of(optimizer), steps, micro=MICRO, **options)
     require_same(found["parameters"], expected.parameters)
     logged = [step for step in range(steps) if (step + 1) % changes.get("logging", {"interval": 1})["interval"] == 0]
     if steps - 1 not in logged:

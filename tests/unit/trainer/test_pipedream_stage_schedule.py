@@ -107,8 +107,8 @@ def test_what_a_rank_says_of_a_step_is_known_when_the_first_stage_admits_another
     ends = end_times({plan.stage: actions_of(plan, steps) for plan in plans}, equal(len(plans)))
     for step in range(first.lag + 1, steps):
         begin = ends[Action(Kind.FORWARD, 0, step * first.per_update)] - 1.0
-        heard = (step - first.lag) * first.per_update - 1
-        assert max(ends[Action(Kind.BACKWARD, plan.stage, heard)] for plan in plans) <= begin
+        acknowledged = (step - first.lag) * first.per_update - 1
+        assert max(ends[Action(Kind.BACKWARD, plan.stage, acknowledged)] for plan in plans) <= begin
 
 
 @pytest.mark.parametrize(("stages", "batch"), [(2, 2), (4, 4), (4, 8)])

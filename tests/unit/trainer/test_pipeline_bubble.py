@@ -57,7 +57,7 @@ def stage_of(clock, index=0, forward=3.0, backward=5.0, parameters=2.0):
 
 
 class TestStageClock:
-    def test_computing_is_told_by_kind_and_stage_and_waiting_belongs_to_the_step_alone(self):
+    def test_computing_is_counted_by_kind_and_stage_and_waiting_belongs_to_the_step_alone(self):
         device = Clock()
         clock, stages = StageClock(device), [stage_of(device, index) for index in (1, 3)]
         for stage in stages:
@@ -139,7 +139,7 @@ class TestBubbles:
         found = bubbles_of([fast[0], slow[0], fast[1], slow[1]], TABLE)
         assert found == pytest.approx({BUBBLE: 100 * (1 - (2 * 6 + 2 * 12) / (4 * 18)), OF_SCHEDULE: 100 / 3})
 
-    def test_nothing_is_told_of_no_time(self):
+    def test_no_time_has_no_figure(self):
         assert bubbles_of([Measured(0.0, {}), Measured(0.0, {})], TABLE) == {}
 
 
@@ -207,7 +207,7 @@ STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def logged(tmp_path_factory):
     """The figures of each logged step, logged in each and in every third."""
     cases = {
         f"{name}, every {interval}": [
@@ -228,8 +228,8 @@ def told(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("interval", [1, 3])
-def test_both_figures_are_told_at_every_logged_step(told, name, interval):
-    lines = told[f"{name}, every {interval}"]
+def test_both_figures_are_logged_at_every_logged_step(logged, name, interval):
+    lines = logged[f"{name}, every {interval}"]
     assert len(lines) >= STEPS // interval
     for line in lines:
         assert 0 < line[BUBBLE] < 100
@@ -237,7 +237,7 @@ def test_both_figures_are_told_at_every_logged_step(told, name, interval):
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_with_a_single_microbatch_one_of_two_stages_is_always_idle(told, interval):
-    for line in told[f"one microbatch, every {interval}"]:
+def test_with_a_single_microbatch_one_of_two_stages_is_always_idle(logged, interval):
+    for line in logged[f"one microbatch, every {interval}"]:
         assert line[OF_SCHEDULE] == pytest.approx(50), "however long the passes were"
         assert line[BUBBLE] >= 50

@@ -97,7 +97,7 @@ def test_every_pipeline_that_is_accepted_has_a_whole_table(parallelism: Parallel
     assert len(end_times(found, equal())) == len(actions)
 
 
-def test_actions_that_wait_for_each_other_are_told() -> None:
+def test_actions_that_wait_for_each_other_are_reported() -> None:
     wrong = {0: [Action(Kind.BACKWARD, 0, 0), Action(Kind.FORWARD, 0, 0)], 1: [Action(Kind.FORWARD, 1, 0)]}
     with pytest.raises(ValueError, match="wait for each other"):
         end_times(wrong, equal())

@@ -100,7 +100,7 @@ def test_a_node_is_slow_by_all_its_links_to_others(
     assert [found.name for found in slow_nodes(speeds(slow, nodes), nodes)] == named
 
 
-def test_a_slow_node_is_told_with_the_limit() -> None:
+def test_a_slow_node_is_reported_with_the_limit() -> None:
     assert slow_node_message(SlowNode("n7", 0.2e9, 1e9)) == (
         "preflight: node n7 is slow: 0.200 GB/s with other nodes, less than 1/3 of the others' 1.000 GB/s;"
         " every step will wait for it"
@@ -138,17 +138,17 @@ def run(folder: Path, wrong: str, ranks: int = 3, **environment: str) -> list[En
         return world.ended()
 
 
-def test_a_sound_network_is_told_in_one_line_and_the_job_trains(tmp_path: Path) -> None:
+def test_a_sound_network_is_reported_in_one_line_and_the_job_trains(tmp_path: Path) -> None:
     ended = run(tmp_path, "nothing")
     assert [rank.code for rank in ended] == [0, 0, 0], ended[0].err
-    said = [line for line in ended[0].out.splitlines() if line.startswith("preflight: data")]
-    assert len(said) == 1
-    assert said[0].startswith("preflight: data are right between 3 ranks on 3 nodes (")
+    lines = [line for line in ended[0].out.splitlines() if line.startswith("preflight: data")]
+    assert len(lines) == 1
+    assert lines[0].startswith("preflight: data are right between 3 ranks on 3 nodes (")
     assert ended[0].report is not None
     assert ended[0].report.done
 
 
-def test_a_node_that_keeps_the_others_waiting_is_told_and_the_job_trains(tmp_path: Path) -> None:
+def test_a_node_that_keeps_the_others_waiting_is_reported_and_the_job_trains(tmp_path: Path) -> None:
     ended = run(tmp_path, "pace")
     assert [rank.code for rank in ended] == [0, 0, 0], ended[0].err
     # Of the others a machine with much else to do may say the same.

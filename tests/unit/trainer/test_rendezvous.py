@@ -190,11 +190,11 @@ class World:
     """A gateway before an Echo."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.refusals: list[str] = []
         self.echo = Echo()
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = listener.getsockname()[1]
-        self.gateway = Gateway(listener, self.echo.listener.getsockname(), KEY, 2, self.said.append)
+        self.gateway = Gateway(listener, self.echo.listener.getsockname(), KEY, 2, self.refusals.append)
 
     def place(self, key: bytes = KEY, rank: int = 1, size: int = 2) -> Place:
         return Place("127.0.0.1", self.port, rank, size, key)
@@ -259,7 +259,7 @@ class TestGateway:
             for connection in connections:
                 connection.close()
         assert world.echo.connections == 5
-        assert world.said == []
+        assert world.refusals == []
 
     def test_who_does_not_read_holds_no_memory_and_nobody_up(self, world: World) -> None:
         with dial(world.place(), GENEROUS) as stuck, dial(world.place(), GENEROUS) as other:
@@ -284,23 +284,23 @@ class TestGateway:
                 assert connection.recv(1) == b""
             connection.close()
 
-    def test_another_token_is_refused_and_said(self, world: World) -> None:
+    def test_another_token_is_refused_and_logged(self, world: World) -> None:
         with pytest.raises(Refused, match="what listens there does not know the token of this attempt"):
             dial(world.place(OLDER), 0.0)
         with dial(world.place(), GENEROUS) as connection:
             assert echoes(connection, b"hello")
         assert world.echo.connections == 1
-        (said,) = world.said
-        assert said.startswith(
+        (refusal,) = world.refusals
+        assert refusal.startswith(
             "rendezvous: refused a connection from 127.0.0.1: it left before it proved that it knows"
         )
 
-    def test_another_world_is_refused_and_said(self, world: World) -> None:
+    def test_another_world_is_refused_and_logged(self, world: World) -> None:
         with pytest.raises(Refused, match="closed the connection"):
             dial(world.place(size=3), 0.0)
         with dial(world.place(), GENEROUS) as connection:
             assert echoes(connection, b"hello")
-        assert world.said[0].endswith("it is rank 1 of 3, this world has 2")
+        assert world.refusals[0].endswith("it is rank 1 of 3, this world has 2")
 
     @pytest.mark.parametrize(
         ("attack", "why"),
@@ -324,7 +324,7 @@ class TestGateway:
         with dial(world.place(), GENEROUS) as connection:
             assert echoes(connection, b"hello")
         assert world.echo.connections == 1
-        assert why in world.said[0]
+        assert why in world.refusals[0]
 
     def test_who_was_refused_in_the_same_moment_is_refused_once(self, world: World) -> None:
         """To make room for another one, after the selector had found it ready."""
@@ -362,8 +362,8 @@ class TestGateway:
             assert echoes(connection, b"hello again")
         # The last of them may still wait to be accepted when the connection that lasts has its answer.
         until(lambda: world.gateway.refused >= 1000 - 256, lambda: world.gateway.refused)
-        assert len(world.said) <= 11, "a flood of refusals is a few lines"
-        assert "it held one of many connections that prove nothing" in world.said[0]
+        assert len(world.refusals) <= 11, "a flood of refusals is a few lines"
+        assert "it held one of many connections that prove nothing" in world.refusals[0]
         for held in peer.held:
             held.close()
 
@@ -375,8 +375,8 @@ def test_ranks_without_a_token_meet_at_every_loopback_address(host: str) -> None
     with ThreadPoolExecutor(2) as ranks:
         opened = [ranks.submit(open_store, Place(host, port, rank, 2, None), timeout) for rank in range(2)]
         stores = [one.result(GENEROUS) for one in opened]
-    stores[0].set("said", "hello")
-    assert stores[1].get("said") == b"hello"
+    stores[0].set("key", "hello")
+    assert stores[1].get("key") == b"hello"
 
 
 def test_a_log_that_cannot_be_written_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

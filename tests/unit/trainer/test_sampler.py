@@ -77,13 +77,13 @@ def test_another_layout_and_batch_go_on_in_the_midst_of_an_epoch(size, seed, epo
 @given(sizes, seeds, layouts)
 def test_layouts_with_the_same_global_batch_see_the_same_batches(size, seed, layout):
     micro, accumulation, replicas = layout
-    ours = sampler(size, seed, layout)
+    own = sampler(size, seed, layout)
     alone = sampler(size, seed, (micro * accumulation * replicas, 1, 1))
     cursor = Cursor()
     for _ in range(5):
-        assert global_batch(ours, cursor) == global_batch(alone, cursor)
-        assert ours.advance(cursor) == alone.advance(cursor)
-        cursor = ours.advance(cursor)
+        assert global_batch(own, cursor) == global_batch(alone, cursor)
+        assert own.advance(cursor) == alone.advance(cursor)
+        cursor = own.advance(cursor)
 
 
 @untimed

@@ -22,7 +22,7 @@ BOTH = "the device is lost … For more see the manual."
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("a sentence", "a sentence"),
         ("", "no message"),
@@ -37,15 +37,15 @@ BOTH = "the device is lost … For more see the manual."
         ("over\rwritten", "over … written"),
     ],
 )
-def test_first_and_last_line_on_one(text: str, said: str) -> None:
-    assert one_line(ValueError(text)) == said
+def test_first_and_last_line_on_one(text: str, sentence: str) -> None:
+    assert one_line(ValueError(text)) == sentence
 
 
 def test_a_long_line_leaves_room_for_the_last_one() -> None:
-    said = one_line(ValueError("x" * 100_000 + "\n" + "y" * 100_000))
-    assert "x… … y" in said
-    assert said.endswith("y…")
-    assert len(said) < 1100
+    sentence = one_line(ValueError("x" * 100_000 + "\n" + "y" * 100_000))
+    assert "x… … y" in sentence
+    assert sentence.endswith("y…")
+    assert len(sentence) < 1100
 
 
 def described(error: BaseException) -> str:
@@ -53,7 +53,7 @@ def described(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize(
-    ("error", "say", "said"),
+    ("error", "describes", "sentence"),
     [
         (RuntimeError(ADVICE), described, f"RuntimeError: {BOTH}"),
         (ConnectionError(ADVICE), described, f"ConnectionError: {BOTH}"),
@@ -66,11 +66,13 @@ def described(error: BaseException) -> str:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_description_is_such_a_line(error: BaseException, say: Callable[[BaseException], str], said: str) -> None:
+def test_every_description_is_such_a_line(
+    error: BaseException, describes: Callable[[BaseException], str], sentence: str
+) -> None:
     # What was raised has a place.
     with pytest.raises(type(error)) as caught:
         raise error
-    assert say(caught.value) == said
+    assert describes(caught.value) == sentence
 
 
 def test_what_an_import_raises_is_such_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +88,7 @@ def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("told", "unquoted"),
+    ("report", "unquoted"),
     [
         (describe(InvalidConfiguration("`a` is 7")), None),
         (
@@ -99,9 +101,9 @@ def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
     ],
 )
 def test_a_report_also_says_what_happened_without_the_text_of_an_exception(
-    told: RankError, unquoted: str | None
+    report: RankError, unquoted: str | None
 ) -> None:
-    assert told.unquoted == unquoted
+    assert report.unquoted == unquoted
 
 
 @pytest.mark.parametrize(
@@ -119,13 +121,13 @@ def test_a_sentence_is_cut_where_code_of_others_raised_what_it_quotes(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((EntrypointNotImportable, InvalidConfiguration)) as caught:
         call_entrypoint("training.model", f"{module}:loads", config)
-    told = describe(caught.value)
+    report = describe(caught.value)
     assert caught.value.__cause__ is not None
-    assert (told.unquoted is None) == kept
-    assert "a secret" not in (told.unquoted or "")
+    assert (report.unquoted is None) == kept
+    assert "a secret" not in (report.unquoted or "")
 
 
-def test_what_code_said_as_it_left_is_text_of_its_own() -> None:
-    told = describe_exit(SystemExit("a secret"), 3, 5)
-    assert told.message.endswith("called sys.exit: a secret")
-    assert (told.unquoted or "").endswith("called sys.exit")
+def test_what_code_passed_to_sys_exit_is_text_of_its_own() -> None:
+    report = describe_exit(SystemExit("a secret"), 3, 5)
+    assert report.message.endswith("called sys.exit: a secret")
+    assert (report.unquoted or "").endswith("called sys.exit")

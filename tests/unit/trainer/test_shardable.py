@@ -232,12 +232,12 @@ def test_a_container_with_a_forward_is_cut_or_named(
     try:
         found = sharded.shard(model, [model.get_submodule(unit) for unit in units], training, one)
     except InvalidConfiguration as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = "" if isinstance(found, FSDPModule) and found(torch.ones(2, 4)).shape == (2, 4) else "not cut"
+        message = "" if isinstance(found, FSDPModule) and found(torch.ones(2, 4)).shape == (2, 4) else "not cut"
     named = (
         f"`training.model`: torch {torch.__version__} cannot cut Chain, an nn.ModuleDict with a forward of its own,"
         " over shards; torch 2.13 can: use an image that has it, or make Chain an nn.Module with the nn.ModuleDict"
         " as an attribute"
     )
-    assert said in ([named] if refuses else [named, ""])
+    assert message in ([named] if refuses else [named, ""])

@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_belongs_to_its_own_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "reason", "words"),
+    ("code", "exit_code", "reason", "text"),
     [
         (None, ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 0 before"),
         (0, ExitCode.LEFT_EARLY, "LeftEarly", "with exit code 0 before"),
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_belongs_to_its_own_step() -> None:
         ("wrong flags", 1, "RankFailed", "called sys.exit: wrong flags"),
     ],
 )
-def test_a_user_that_calls_sys_exit_is_named(code: Any, exit_code: int, reason: str, words: str) -> None:
+def test_a_user_that_calls_sys_exit_is_named(code: Any, exit_code: int, reason: str, text: str) -> None:
     def leave() -> None:
         sys.exit(code)
 
@@ -194,7 +194,7 @@ def test_a_user_that_calls_sys_exit_is_named(code: Any, exit_code: int, reason: 
     found = describe_exit(caught.value, 9, 20)
     assert (found.exit_code, found.reason) == (exit_code, reason)
     assert found.message.startswith("left at step 9 of 20 with exit code ")
-    assert words in found.message
+    assert text in found.message
     assert f"code in {__file__}:{line_of(leave)} called sys.exit" in found.message
     assert found.signature is not None
     assert found.signature.error == "SystemExit"

@@ -107,7 +107,7 @@ def test_wandb_has_the_figures_of_both_attempts_under_one_id(place: Path) -> Non
     assert found == pytest.approx(logged(place))
 
 
-def test_settings_are_told_by_path() -> None:
+def test_settings_are_logged_by_path() -> None:
     assert flat({"model": {"name": "gpt", "config": {}}, "steps": 3, "seed": None}) == [
         ("model.name", "gpt"),
         ("steps", "3"),
@@ -157,8 +157,8 @@ def test_a_service_that_is_away_costs_its_lines_and_one_sentence(capsys: pytest.
     sink.close()
     assert service.lines == [{"step": 0}, {"step": 3}]
     assert service.closed
-    said = "disttrain: MLflow: figures are lost: no route to host … and much more"
-    assert capsys.readouterr().err.splitlines() == [said] * 2
+    message = "disttrain: MLflow: figures are lost: no route to host … and much more"
+    assert capsys.readouterr().err.splitlines() == [message] * 2
 
 
 def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,11 +206,11 @@ def test_an_image_without_the_package_is_refused(name: str, package: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("MLflow", "the address of its server in MLFLOW_TRACKING_URI"), ("WandB", "a key in WANDB_API_KEY")],
 )
-def test_a_service_without_address_or_key_is_refused(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match=said) as refused:
+def test_a_service_without_address_or_key_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=message) as refused:
         opening.open_sinks(config(name), None, {"HOME": str(tmp_path)})
     assert refused.value.exit_code == ExitCode.INVALID_CONFIGURATION
 

@@ -24,7 +24,7 @@ HANDLER, DESCRIPTOR = "its handler", "Python's wake-up descriptor"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "sentence"),
     [
         ("", ""),
         ("signal.signal(signal.SIGTERM, lambda *_: print('own'))", ""),
@@ -39,11 +39,11 @@ HANDLER, DESCRIPTOR = "its handler", "Python's wake-up descriptor"
     ],
     ids=["nothing", "a handler", "the default", "ignored", "no descriptor", "another descriptor", "asyncio"],
 )
-def test_the_loop_hears_sigterm(changes: str, said: str) -> None:
+def test_the_loop_receives_sigterm(changes: str, sentence: str) -> None:
     program = PROGRAM.format(changes=changes, seconds=GENEROUS)
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, capture_output=True, text=True, timeout=2 * GENEROUS, check=False)
-    assert (found.returncode, found.stderr) == (0, said)
+    assert (found.returncode, found.stderr) == (0, sentence)
     assert found.stdout.splitlines() == [*(["own"] if "own'" in changes else []), "True"]
 
 

@@ -122,16 +122,16 @@ def test_data_that_a_layout_or_a_checkpoint_cannot_take_are_named(
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         ("renamed", f"{PLACE}, part 1 of 2: load_state_dict raised KeyError: 'offset'; go on with the data that wrote"),
         ("fewer", "holds positions of 2 parts of the data, and here are 1 replicas: go on with as many, or begin"),
     ],
 )
-def test_a_position_that_does_not_fit_is_named(results: dict[str, dict[str, Any]], case: str, said: str) -> None:
+def test_a_position_that_does_not_fit_is_named(results: dict[str, dict[str, Any]], case: str, message: str) -> None:
     error = results[case]["errors"][1]
     assert error.startswith("CheckpointMismatch: ")
-    assert said in error
+    assert message in error
 
 
 def test_other_data_than_the_checkpoints_begin_at_their_beginning(results: dict[str, dict[str, Any]]) -> None:
@@ -186,5 +186,7 @@ def test_servers_refuse_data_that_are_iterated() -> None:
     world = SimpleNamespace(mesh=SimpleNamespace(pipeline=1))
     with pytest.raises(InvalidConfiguration) as raised:
         build_sampler(data, config, world)  # type: ignore[arg-type]
-    said = "mine:data returned training samples that are iterated, which parameter servers assign by their number: use"
-    assert said in str(raised.value)
+    message = (
+        "mine:data returned training samples that are iterated, which parameter servers assign by their number: use"
+    )
+    assert message in str(raised.value)

@@ -147,8 +147,8 @@ def test_without_it_replicas_normalise_their_own_part(
 
 def test_a_model_without_such_layers_is_refused(alone: dict[str, dict[str, Any]]) -> None:
     (error,) = alone["without"]["errors"]
-    said = "InvalidConfiguration: `parallelism.dataParallel.syncBatchNorm`: Sequential has no BatchNorm layer"
-    assert error.startswith(said)
+    message = "InvalidConfiguration: `parallelism.dataParallel.syncBatchNorm`: Sequential has no BatchNorm layer"
+    assert error.startswith(message)
 
 
 @pytest.mark.parametrize("layout", CAST)

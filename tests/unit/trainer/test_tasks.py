@@ -132,7 +132,7 @@ def test_what_is_no_task_is_refused_by_name(results: dict[str, dict[str, Any]], 
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         (
             "forgetful",
@@ -148,10 +148,10 @@ def test_what_is_no_task_is_refused_by_name(results: dict[str, dict[str, Any]], 
     ],
 )
 def test_parameters_that_no_optimizer_or_group_would_get_are_named(
-    results: dict[str, dict[str, Any]], case: str, said: str
+    results: dict[str, dict[str, Any]], case: str, message: str
 ) -> None:
     (error,) = results[case]["errors"]
-    assert said in error
+    assert message in error
 
 
 def test_a_group_whose_factor_is_0_stands_still(results: dict[str, dict[str, Any]]) -> None:

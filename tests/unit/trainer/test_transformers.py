@@ -22,17 +22,17 @@ def library_model(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_gradients_are_the_librarys(family):
     torch.manual_seed(0)
-    ours, theirs = double_transformers(family), library_model(family)
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    theirs.load_state_dict(ours.state_dict())
+    own, theirs = double_transformers(family), library_model(family)
+    assert own.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(own.state_dict())
     tokens = torch.randint(16, (3, 8))
-    found, expected = ours(tokens), theirs(tokens).logits
+    found, expected = own(tokens), theirs(tokens).logits
     assert torch.equal(found, expected)
     weights = torch.randn_like(expected)
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in ours.named_parameters():
+    for name, parameter in own.named_parameters():
         assert torch.linalg.vector_norm(gradients[name]) > 0
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-10, atol=1e-12)
 

@@ -74,8 +74,8 @@ class TestExport:
         assert len(files) > 4
         assert {"config.json", INDEX_FILE} < set(files)
         assert "lm_head.weight" not in json.loads((exported / INDEX_FILE).read_text())["weight_map"]
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
-        assert not any(told.values()), told
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        assert not any(loading_info.values()), loading_info
         assert model.dtype == torch.float64
         assert torch.equal(model(PROMPT).logits, logits_of(seeds["whole"][0]))
 
@@ -120,8 +120,8 @@ class TestExport:
     def test_a_number_format_that_files_do_not_know_is_named(self, tmp_path, write):
         tensors = [Described("a", torch.float32, (2,)), Described("turn.by", torch.complex128, (2,))]
         known = "bool, uint8, .*, complex64"
-        said = rf"^`turn\.by` is complex128, which safetensors files do not know \(they know {known}\): read the "
-        with pytest.raises(InvalidConfiguration, match=said):
+        message = rf"^`turn\.by` is complex128, which safetensors files do not know \(they know {known}\): read the "
+        with pytest.raises(InvalidConfiguration, match=message):
             write(tmp_path / "out", tensors, torch.ones)
         assert list(tmp_path.iterdir()) == []
 

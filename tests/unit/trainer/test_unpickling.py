@@ -53,8 +53,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_nothing_costs_more_than_itself(name: str) -> None:
-    data, said = BOMBS[name]
-    assert outcome(read, data).startswith(said)
+    data, message = BOMBS[name]
+    assert outcome(read, data).startswith(message)
 
 
 @pytest.mark.parametrize("protocol", range(3, 6))
@@ -90,8 +90,8 @@ def test_the_linter_forbids_what_unpickles(tmp_path: Path) -> None:
     """By every way to import it."""
     for number, code in enumerate(FORBIDDEN):
         (tmp_path / f"{number}.py").write_text(f"{code}\n")
-    words = ["check", "--no-cache", f"--config={REPOSITORY / 'pyproject.toml'}", "--select=TID251"]
-    command = [sys.executable, "-m", "ruff", *words, "--output-format=json", str(tmp_path)]
+    arguments = ["check", "--no-cache", f"--config={REPOSITORY / 'pyproject.toml'}", "--select=TID251"]
+    command = [sys.executable, "-m", "ruff", *arguments, "--output-format=json", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = {int(Path(one["filename"]).stem) for one in json.loads(done.stdout) if one["code"] == "TID251"}
     assert [code for number, code in enumerate(FORBIDDEN) if number not in found] == []

@@ -107,8 +107,8 @@ class TestDamaged:
         assert "resuming after step 2" in ranks[0].out
         assert StepFolders(damaged).complete() == [2, 4]
         assert [path.name for path in damaged.glob("*.broken")] == ["step-6.broken"]
-        ours, theirs = model_at(damaged.parent, 4), model_at(written.parent, 4)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        own, theirs = model_at(damaged.parent, 4), model_at(written.parent, 4)
+        assert all(torch.equal(own[name], theirs[name]) for name in theirs)
 
     def test_with_none_left_the_job_ends_and_touches_nothing(self, damaged, tmp_path):
         for step in (2, 4, 6):

@@ -249,8 +249,8 @@ class World:
             process.send_signal(signal.SIGABRT)
         for process in self.processes:
             process.wait(STACKS_WITHIN_SECONDS)
-        said = "\n".join(f"rank {rank}:\n{self.text(rank, 'err')}" for rank in range(len(self.processes)))
-        pytest.fail(f"not all ranks ended in time ({codes}):\n{said}")
+        message = "\n".join(f"rank {rank}:\n{self.text(rank, 'err')}" for rank in range(len(self.processes)))
+        pytest.fail(f"not all ranks ended in time ({codes}):\n{message}")
 
     def kill(self) -> None:
         for process in self.processes:
