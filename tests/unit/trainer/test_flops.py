@@ -110,7 +110,7 @@ def test_any_model_may_say_what_it_costs() -> None:
 @pytest.mark.parametrize("answer", [0, -1.0, "12", None, float("nan")])
 def test_an_answer_that_is_no_number_is_refused(answer: object) -> None:
     with pytest.raises(
-        InvalidConfiguration, match=r"Told\.flops_per_sample\(\) returned .*, expected a positive number"
+        InvalidConfiguration, match=r"WithFlops\.flops_per_sample\(\) returned .*, expected a positive number"
     ):
         work_of(WithFlops(answer))
 
