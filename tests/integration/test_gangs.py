@@ -42,14 +42,6 @@ def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureReq
     return a_team(control_plane, request)
 
 
-@pytest.mark.parametrize(("gang", "value"), [("Volcano", "volcano"), ("Coscheduling", "coscheduling")])
-def test_a_scheduler_that_the_operator_was_not_given_is_a_reason(team: Team, gang: str, value: str) -> None:
-    team.create(runPolicy={"schedulingPolicy": {"gangScheduler": gang}})
-    condition = team.wait_for("Running", status="False", reason="OperatorForbidden")
-    assert f"`scheduling.{value}: true` in the chart's values gives the right" in condition["message"]
-    assert team.pods() == []
-
-
 def test_a_disruption_budget_holds_evictions_back_and_goes_with_the_job(team: Team) -> None:
     team.create(workers={"replicas": 3}, runPolicy={"disruptionBudget": {"minAvailable": 3}})
     pods = team.wait_for_pods(3)

@@ -23,26 +23,6 @@ def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureReq
     return a_team(control_plane, request)
 
 
-def environment(pod: Raw) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in pod["spec"]["containers"][0]["env"]}
-
-
-def test_a_job_becomes_pods_that_know_their_place(team: Team) -> None:
-    job = team.create(workers={"replicas": 3, "processesPerPod": 2})
-    pods = team.wait_for_pods(3)
-    stem = f"job-{job['metadata']['uid'][:5]}"
-    assert [pod["metadata"]["name"] for pod in pods] == [f"{stem}-worker-{index}-a1" for index in range(3)]
-    for index, pod in enumerate(pods):
-        variables = environment(pod)
-        assert variables["NODE_RANK"] == str(index)
-        assert variables["WORLD_SIZE"] == "6"
-        assert variables["MASTER_ADDR"].startswith(f"{stem}-worker-0-a1.{stem}")
-        assert pod["spec"]["hostname"] == pod["metadata"]["name"]
-        assert pod["spec"]["subdomain"] == stem
-    status = team.status()
-    assert (status["attempt"], status["restarts"], status["worldSize"]) == (1, 0, 6)
-
-
 def test_a_job_of_n_pods_costs_n_plus_4_requests_until_it_runs(team: Team, control_plane: ControlPlane) -> None:
     team.create(workers={"replicas": 20})
     team.run(team.wait_for_pods(20))
@@ -148,52 +128,6 @@ def test_a_job_is_suspended_and_resumed(team: Team) -> None:
     assert team.status()["restarts"] == 0, "resuming is no restart"
 
 
-def test_a_deleted_job_is_left_in_peace_and_its_namesake_begins_anew(team: Team) -> None:
-    first = team.create()
-    team.wait_for_pods(2)
-    team.delete()
-    second = team.create()
-    # Nobody collects garbage here: the first job's pods stay, and are nobody's.
-    eventually(lambda: len(team.pods()) == 4)
-    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in team.pods()}
-    assert owners == {first["metadata"]["uid"], second["metadata"]["uid"]}
-    assert team.status()["attempt"] == 1
-
-
-def test_a_finished_job_is_deleted_after_its_time_to_live(team: Team) -> None:
-    team.create(ttlSecondsAfterFinished=1)
-    pods = team.wait_for_pods(2)
-    team.run(pods)
-    team.finish(pods)
-    # Not waiting for Complete in between: where the test is slow the job is gone by then.
-    eventually(lambda: not team.exists())
-
-
-def test_a_quota_is_a_reason_until_there_is_room(team: Team) -> None:
-    quotas = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
-    team.ask("POST", quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}})
-    # This control plane has no controller that would fill it in.
-    team.ask("PATCH", f"{quotas}/small/status", {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}})
-    team.create(workers={"replicas": 3})
-    waiting = team.wait_for("Running", status="False", reason="QuotaExceeded")
-    assert "exceeded quota: small" in waiting["message"]
-    team.ask("DELETE", f"{quotas}/small")
-    team.run(team.wait_for_pods(3))
-    team.wait_for("Running")
-    assert team.status()["attempt"] == 1
-
-
-def test_a_quota_on_what_pods_do_not_say_names_the_fields_that_would(team: Team) -> None:
-    quotas = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
-    hard = {"limits.cpu": "8"}
-    team.ask("POST", quotas, {"metadata": {"name": "limits"}, "spec": {"hard": hard}})
-    team.ask("PATCH", f"{quotas}/limits/status", {"status": {"hard": hard, "used": {"limits.cpu": "0"}}})
-    team.create()
-    waiting = team.wait_for("Running", status="False", reason="Forbidden")
-    assert "failed quota: limits: must specify limits.cpu" in waiting["message"]
-    assert "`workers.resources`" in waiting["message"]
-
-
 def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) -> None:
     team.create(storage=a_claim_template())
     pods = team.wait_for_pods(2)
@@ -215,38 +149,3 @@ def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) 
     team.run(pods)
     team.wait_for("Running")
     assert team.status()["attempt"] == 1
-
-
-def test_a_gang_scheduler_that_is_not_installed_is_a_reason(team: Team) -> None:
-    team.create(runPolicy={"schedulingPolicy": {"gangScheduler": "Coscheduling"}})
-    condition = team.wait_for("Running", status="False", reason="NotInstalled")
-    assert "scheduling.x-k8s.io/v1alpha1: coscheduling (scheduler-plugins) is not installed" in condition["message"]
-    assert team.pods() == []
-
-
-def test_a_pod_that_the_api_server_refuses_is_a_reason(team: Team) -> None:
-    container = {
-        "name": "trainer",
-        "image": "x",
-        "command": ["train"],
-        "volumeMounts": [{"name": "no", "mountPath": "/n"}],
-    }
-    team.create(workers={"template": {"spec": {"containers": [container]}}})
-    refused = team.wait_for("Running", status="False", reason="InvalidPod")
-    assert "volumeMounts" in refused["message"]
-
-
-def test_a_wrong_spec_fails_with_all_that_is_wrong(team: Team) -> None:
-    wrong = {**TRAINING, "model": {"name": "mlp", "config": {"noSuchField": 1}}}
-    team.create(training=wrong, workers={"template": None})
-    failed = team.wait_for("Failed", reason="InvalidSpec")
-    assert "noSuchField" in failed["message"]
-    assert team.pods() == []
-
-
-def test_a_claim_is_made_once_and_outlives_the_job(team: Team) -> None:
-    team.create(storage=a_claim_template())
-    team.wait_for_pods(2)
-    (claim,) = team.children("persistentvolumeclaims")
-    assert "ownerReferences" not in claim["metadata"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

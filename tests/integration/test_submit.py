@@ -112,38 +112,6 @@ def test_a_job_that_exists_is_not_sent_twice(namespace: str, path: Path) -> None
     assert len(err.splitlines()) == 1
 
 
-def test_a_namespace_that_is_not_there_is_named(control_plane: ControlPlane, namespace: str, path: Path) -> None:
-    code, _, err = ended(submit(path, "-n", "nowhere"))
-    assert code == 1
-    assert 'namespaces "nowhere" not found' in err
-    assert len(err.splitlines()) == 1
-
-
-def test_a_cluster_without_the_chart_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ControlPlane() as bare:
-        monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig))
-        code, _, err = ended(submit(path, "-n", "default"))
-    assert code == 1
-    assert "the cluster does not know DistTrainingJobs; install the chart first" in err
-
-
-def test_a_cluster_that_does_not_answer_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    code, _, err = ended(submit(path))
-    assert code == 1
-    assert "the cluster does not answer" in err
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     ("condition", "verdict", "code"),
     [

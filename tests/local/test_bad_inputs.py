@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 
 from disttrain_api.names import ExitCode
 
-from .conftest import Run, Workplace, is_root
+from .conftest import Run, Workplace
 
 SHORT: dict[str, Any] = {"steps": 5, "microBatchSize": 16}
 
@@ -69,22 +68,6 @@ def test_a_port_in_use_is_named_and_the_next_attempt_takes_another(workplace: Wo
     assert (verdict["reason"], str(port) in verdict["message"]) == ("PortInUse", True)
 
 
-@pytest.mark.skipif(not is_root(), reason="a small file system needs root")
-def test_a_full_disk_is_named(workplace: Workplace) -> None:
-    claim = workplace.folder / "disttrain-runs" / "claims" / "small"
-    claim.mkdir(parents=True)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", claim], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("this machine lets nobody mount")
-    try:
-        training = {**SHORT, "model": {"name": "mlp", "config": {"hiddenSizes": [512, 512]}}}
-        path = workplace.write(workers={"replicas": 1}, training=training, storage={"claimName": "small"})
-        run = workplace.run(path)
-    finally:
-        subprocess.run(["umount", "--lazy", claim], check=True)
-    failed(run, "StorageFull", "", ExitCode.STORAGE_FULL)
-
-
 def test_a_failing_program_of_the_users_own_is_quoted(workplace: Workplace) -> None:
     (workplace.folder / "my_model.py").write_text(
         textwrap.dedent(
@@ -105,17 +88,6 @@ def test_a_failing_program_of_the_users_own_is_quoted(workplace: Workplace) -> N
     assert (verdict["rank"], verdict["exitCode"]) == (1, 1)
     assert "seven is not a layer" in verdict["message"]
     assert "seven is not a layer" in run.stderr
-
-
-def test_a_failure_that_comes_again_without_a_step_ends_the_job(workplace: Workplace) -> None:
-    (workplace.folder / "my_model.py").write_text("def make():\n    return no_such_name\n")
-    training = {**SHORT, "model": {"name": None, "entrypoint": "my_model:make"}}
-    run = workplace.run(workplace.write(workers={"replicas": 1}, training=training))
-    failed(run, "RankFailed", "rank 0 ", 1)
-    assert [attempt["verdict"]["action"] for attempt in run.status["attempts"]] == ["RestartGang", "FailJob"]
-    sentence = run.status["attempts"][1]["verdict"]["message"]
-    assert "attempt 1 ended with the same failure (NameError at " in sentence
-    assert "my_model.py:2), and no step was done between them" in sentence
 
 
 def test_a_folder_that_cannot_be_written_is_named(workplace: Workplace) -> None:

@@ -95,13 +95,6 @@ def test_what_may_not_fit_is_asked_about_on_a_terminal(workplace: Workplace, ans
     assert (b"not started" in terminal.screen) == (not starts)
 
 
-def test_with_yes_nobody_is_asked(workplace: Workplace) -> None:
-    terminal = Terminal()
-    run = terminal.start(workplace, [*ONE_CORE, *DISTTRAIN, "run", str(seventeen(workplace)), "-y"])
-    assert run.wait() == 0
-    assert b"[y/N]" not in terminal.screen
-
-
 def test_a_low_limit_of_open_files_is_raised_where_it_may_be(workplace: Workplace) -> None:
     path = own(workplace, "sh", "-c", "until [ -e go ]; do sleep 0.2; done", replicas=80, runPolicy={"maxRestarts": 0})
     run = workplace.execute(shell(f"ulimit -Sn 64; exec $RUN --yes {path}"))

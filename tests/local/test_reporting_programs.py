@@ -1,4 +1,4 @@
-"""Programs of one's own that report by `disttrain.report`: a local run shows what they say, and why they fail."""
+"""Programs of one's own that report by `disttrain.report`: a local run shows what they report."""
 
 import json
 
@@ -7,18 +7,15 @@ import pytest
 from .conftest import Workplace, own, script
 
 REPORTING = """
-import os, sys
 import disttrain
 
 for step in range(1, 31):
-    if step == int(sys.argv[1]):
-        raise ValueError("a sample that cannot be read")
     disttrain.report(step=step, total=30, loss=1 / step, reward=step * 2)
 """
 
 
 def test_progress_figures_and_plots_of_a_program_that_reports(workplace: Workplace) -> None:
-    run = workplace.run(own(workplace, "python", script(workplace, REPORTING), "0", replicas=2))
+    run = workplace.run(own(workplace, "python", script(workplace, REPORTING), replicas=2))
     assert run.exit_code == 0, run.stderr
     progress = run.status["progress"]
     assert (progress["step"], progress["totalSteps"]) == (30, 30)
@@ -30,9 +27,3 @@ def test_progress_figures_and_plots_of_a_program_that_reports(workplace: Workpla
         "attempt": 1, "step": 30, "loss_metrics/global_avg_loss": pytest.approx(1 / 30), "reward": 60.0,
     }  # fmt: skip
     assert (run.home / "metrics" / "loss.png").exists()
-
-
-def test_the_verdict_over_a_program_that_reports_names_its_exception_as_ever(workplace: Workplace) -> None:
-    run = workplace.run(own(workplace, "python", script(workplace, REPORTING), "20", runPolicy={"maxRestarts": 0}))
-    assert run.exit_code == 1
-    assert "exited with code 1: ValueError: a sample that cannot be read" in run.condition("Failed")["message"]

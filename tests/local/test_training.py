@@ -154,23 +154,6 @@ def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplac
     assert not run.left()
 
 
-def test_a_killed_agent_restarts_the_gang_from_the_checkpoint(workplace: Workplace) -> None:
-    spec: dict[str, Any] = {
-        "workers": {"replicas": 1, "processesPerPod": 2},
-        "training": long(workplace),
-        "storage": STORED,
-    }
-    run = workplace.start(workplace.write(**spec))
-    until_mid_run(run)
-    victim = run.find("agent")
-    assert victim is not None
-    victim.kill()
-    run.wait()
-    resumed_and_succeeded(run)
-    assert run.status["attempts"][0]["verdict"]["signal"] == 9
-    assert not run.left()
-
-
 def test_ctrl_c_suspends_after_a_checkpoint_and_resume_goes_on(workplace: Workplace) -> None:
     run = workplace.start(workplace.write(workers={"replicas": 2}, training=long(workplace), storage=STORED))
     until_mid_run(run)

@@ -84,16 +84,23 @@ def test_validate_answers_for_the_worst_of_its_files(folder: Path, capfd: pytest
     assert main(["validate", "good.yaml"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("server", "sentence"), [(None, "no cluster to talk to: "), ("http://127.0.0.1:9", "the cluster does not answer")]
+)
 def test_without_a_cluster_submit_says_so_in_one_line(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str | None, sentence: str
 ) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(a_manifest()))
     monkeypatch.setenv("HOME", str(folder))
-    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "config" if server else "")
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    clusters, users = [{"name": "c", "cluster": {"server": server}}], [{"name": "u", "user": {}}]
+    config = {"current-context": "c", "contexts": [context], "clusters": clusters, "users": users}
+    (folder / "config").write_text(yaml.safe_dump(config))
     assert main(["submit", "job.yaml"]) == 1
-    output = capfd.readouterr().err
-    assert output.startswith("disttrain: no cluster to talk to: ")
-    assert len(output.splitlines()) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("disttrain: ")
+    assert sentence in line
 
 
 @pytest.mark.parametrize("claim", ["../other", "a/b", ".."])

@@ -8,11 +8,8 @@ import pytest
 
 from disttrain.cluster.connect import find_access
 from disttrain.errors import CommandError
-from disttrain.main import main
-from tests.unit.api.yaml_bombs import BOMBS, BYTES, OF_MANIFESTS, OF_OTHER_FILES
+from tests.unit.api.yaml_bombs import BOMBS, BYTES, OF_OTHER_FILES
 
-SLOW = {"a string by 60,000 aliases", "more values than a job has"}
-"""The tests of the reader have them."""
 SPARE_BYTES = 256 * 2**20
 IN_A_CHILD = f"""
 import pathlib, resource, sys
@@ -32,16 +29,6 @@ def test_200_kb_that_stand_for_a_gigabyte_are_refused_by_every_verb_in_little_me
     command = [sys.executable, "-c", IN_A_CHILD, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stderr.splitlines() == [f"{file}:2: {BYTES}"] * 4, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("name", sorted({*BOMBS, *OF_MANIFESTS} - SLOW))
-def test_validate_says_the_sentence_of_each(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
-    text, sentence = (BOMBS | OF_MANIFESTS)[name]
-    file = tmp_path / "b.yaml"
-    file.write_text(text)
-    assert main(["validate", str(file)]) == 1
-    (message,) = capfd.readouterr().err.splitlines()
-    assert message.partition(": ")[2].startswith(sentence)
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one file", "two files"])

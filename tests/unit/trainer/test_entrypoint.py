@@ -55,6 +55,10 @@ def test_an_entry_point_finds_the_files_beside_it(folder: Path) -> None:
     (folder / "own_late.py").write_text("")
     (folder / "own_later.py").write_text("")
     assert call("own_model:build") == 5
+    (folder / "firm").mkdir()
+    (folder / "firm" / "__init__.py").write_text("from .part import build")
+    (folder / "firm" / "part.py").write_text("from own_part import x\ndef build():\n    return x + 1")
+    assert call("firm:build") == 6
     # Also later, but behind all other folders.
     importlib.import_module("own_later")
     assert sys.path[-1] == str(folder)
