@@ -123,6 +123,15 @@ class CheckpointStatus(StatusModel):
     """When it was complete."""
 
 
+class TakenRequest(StatusModel):
+    """The last request for a checkpoint that the ranks have taken."""
+
+    value: str
+    """Value of the annotation `disttrain.io/checkpoint-request`."""
+    attempt: int
+    """The attempt whose ranks have taken it."""
+
+
 class FailureClass(StrEnum):
     """What kind of cause ended a pod."""
 
@@ -309,6 +318,8 @@ class JobStatus(StatusModel):
     """The last progress that the ranks reported."""
     checkpoint: CheckpointStatus | None = None
     """The last complete checkpoint."""
+    checkpoint_request: TakenRequest | None = None
+    """The last request for a checkpoint that the ranks have taken."""
     goodput: Goodput | None = None
     """Where its time went."""
     attempts: list[Attempt] = []

@@ -1,14 +1,14 @@
 """Verbs that change jobs on a cluster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from disttrain.checkpoint_request import wait_for_checkpoint
 from disttrain.client import Client
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.jobs import hint, refuse_unfinished
 from disttrain.output import ask, print_stderr, show
 from disttrain_api.names import SHORT_NAME
-from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.status import ConditionType
 
 
@@ -42,33 +42,12 @@ def resume(client: Client, name: str) -> int:
 
 def checkpoint(client: Client, name: str, *, wait: bool) -> int:
     """Have the job write a checkpoint now."""
-    job = client.get(name)
-    refuse_unfinished(job, "save")
-    if why := _no_request(job):
-        raise CommandError(f"{_named(job)} cannot be asked for a checkpoint: {why}")
-    former = job.status.checkpoint
     job = client.checkpoint(name)
     show(f"{_named(job)} is asked for a checkpoint: it follows a step within about 20 seconds")
     if wait:
-        written = _once(client, job, lambda now: now.status.checkpoint != former, "it wrote one").status.checkpoint
-        assert written is not None
+        written = wait_for_checkpoint(client, job, show)
         show(f"the checkpoint of step {written.step} is complete: {written.path}")
     return 0
-
-
-def _no_request(job: RemoteJob) -> str | None:
-    """Return why a running job's ranks take no request for a checkpoint; None: they do."""
-    spec = job.raw.get("spec") or {}
-    mode = ((spec.get("parallelism") or {}).get("dataParallel") or {}).get("mode")
-    if not job.holds(ConditionType.RUNNING):
-        return f"it does not run ({job.phase})"
-    if not spec.get("training"):
-        return "it has a command of its own"
-    if not spec.get("storage"):
-        return "it has no `storage`"
-    if mode == DataParallelMode.PARAMETER_SERVER:
-        return "with parameter servers, checkpoints are written at `training.checkpoint.interval` alone"
-    return None
 
 
 def restart(client: Client, name: str) -> int:
@@ -114,15 +93,11 @@ def delete(client: Client, names: Sequence[str], *, yes: bool) -> int:
 
 def _until(client: Client, job: RemoteJob, type_: ConditionType) -> RemoteJob:
     """Return the job once the condition holds. Raises CommandError where it finishes before."""
-    return _once(client, job, lambda now: now.holds(type_), "it was suspended")
-
-
-def _once(client: Client, job: RemoteJob, condition: Callable[[RemoteJob], bool], what: str) -> RemoteJob:
     now = job
     for now in client.follow(job.name):
-        if condition(now):
+        if now.holds(type_):
             return now
-    raise CommandError(f"{_named(now)} finished before {what} ({now.phase}); `disttrain why {now.name}`")
+    raise CommandError(f"{_named(now)} finished before it was suspended ({now.phase}); `disttrain why {now.name}`")
 
 
 def _named(job: RemoteJob) -> str:

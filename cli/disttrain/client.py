@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
+from disttrain.checkpoint_request import refuse_without_checkpoints
 from disttrain.cluster.api import Api, ApiError, NoAnswer, Raw
 from disttrain.cluster.connect import access_of, find_access
 from disttrain.cluster.remote import RemoteJob
@@ -94,8 +95,12 @@ class Client:
         return self._set_suspend(name, False, namespace)
 
     def checkpoint(self, name: str, *, namespace: str | None = None) -> RemoteJob:
-        """Ask the job's ranks for a checkpoint; return the job as it is then stored. It runs on meanwhile."""
+        """Ask the job's ranks for a checkpoint; return the job as it is then stored. It runs on meanwhile.
+
+        Raises CommandError that says why where the job does not run, or its ranks would write none.
+        """
         namespace = namespace or self.namespace
+        refuse_without_checkpoints(self.get(name, namespace=namespace))
         body = {"metadata": {"annotations": {CHECKPOINT_REQUEST: uuid.uuid4().hex}}}
         what = f"cannot ask {namespace}/{name} for a checkpoint"
         return RemoteJob(self.api.patch(_job(namespace, name), body, what=what))

@@ -120,9 +120,11 @@ class LocalClient:
         return self.get(name)
 
     def checkpoint(self, name: str) -> RemoteJob:
-        """Ask the job's ranks for a checkpoint. It runs on meanwhile."""
-        scratches = (self._folder(name) / "pods").glob("*")
-        if not any(request_checkpoint(report_dir(scratch)) for scratch in scratches):
+        """Ask the job's ranks for a checkpoint. It runs on meanwhile. Raises CommandError where none takes it."""
+        folder = self._folder(name)
+        if self._is_over(folder):
+            raise CommandError(f"{name} cannot be asked for a checkpoint: it does not run ({self.get(name).phase})")
+        if not any(request_checkpoint(report_dir(scratch)) for scratch in (folder / "pods").glob("*")):
             raise CommandError(
                 f"{name} takes no request for a checkpoint: it does not train now, has no `storage`, has parameter"
                 " servers, or a command of its own"

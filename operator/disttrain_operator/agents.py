@@ -52,6 +52,17 @@ class Agent:
     port: int
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A request for a checkpoint that the ranks have taken."""
+
+    request: str
+    life: tuple[int, int]
+    """Of the ranks that have taken it: attempt, restarts in place."""
+    checkpoint: int | None
+    """Step of the newest checkpoint that was known then."""
+
+
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
 _STATUS, _STACKS = "/v1/status", "/v1/stacks"
@@ -78,7 +89,7 @@ class Agents:
         self._ask_with = ask
         self._slots = asyncio.Semaphore(AT_A_TIME)
         self._live: dict[str, Live] = {}
-        self._requests: dict[str, str] = {}
+        self._taken: dict[str, _Taken] = {}
         """The last request for a checkpoint that an agent has taken, by job."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
@@ -147,7 +158,7 @@ class Agents:
             return
         self.counts["agent_answers"] += 1
         self._failures.pop(uid, None)
-        await self._pass_on_request(agent, ask)
+        live = replace(live, taken_request=await self._pass_on_request(agent, live, ask))
         stall = stall_of(status) if status is not None else None
         if stall is not None and self._exceeds(uid, stall):
             live = replace(live, stall=await self._located(agent, ask, stall))
@@ -155,18 +166,25 @@ class Agents:
             self._live[uid] = live
             self._wake(uid)
 
-    async def _pass_on_request(self, agent: Agent, ask: Ask) -> None:
-        """Ask the ranks for a checkpoint where somebody has asked the job for another one since."""
-        request = self._world.checkpoint_request(agent.job_uid)
-        if request is None or request == self._requests.get(agent.job_uid):
-            return
-        try:
-            await ask(agent, self._token_of(agent.job_uid), CHECKPOINT_PATH)
-        except Exception as error:
-            # It is asked again with the next answer: ranks that start do not take requests yet.
-            logger.debug("the agent of pod %s at %s takes no request: %r", agent.pod_uid, agent.host, error)
-            return
-        self._requests[agent.job_uid] = request
+    async def _pass_on_request(self, agent: Agent, live: Live, ask: Ask) -> str | None:
+        """Ask the ranks for a checkpoint where somebody has asked the job for another one since, or the ranks that took
+        the request have ended without one; returns the last request that these ranks have taken."""
+        uid = agent.job_uid
+        request, taken = self._world.checkpoint_request(uid), self._taken.get(uid)
+        restarts = live.restarts_in_place.count if live.restarts_in_place is not None else 0
+        now = None if request is None else _Taken(request, (agent.attempt, restarts), self._checkpoint(uid))
+        if now is not None and (taken is None or _is_open(now, taken)):
+            try:
+                await ask(agent, self._token_of(uid), CHECKPOINT_PATH)
+                taken = self._taken[uid] = now
+            except Exception as error:
+                # It is asked again with the next answer: ranks that start do not take requests yet.
+                logger.debug("the agent of pod %s at %s takes no request: %r", agent.pod_uid, agent.host, error)
+        return taken.request if taken is not None and taken.life[0] == agent.attempt else None
+
+    def _checkpoint(self, uid: str) -> int | None:
+        job = self._world.job(uid)
+        return job.status.checkpoint.step if job is not None and job.status.checkpoint is not None else None
 
     def _exceeds(self, uid: str, stall: Stall) -> bool:
         job = self._world.job(uid) if stall.seconds >= MIN_SECONDS else None
@@ -198,9 +216,14 @@ class Agents:
         for memory in (self._live, self._failures, self._skips):
             for uid in [uid for uid in memory if uid not in uids]:
                 del memory[uid]
-        # Another attempt of the job is not asked for what a former one was.
-        for uid in [uid for uid in self._requests if self._world.key_of(uid) is None]:
-            del self._requests[uid]
+        # The next attempt of the job is asked for what the former one has not written.
+        for uid in [uid for uid in self._taken if self._world.key_of(uid) is None]:
+            del self._taken[uid]
+
+
+def _is_open(now: _Taken, taken: _Taken) -> bool:
+    """Whether ranks must be asked for what is requested now; taken: what some of the job took last."""
+    return now.request != taken.request or (now.life != taken.life and now.checkpoint == taken.checkpoint)
 
 
 def agent_of(job_uid: str, pod: Raw) -> Agent | None:

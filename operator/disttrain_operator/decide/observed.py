@@ -248,6 +248,8 @@ class Live:
     """None: its ranks get on, or do something else than to train, or it is not known where they are."""
     restarts_in_place: RestartsInPlace | None = None
     """How often the agent has started its ranks again. None: never."""
+    taken_request: str | None = None
+    """The last request for a checkpoint that it has taken. None: none that is known."""
 
     @property
     def restarting(self) -> bool:

@@ -9,15 +9,20 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Role
 from disttrain_api.report import RankPhase, RankReport
-from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress
+from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress, TakenRequest
 from disttrain_operator.decide.attempt_history import record_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.observed import Observed, PodFacts
 
 
 def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
-    """The status with what the pods' reports tell: progress, the newest checkpoint, and the budget that it renews."""
+    """The status with what the pods' reports tell: progress, the newest checkpoint, the budget that it renews, and the
+    request for one that was taken."""
     status = status.model_copy(update={"progress": _progress(status, observed, now)})
+    live = observed.live
+    if live is not None and live.taken_request is not None:
+        taken = TakenRequest(value=live.taken_request, attempt=live.attempt)
+        status = status.model_copy(update={"checkpoint_request": taken})
     for attempt, report, _ in _reports(observed):
         found, best = report.checkpoint, status.checkpoint
         if found is not None and (best is None or found.step > best.step):

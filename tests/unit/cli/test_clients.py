@@ -13,6 +13,8 @@ import yaml
 import disttrain
 from disttrain import AsyncClient, Client, CommandError, LocalClient
 from disttrain.local.folder import RunFolder, new_run
+from disttrain_agent.checkpoint_request import checkpoint_request_file
+from disttrain_agent.environment import report_dir
 from disttrain_api import parse
 from disttrain_api.errors import ManifestError
 from tests.builders import a_job, a_manifest, a_raw_pod, ended
@@ -143,6 +145,17 @@ def test_on_this_machine_a_job_can_be_stopped(tmp_path: Path) -> None:
     client.delete("own")
     with pytest.raises(CommandError, match="own did not come to an end: it was stopped"):
         client.wait("own")
+
+
+def test_on_this_machine_a_job_that_does_not_run_takes_no_request_for_a_checkpoint(unstarted: LocalClient) -> None:
+    """Its last ranks have left the file by which those that run are asked."""
+    job = unstarted.submit(a_manifest("asked"))
+    (folder,) = unstarted._runs.iterdir()
+    file = checkpoint_request_file(report_dir(folder / "pods" / "worker-0"))
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(CommandError, match=r"asked cannot be asked for a checkpoint: it does not run \(Pending\)"):
+        unstarted.checkpoint(job.name)
 
 
 AMBIGUOUS_SCALARS = [

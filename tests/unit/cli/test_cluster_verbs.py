@@ -256,6 +256,7 @@ def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("job", "why"),
     [
+        (a_job_with_storage("Complete", "Finished"), "it has finished (Succeeded)"),
         (a_job_with_storage("Suspended"), "it does not run (Suspended)"),
         (a_raw_job(status=a_status("Running")), "it has no `storage`"),
         (a_job_with_storage("Running", training=None), "it has a command of its own"),
@@ -274,7 +275,7 @@ def test_a_job_that_writes_no_checkpoint_now_is_not_asked(
     assert not [line for line in api.asked if line.startswith("PATCH")]
 
 
-@pytest.mark.parametrize("verb", ["checkpoint", "suspend", "resume", "restart"])
+@pytest.mark.parametrize("verb", ["suspend", "resume", "restart"])
 def test_a_finished_job_is_not_changed(api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Complete", "Finished")))
     assert main([verb, "digits"]) == 1

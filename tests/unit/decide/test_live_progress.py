@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.report import CheckpointReport, PodReport, RankReport
-from disttrain_api.status import Progress
+from disttrain_api.status import Progress, TakenRequest
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.decide.progress import duration
@@ -72,6 +72,13 @@ def test_what_no_pod_of_the_job_says_changes_nothing(changes: dict[str, Any]) ->
     world = a_running_world()
     with_live(world, live_of(world, a_report(5), **changes))
     assert world.job.status.progress is None
+
+
+def test_the_request_that_ranks_have_taken_is_in_the_status_with_their_attempt() -> None:
+    world = a_running_world()
+    told(world, live_of(world, a_report(5), taken_request="now"))
+    told(world, live_of(world, a_report(6)))
+    assert world.job.status.checkpoint_request == TakenRequest(value="now", attempt=1)
 
 
 def test_a_job_whose_pods_are_gone_shows_no_time_that_is_left() -> None:

@@ -120,7 +120,7 @@ async def test_what_is_no_answer_of_this_attempt_is_dropped_and_counted(answer: 
 
 
 async def test_each_new_request_for_a_checkpoint_reaches_an_agent_once() -> None:
-    """Red without: the comparison with the last request, the next try after a refusal, the memory over attempts."""
+    """Red without: the comparison with the last request, the next try after a refusal, the next attempt's request."""
     fleet, taken = Fleet(a_pod()), list[int]()
 
     def job(version: int, request: str) -> None:
@@ -147,10 +147,42 @@ async def test_each_new_request_for_a_checkpoint_reaches_an_agent_once() -> None
     fleet.world.pods.observe(a_pod(2))
     fleet.answers = lambda agent: an_answer(2)
     await fleet.round()
-    assert taken == [1], "a request is none of the next attempt"
+    for _ in range(2):
+        live = await fleet.round()
+    assert taken == [1, 2], "no checkpoint has come since: the next attempt is asked, too"
+    assert live is not None
+    assert live.taken_request == "first"
     job(6, "second")
+    live = await fleet.round()
+    assert taken == [1, 2, 2]
+    assert live is not None
+    assert live.taken_request == "second"
+
+
+async def test_ranks_that_start_again_are_asked_for_what_they_had_not_written_and_for_nothing_else() -> None:
+    """Red without: the restarts in place, the comparison of the checkpoint."""
+    fleet, taken = Fleet(a_pod()), list[Agent]()
+    fleet.checkpoints = lambda agent: taken.append(agent) or b"{}"  # type: ignore[func-returns-value]
+
+    def job(version: int, step: int) -> None:
+        raw = a_raw_job(status={"checkpoint": {"step": step, "path": f"/c/{step}", "time": "2026-11-01T00:00:00Z"}})
+        metadata = {"resourceVersion": str(version), "annotations": {CHECKPOINT_REQUEST: "once"}}
+        fleet.world.jobs.observe(raw | {"metadata": raw["metadata"] | metadata})
+
+    def restarted(count: int) -> Callable[[Agent], bytes]:
+        restarts = {"count": count, "time": "2026-11-01T00:00:00Z", "failure": {"rank": 0}}
+        return lambda agent: json.dumps(json.loads(an_answer()) | {"restartsInPlace": restarts}).encode()
+
+    job(5, 10)
     await fleet.round()
-    assert taken == [1, 2]
+    fleet.answers = restarted(1)
+    await fleet.round()
+    await fleet.round()
+    assert len(taken) == 2
+    job(6, 20)
+    fleet.answers = restarted(2)
+    await fleet.round()
+    assert len(taken) == 2, "a checkpoint has come since"
 
 
 async def test_figures_that_no_status_can_hold_are_left_out() -> None:
