@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from disttrain_agent.checkpoint_request import request_checkpoint
 from disttrain_agent.environment import PodEnvironment, stacks_file
-from disttrain_agent.processes import Processes, RankProcess
 from disttrain_agent.reports import Reports
 from disttrain_api.names import STACKS_SIGNAL
 from disttrain_api.report import AgentStatus, RankStatus, RestartsInPlace
@@ -18,13 +18,43 @@ _STACKS_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 
 
+class Output(Protocol):
+    """What a rank printed."""
+
+    def last(self, count: int) -> list[str]: ...
+
+
+class Rank(Protocol):
+    """The process of a rank."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def output(self) -> Output: ...
+
+
+class Ranks(Protocol):
+    """The processes of a pod's ranks, and those that run."""
+
+    @property
+    def ranks(self) -> Sequence[Rank]: ...
+    @property
+    def alive(self) -> Sequence[Rank]: ...
+
+
 class Look:
     """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint."""
 
     def __init__(
         self,
         pod: PodEnvironment,
-        processes: Processes,
+        processes: Ranks,
         reports: Reports,
         restarts: Callable[[], RestartsInPlace | None] = lambda: None,
     ) -> None:
@@ -58,7 +88,7 @@ class Look:
         """Ask the ranks for a checkpoint; False where none of them would write one."""
         return bool(self._processes.alive) and request_checkpoint(self._pod.report_dir)
 
-    async def _stacks(self, process: RankProcess) -> str:
+    async def _stacks(self, process: Rank) -> str:
         path = stacks_file(self._pod.report_dir, process.rank)
         if not process.alive:
             return "it has ended"
@@ -72,7 +102,7 @@ class Look:
             return f"it cannot be asked: {error.strerror}"
         return await _written(path, lambda: process.alive) or "it does not answer: it is stopped, or the disk is full"
 
-    def _rank(self, process: RankProcess) -> RankStatus:
+    def _rank(self, process: Rank) -> RankStatus:
         rank = process.rank
         report = self._reports.of(rank)
         return RankStatus(
@@ -83,7 +113,7 @@ class Look:
             report=report,
         )
 
-    def _process(self, rank: int) -> RankProcess | None:
+    def _process(self, rank: int) -> Rank | None:
         return next((process for process in self._processes.ranks if process.rank == rank), None)
 
 
