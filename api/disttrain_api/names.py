@@ -118,6 +118,7 @@ class Env:
     STORAGE = "DISTTRAIN_STORAGE"  # folder or URL that outlives the pod; absent without `storage`
     SCRATCH = "DISTTRAIN_SCRATCH"  # folder that dies with the pod
     PARALLELISM = "DISTTRAIN_PARALLELISM"  # `parallelism` as JSON; where a job without `training` has one
+    PROGRESS = "DISTTRAIN_PROGRESS"  # `progress` as JSON; P, of the first worker, where the job has it
     PS_ADDRESSES = "DISTTRAIN_PS_ADDRESSES"  # host:port,host:port in index order; absent without servers
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
@@ -125,7 +126,7 @@ class Env:
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`
-    AGENT_PORT = "DISTTRAIN_AGENT_PORT"  # P; where the agent answers; absent with a command of its own
+    AGENT_PORT = "DISTTRAIN_AGENT_PORT"  # P; where the agent answers; with a command of its own where PROGRESS is
     REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from disttrain_api.base import ApiModel
+from disttrain_api.log_rules import LoggedProgress
 from disttrain_api.names import API_VERSION, DEFAULT_GPU_RESOURCE, GENERATED_LENGTH, KIND
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.role import RolePods
@@ -47,6 +48,9 @@ class JobSpec(ApiModel):
     """What the trainer image runs. Absent: a program of your own runs."""
     storage: Storage | None = None
     """Where checkpoints outlive pods. Absent: a restart begins at step 0."""
+    progress: LoggedProgress | None = None
+    """Without `training`: how progress is read from the program's output. Absent: the program reports it, or there is
+    none."""
     run_policy: RunPolicy = RunPolicy()
     """Restarts, failures, and the end."""
     suspend: bool = False

@@ -207,7 +207,7 @@ def _containers(status: Raw) -> list[Raw]:
     """
     entries: list[Raw] = status.get("containerStatuses") or []
     own = next(_trainers(entries), None)
-    kept = [] if own is None else [_container(own) | _last(own) | _running(own)]
+    kept = [] if own is None else [_container_since(own) | _probed(own)]
     beside = failed_entry(status)
     if beside is not None and own is not None and (own.get("state") or {}).get("running") is not None:
         kept.append(_container(beside))
@@ -228,27 +228,23 @@ def _container(entry: Mapping[str, Any]) -> Raw:
     return _words(entry, ("name", "image")) | {"state": _state(entry.get("state") or {})}
 
 
-def _running(entry: Mapping[str, Any]) -> Raw:
-    """Since when it runs, and that its startup probe has not succeeded yet."""
-    state = entry.get("state") or {}
-    running = state.get("running")
-    if running is None:
-        return {}
-    waits = {"started": False} if entry.get("started") is False else {}
-    # A state may say that it has ended as well.
-    return {**waits, "state": _state(state) | {"running": _words(running, ("startedAt",), _MAX_TIME)}}
+def _container_since(entry: Mapping[str, Any]) -> Raw:
+    """The same with since when it runs, and how it ended before."""
+    kept = _container(entry)
+    if kept["state"].get("running") is not None:
+        kept["state"]["running"] = _words(entry["state"]["running"], ("startedAt",), _MAX_TIME)
+    last = (entry.get("lastState") or {}).get("terminated")
+    return kept | ({} if last is None else {"lastState": _state({"terminated": last})})
+
+
+def _probed(entry: Mapping[str, Any]) -> Raw:
+    """That it runs and its startup probe has not succeeded yet."""
+    runs = (entry.get("state") or {}).get("running") is not None
+    return {"started": False} if runs and entry.get("started") is False else {}
 
 
 def _init_container(entry: Mapping[str, Any]) -> Raw:
-    kept = _container(entry) | _words(entry, ("restartCount", "started"))
-    if kept["state"].get("running") is not None:
-        kept["state"]["running"] = _words(entry["state"]["running"], ("startedAt",), _MAX_TIME)
-    return kept | _last(entry)
-
-
-def _last(entry: Mapping[str, Any]) -> Raw:
-    last = (entry.get("lastState") or {}).get("terminated")
-    return {} if last is None else {"lastState": _state({"terminated": last})}
+    return _container_since(entry) | _words(entry, ("restartCount", "started"))
 
 
 def _state(state: Raw) -> Raw:

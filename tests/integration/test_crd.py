@@ -110,6 +110,29 @@ def test_a_broken_rule_is_refused_with_the_words_of_python(jobs: Jobs, refusal: 
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("[a", "missing closing ]"),
+        ("(?=a)", "invalid or unsupported Perl syntax"),
+        (r"(a)\1", "invalid escape sequence"),
+    ],
+)
+def test_an_expression_that_is_none_is_refused_with_the_reason_before_the_words_of_python(
+    jobs: Jobs, pattern: str, why: str
+) -> None:
+    rules = [{"pattern": "(?P<step>.)"}, {"pattern": f"(?P<loss>.){pattern}"}]
+    workers = {"image": "an/image:1", "command": ["train"]}
+    job = a_manifest("refused", training=None, workers=workers, progress={"totalSteps": 9, "logRules": rules})
+    ((path, said),) = causes(jobs.create(job, dry_run=True))
+    (problem,) = problems(job)
+    (sentence,) = (rule.sentence for rule in RULES if rule.id == "LogRulePattern")
+    assert (path, problem.path) == ("spec.progress", "spec.progress.logRules")
+    assert str(problem).startswith(f"{problem.path}: {sentence}; `logRules[1].pattern` is ")
+    assert why in said
+    assert said.endswith(f"evaluating rule: {sentence}")
+
+
 @pytest.mark.parametrize(("name", "message"), NAME_REFUSALS.items())
 def test_a_name_is_refused_with_the_words_of_python(jobs: Jobs, name: str, message: str) -> None:
     assert causes(jobs.create(a_manifest(name), dry_run=True)) == [("metadata.name", message)]

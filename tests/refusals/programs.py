@@ -26,7 +26,42 @@ def _fetching(name: str, **more: str) -> dict[str, Any]:
 
 BESIDE = (("Workers", "spec.workers", _workers), ("Servers", "spec.parameterServers", _servers))
 
+
+def _logged(*patterns: str, **progress: Any) -> dict[str, Any]:
+    """A command whose output these rules read."""
+    rules = {"logRules": [{"pattern": pattern} for pattern in patterns or ("step (?P<step>[0-9]+)",)]}
+    return untrained({"image": "an/image:1", "command": ["train"]}, progress=rules | progress)
+
+
+_TOTAL = "exactly one of `totalSteps` and a group `totalSteps` of a pattern must say how many steps there are"
 PROGRAM_REFUSALS = (
+    Refusal(
+        "ProgressOfTraining",
+        "spec.progress",
+        "`training` reports its progress itself: remove `progress`, or use a command of your own",
+        {"progress": _logged(totalSteps=9)["progress"]},
+    ),
+    Refusal(
+        "ProgressNeedsCommand",
+        "spec.progress",
+        "`progress` needs `workers.command`, whose output is read: give it there, not in the template",
+        _logged(totalSteps=9) | {"workers": own_program(IMAGE | {"command": ["train"]})},
+    ),
+    Refusal(
+        "LogRulePattern",
+        "spec.progress.logRules",
+        "each `pattern` must be an RE2 expression with a named group for each number, such as (?P<step>[0-9]+); RE2 has"
+        " no lookaround and no backreference",
+        _logged("(?P<step>[0-9]+)", "loss ([0-9.]+)", totalSteps=9),
+    ),
+    Refusal(
+        "LogRulesReadStep",
+        "spec.progress.logRules",
+        "one of the patterns must have a group `step`, the number of steps that are done",
+        _logged("(?P<steps>[0-9]+)", totalSteps=9),
+    ),
+    Refusal("LogRulesReadTotal", "spec.progress", _TOTAL, _logged()),
+    Refusal("LogRulesReadTotal", "spec.progress", _TOTAL, _logged("(?P<step>.)/(?P<totalSteps>.)", totalSteps=9)),
     *(
         Refusal(
             "ExitCodeOfContainer",

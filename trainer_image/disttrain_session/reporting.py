@@ -27,6 +27,7 @@ class Reporter:
         self._rank = place.rank
         self._pending: Figures | None = None
         self._written_at: float | None = None
+        self._last: RankReport | None = None
         self._pace = Pace(clock)
 
     def take(self, figures: Figures) -> None:
@@ -42,12 +43,19 @@ class Reporter:
         figures, self._pending = self._pending, None
         if figures is None:
             return
-        report = _report_of(self._rank, figures, self._pace.remaining_seconds(figures.step, figures.total))
+        remaining = self._pace.remaining_seconds(figures.step, figures.total)
+        report = self._last = _report_of(self._rank, figures, remaining)
         self._files.write(report)
         self._files.add_line(metrics_line(report))
         if report.step == report.total_steps:
             # Not before: should the program fail, the end of its log says why, and a message would take its place.
             self._files.leave(report)
+
+    def leave(self) -> None:
+        """Leave the last report in the pod's termination message: the program has succeeded."""
+        self.flush()
+        if self._last is not None:
+            self._files.leave(self._last)
 
 
 def report(

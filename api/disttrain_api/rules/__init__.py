@@ -16,6 +16,7 @@ from disttrain_api.rules.layout import LAYOUT_RULES
 from disttrain_api.rules.models import MODEL_RULES
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.rules.pods import POD_RULES
+from disttrain_api.rules.progress import PROGRESS_RULES
 from disttrain_api.rules.relaxed import RELAXED_RULES
 from disttrain_api.rules.root import FREEZE_RULES, NAME_RULES, FreezeRule, NameRule
 from disttrain_api.rules.rule import Rule
@@ -48,5 +49,6 @@ RULES: tuple[Rule, ...] = (
     *FAILURE_RULES,
     *SCHEDULING_RULES,
     *POD_RULES,
+    *PROGRESS_RULES,
     *DISRUPTION_RULES,
 )

@@ -136,6 +136,7 @@ FREEZE_RULES = (
             "spec.parallelism",
             "spec.training",
             "spec.storage",
+            "spec.progress",
             "spec.runPolicy.restartPolicy",
             "spec.runPolicy.restartBackoffSeconds",
             "spec.runPolicy.failurePolicy",

@@ -208,7 +208,7 @@ def network_policy(job: PlannedJob, site: Site) -> Manifest | None:
 def _from_operator(job: PlannedJob, site: Site) -> list[Manifest]:
     """The rule that lets the operator ask the agents, where there are some."""
     spec = _spec(job)
-    if site.operator is None or spec.training is None:
+    if site.operator is None or (spec.training is None and spec.progress is None):
         return []
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.operator.namespace}},

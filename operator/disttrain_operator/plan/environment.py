@@ -70,9 +70,14 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     return environment
 
 
+def reads_progress(spec: JobSpec, role: Role, index: int) -> bool:
+    """Return whether a pod's program is started by one that reads progress from its output."""
+    return spec.progress is not None and (role, index) == (Role.WORKER, 0)
+
+
 def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> int | None:
     """Return the port of a pod's agent; None if it has no agent, or one that cannot be asked."""
-    if role is not Role.WORKER or spec.training is None:
+    if role is not Role.WORKER or (spec.training is None and not reads_progress(spec, role, index)):
         return None
     if site.loopback is None:
         return agent_port(job.uid, spec.workers.template)
@@ -83,6 +88,10 @@ def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: 
 def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> dict[str, str]:
     """Return the environment that differs between the pods of a role."""
     environment = {Env.ROLE_INDEX: str(index)}
+    if spec.progress is not None and reads_progress(spec, role, index):
+        rules = spec.progress.model_dump_json(by_alias=True, exclude_none=True)
+        # Of a plain $ the kubelet makes a reference to a variable, or drops the second of two.
+        environment[Env.PROGRESS] = rules.replace("$", "\\u0024")
     answers_at = agent_port_of(job, spec, role, index, site)
     if answers_at is not None:
         environment[Env.AGENT_PORT] = str(answers_at)

@@ -12,6 +12,7 @@ from disttrain_operator.plan.environment import (
     common_environment,
     default_variables,
     pod_environment,
+    reads_progress,
     takes_variables,
 )
 from disttrain_operator.plan.identity import (
@@ -35,8 +36,7 @@ _COMMANDS = {
     Role.WORKER: ["python3", "-P", "-m", "disttrain_agent"],
     Role.PS: ["python3", "-P", "-m", "disttrain_trainer.parameter_server.server.main"],
 }
-
-
+_PROGRESS_READER = ["python3", "-P", "-m", "disttrain_session.program"]
 _LAST_LOG_LINES = "FallbackToLogsOnError"
 
 
@@ -92,6 +92,8 @@ class RolePlan:
         environment = pod_environment(job, self._spec, self._role, index, self._site)
         own = [{"name": key, "value": value} for key, value in environment.items()]
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
+        if reads_progress(self._spec, self._role, index):
+            trainer["command"] = [*_PROGRESS_READER, *trainer["command"]]
         labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
         labels |= self._topology.label(index)
         metadata = {

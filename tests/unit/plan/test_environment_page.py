@@ -21,6 +21,11 @@ OWN: dict[str, Any] = {
     "workers": {"template": {"spec": {"containers": [{"name": "trainer", "command": ["torchrun", "x.py"]}]}}},
 }
 SERVERS = {"parameterServers": {"replicas": 2, "template": OWN["workers"]["template"]}}
+LOGGED: dict[str, Any] = {
+    "training": None,
+    "workers": {"command": ["train"]},
+    "progress": {"totalSteps": 9, "logRules": [{"pattern": "(?P<step>.)"}]},
+}
 TRAINED_BY_SERVERS = {"parameterServers": {}, "parallelism": {"dataParallel": {"mode": "ParameterServer"}}}
 
 
@@ -74,6 +79,7 @@ def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     asked = {"storage": a_claim_template(), "workers": {"replicas": 1}, "runPolicy": {"restartStrategy": "InPlace"}}
     layout = {"parallelism": {"dataParallelShardDegree": 2}}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
+    found |= environment(**LOGGED).keys()
     always = environment(**OWN).keys()
     assert found - always == set(page("Where the job asks for it"))
 
